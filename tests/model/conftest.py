@@ -16,31 +16,15 @@ from dragoman.model.text.byte_level import ByteLevelTokenizer
 ModelMaker = Callable[..., Transformer]
 Aligner = Callable[..., str]
 
-SMALL: dict[str, Any] = {
-    "source_vocab_size": 23,
-    "target_vocab_size": 23,
-    "d_model": 16,
-    "num_heads": 4,
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "max_source_positions": 40,
-    "max_target_positions": 40,
-    "dropout": 0.0,
-}
-T5: dict[str, Any] = {
-    "norm": "pre",
-    "norm_kind": "rms",
-    "has_biases": False,
-    "attention_dim": 24,
-    "is_attention_scaled": False,
-    "positions": "relative",
-    "relative_buckets": 8,
-    "relative_max_distance": 12,
-    "is_embedding_scaled": False,
-    "padding": "predicted",
-}
+SMALL: dict[str, Any] = {"source_vocab_size": 23, "target_vocab_size": 23, "d_model": 16, "num_heads": 4, "dropout": 0.0}
+SMALL |= {"num_encoder_layers": 2, "num_decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+SMALL |= {"max_source_positions": 40, "max_target_positions": 40}
+T5: dict[str, Any] = {"norm": "pre", "norm_kind": "rms", "has_biases": False, "attention_dim": 24, "is_attention_scaled": False}
+T5 |= {"positions": "relative", "relative_buckets": 8, "relative_max_distance": 12, "is_embedding_scaled": False}
+T5 |= {"padding": "predicted"}
+EVERYTHING: dict[str, Any] = {"norm": "pre", "activation": "gelu", "positions": "learned", "position_offset": 2}
+EVERYTHING |= {"is_embedding_shared": False, "target_vocab_size": 29, "is_projection_tied": False, "is_embedding_scaled": False}
+EVERYTHING |= {"has_embedding_norm": True, "has_output_bias": True, "num_decoder_layers": 3}
 SWITCHES: dict[str, dict[str, Any]] = {
     "paper": {},
     "pre-norm": {"norm": "pre"},
@@ -66,19 +50,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "relative-per-layer": {"positions": "relative", "has_relative_bias_per_layer": True, "is_attention_scaled": False},
     "t5": T5 | {"is_output_scaled": True},
     "t5-gated": T5 | {"is_ffn_gated": True, "activation": "gelu_tanh", "is_projection_tied": False},
-    "everything": {
-        "norm": "pre",
-        "activation": "gelu",
-        "positions": "learned",
-        "position_offset": 2,
-        "is_embedding_shared": False,
-        "target_vocab_size": 29,
-        "is_projection_tied": False,
-        "is_embedding_scaled": False,
-        "has_embedding_norm": True,
-        "has_output_bias": True,
-        "num_decoder_layers": 3,
-    },
+    "everything": EVERYTHING,
 }
 
 
@@ -111,7 +83,6 @@ def any_model(request: pytest.FixtureRequest, make_model: ModelMaker) -> Transfo
 
 @pytest.fixture(scope="session")
 def tokenizer() -> ByteLevelTokenizer:
-    """Give a vocabulary of 500 tokens, learnt from made-up sentences with accents and a few words of other scripts."""
     rng = random.Random(0)
     words = ["the", "dog", "runs", "through", "snow", "a", ",", ".", "don't"]
     words += ["über", "Straße", "façade", "coöperate", "собака", "雪", "🙂"]

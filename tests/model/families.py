@@ -7,25 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    MBartConfig,
-    MBartForConditionalGeneration,
-    MT5Config,
-    MT5ForConditionalGeneration,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
-    PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
-    UMT5Config,
-    UMT5ForConditionalGeneration,
-)
+import transformers
+from transformers import PreTrainedModel
 
 from dragoman.model.importers.foreign import Foreign, Limits
 from dragoman.model.importers.layout import load
@@ -34,56 +17,35 @@ from dragoman.model.importers.report import Report
 from dragoman.model.networks.transformer import Transformer
 
 VOCAB_SIZE, MAX_POSITIONS = 300, 40
-BARTS: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "d_model": 32,
-    "encoder_layers": 3,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 40,
-    "max_position_embeddings": MAX_POSITIONS,
-    "dropout": 0.0,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": None,
-}
-T5S: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "d_model": 32,
-    "d_kv": 24,  # heads are wider than the model
-    "d_ff": 48,
-    "num_layers": 3,
-    "num_decoder_layers": 2,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 12,
-    "dropout_rate": 0.0,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
-}
-FAMILIES: dict[str, tuple[type[PreTrainedModel], Any]] = {
-    "marian": (MarianMTModel, MarianConfig(**BARTS, activation_function="swish", scale_embedding=True)),
-    "m2m100": (M2M100ForConditionalGeneration, M2M100Config(**BARTS, activation_function="relu", scale_embedding=True)),
-    "bart": (BartForConditionalGeneration, BartConfig(**BARTS, activation_function="gelu")),
-    "bart-gelu-new": (BartForConditionalGeneration, BartConfig(**BARTS, activation_function="gelu_new")),
-    "mbart": (MBartForConditionalGeneration, MBartConfig(**BARTS, activation_function="gelu", scale_embedding=True)),
-    "pegasus": (PegasusForConditionalGeneration, PegasusConfig(**BARTS, activation_function="relu", scale_embedding=True)),
-    "t5": (T5ForConditionalGeneration, T5Config(**T5S, feed_forward_proj="relu")),
-    "t5-v1.1": (T5ForConditionalGeneration, T5Config(**T5S, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
-    "t5-gated-silu": (T5ForConditionalGeneration, T5Config(**T5S, feed_forward_proj="gated-silu", layer_norm_epsilon=1e-2)),
-    "mt5": (MT5ForConditionalGeneration, MT5Config(**T5S, feed_forward_proj="gated-gelu")),
-    "umt5": (UMT5ForConditionalGeneration, UMT5Config(**T5S, feed_forward_proj="gated-gelu")),
+IDS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "d_model": 32, "pad_token_id": 0, "eos_token_id": 1}
+BARTS = IDS | {"encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+BARTS |= {"encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "max_position_embeddings": MAX_POSITIONS, "dropout": 0.0}
+BARTS |= {"decoder_start_token_id": 2, "forced_eos_token_id": None}
+# Heads are wider than the model.
+T5S = IDS | {"d_kv": 24, "d_ff": 48, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+T5S |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "decoder_start_token_id": 0}
+SCALED = BARTS | {"scale_embedding": True}
+# Of a family: its name in Transformers, and the fields of a small configuration.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "marian": ("Marian", SCALED | {"activation_function": "swish"}),
+    "m2m100": ("M2M100", SCALED | {"activation_function": "relu"}),
+    "bart": ("Bart", BARTS | {"activation_function": "gelu"}),
+    "bart-gelu-new": ("Bart", BARTS | {"activation_function": "gelu_new"}),
+    "mbart": ("MBart", SCALED | {"activation_function": "gelu"}),
+    "pegasus": ("Pegasus", SCALED | {"activation_function": "relu"}),
+    "t5": ("T5", T5S | {"feed_forward_proj": "relu"}),
+    "t5-v1.1": ("T5", T5S | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "t5-gated-silu": ("T5", T5S | {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 1e-2}),
+    "mt5": ("MT5", T5S | {"feed_forward_proj": "gated-gelu"}),
+    "umt5": ("UMT5", T5S | {"feed_forward_proj": "gated-gelu"}),
 }
 
 
 def random_pair(family: str, seed: int = 0, scale: float = 0.1) -> tuple[PreTrainedModel, Transformer]:
     """Make a model of Transformers and ours with its weights; neither biases nor norms are left at zero and one."""
-    kind, config = FAMILIES[family]
-    theirs = kind(config).eval()
+    name, fields = FAMILIES[family]
+    kind = getattr(transformers, "MarianMTModel" if name == "Marian" else f"{name}ForConditionalGeneration")
+    theirs: PreTrainedModel = kind(getattr(transformers, f"{name}Config")(**fields)).eval()
     generator = torch.Generator().manual_seed(seed)
     tensors = [*theirs.named_parameters(), *((name, x) for name, x in theirs.named_buffers() if name == "final_logits_bias")]
     with torch.no_grad():

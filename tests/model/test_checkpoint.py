@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dragoman.model.average import average_checkpoints
@@ -82,7 +81,6 @@ def test_half_precision_rounds_weights_and_is_read_as_single(checkpoint: Checkpo
 
 
 def refuses(path: Path, message: str) -> pytest.RaisesExc[CheckpointError]:
-    """Expect an error that begins with the file."""
     return pytest.raises(CheckpointError, match="^" + re.escape(f"{path}{message}"))
 
 
@@ -108,7 +106,6 @@ def test_a_missing_or_damaged_file_is_named(folder: Path, name: str, content: by
 
 
 def test_a_weight_that_the_file_lacks_is_refused(folder: Path) -> None:
-    """No random weight takes its place."""
     tensors = load_file(folder / WEIGHTS)
     del tensors["decoder.layers.0.feed_forward.inner.weight"]
     save_file(tensors, folder / WEIGHTS)
@@ -117,7 +114,6 @@ def test_a_weight_that_the_file_lacks_is_refused(folder: Path) -> None:
 
 
 def change(folder: Path, **fields: Any) -> Path:
-    """Change the description's top-level fields; None takes one away."""
     path = folder / CONFIG
     description = json.loads(path.read_text(encoding="utf-8")) | fields
     path.write_text(json.dumps({name: value for name, value in description.items() if value is not None}), encoding="utf-8")
@@ -187,18 +183,8 @@ def test_failed_write_leaves_the_old_checkpoint(checkpoint: Checkpoint, folder: 
     assert torch.equal(Checkpoint.load(folder).model.decoder.output_weight, checkpoint.model.decoder.output_weight)
 
 
-def test_tensors_and_metadata_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "state.safetensors"
-    save_tensors(path, {"a": torch.arange(3)}, {"step": 4, "loss": 0.5})
-    with safe_open(path, "pt") as file:
-        assert torch.equal(file.get_tensor("a"), torch.arange(3))
-        assert json.loads(file.metadata()["json"]) == {"step": 4, "loss": 0.5}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["state.safetensors"]
-
-
 @pytest.fixture
 def save(make_model, tokenizer: ByteLevelTokenizer, tmp_path: Path):
-    """Write a checkpoint whose weights a seed decides; return its folder."""
 
     def save(name: str, vocabulary: ByteLevelTokenizer = tokenizer, seed: int = 0, **settings: object) -> Path:
         size = vocabulary.vocab_size

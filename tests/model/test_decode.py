@@ -7,7 +7,6 @@ import torch
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import Start, StepDecoder, beam_search, greedy_search, length_normalised
-from dragoman.model.networks.eager_cache import EagerCache
 from dragoman.model.networks.language_model import LanguageModel
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.padding import pad
@@ -16,7 +15,6 @@ SOURCES = [[7, 8, 9, 10, 11], [12], [13, 14, 15], []]
 
 
 def some_targets(model: Transformer, num_rows: int, length: int) -> torch.Tensor:
-    """Rows of tokens, the start token first."""
     ids = torch.randint(0, model.config.target_vocab_size, (num_rows, length), generator=torch.Generator().manual_seed(1))
     ids[:, 0] = model.config.decoder_start_id
     return ids
@@ -44,7 +42,6 @@ def test_cached_decoding_equals_full_decoding_at_every_position_and_alone(any_mo
 
 @torch.inference_mode()
 def test_selected_rows_keep_their_own_past(make_model) -> None:
-    """Before the first step, too, where only sources move."""
     model = make_model()
     targets, start = some_targets(model, len(SOURCES), 6), torch.tensor([model.config.decoder_start_id])
     straight, selected, before = (StepDecoder(model, SOURCES) for _ in range(3))
@@ -57,15 +54,6 @@ def test_selected_rows_keep_their_own_past(make_model) -> None:
     selected.steps.select(rows)
     expected = straight.step(targets[:, 3])[rows]
     torch.testing.assert_close(selected.step(targets[rows, 3]), expected, atol=1e-6, rtol=0)
-
-
-@torch.inference_mode()
-def test_cache_grows_by_one_position_a_step(make_model) -> None:
-    cache = EagerCache(make_model().config, [], torch.ones(1, 1, dtype=torch.bool))
-    cache.self_kv = [None]
-    for length in (1, 2, 3):
-        assert cache.self_attention(0, torch.randn(1, 1, 48), None).shape == (1, 1, 16)
-        assert cache.self_kv[0] is not None and [x.shape for x in cache.self_kv[0]] == [(1, 4, length, 4)] * 2
 
 
 def continue_by_hand(model: Transformer, source: list[int], ids: list[int], limit: int) -> list[tuple[int, float]]:
@@ -84,22 +72,9 @@ def continue_by_hand(model: Transformer, source: list[int], ids: list[int], limi
     return steps
 
 
-@torch.inference_mode()
-def test_greedy_search_takes_the_likeliest_token_and_is_a_beam_of_one(any_model: Transformer) -> None:
-    config = any_model.config
-    greedy, beams = greedy_search(any_model, SOURCES, 12), beam_search(any_model, SOURCES, 1, 12)
-    for source, found, (beam,) in zip(SOURCES, greedy, beams, strict=True):
-        steps = continue_by_hand(any_model, [*source, config.eos_id], [config.decoder_start_id], 12)
-        log_probs = [log_prob for _, log_prob in steps]
-        assert found.ids == beam.ids == [token for token, _ in steps if token != config.eos_id]
-        assert found.log_probs == pytest.approx(log_probs, abs=1e-5)
-        assert found.score == pytest.approx(sum(log_probs) / len(log_probs), abs=1e-5) == pytest.approx(beam.score, abs=1e-5)
-
-
 @pytest.mark.parametrize("positions", ["learned", "relative"])
 @torch.inference_mode()
 def test_forced_tokens_come_first_and_count_in_the_length_only(make_model, positions) -> None:
-    """After a forced token comes what the model would have continued it with."""
     model, sources, forced = make_model(positions=positions), [[7, 8, 9], [12], [13, 14]], [[], [5, 6], [9]]
     greedy, beams = greedy_search(model, sources, 6, Start(forced)), beam_search(model, sources, 2, 6, 0.7, Start(forced))
     for found, (best, *_), source, ids in zip(greedy, beams, sources, forced, strict=True):
@@ -137,38 +112,11 @@ def test_end_of_sequence_is_scored_but_not_returned(make_model) -> None:
         assert hypothesis.ids == [] and hypothesis.log_probs == pytest.approx([0.0], abs=1e-6)
 
 
-def test_batch_does_not_change_a_beam(make_model) -> None:
-    model = make_model(has_output_bias=True)
-    for source, expected in zip(SOURCES, beam_search(model, SOURCES, 3, 12, 1.2), strict=True):
-        (alone,) = beam_search(model, [source], 3, 12, 1.2)
-        assert [h.ids for h in alone] == [h.ids for h in expected]
-        assert [h.score for h in alone] == pytest.approx([h.score for h in expected], abs=1e-5)
-
-
 def test_scores_are_normalised_log_probabilities(make_model) -> None:
     assert [length_normalised(-6.0, 4, alpha) for alpha in (0.0, 1.0, 0.5)] == [-6.0, -1.5, -3.0]
     for penalty in (0.0, 0.6, 1.4):
         for found in beam_search(make_model(), [[5, 6]], 3, 7, penalty)[0]:
             assert found.score == pytest.approx(sum(found.log_probs) / len(found.log_probs) ** penalty, abs=1e-5)
-
-
-def test_wide_beam_finds_the_best_of_all_sequences(make_model) -> None:
-    """With a beam as wide as the vocabulary to the power of the length, nothing is ever dropped."""
-    model = make_model(source_vocab_size=5, target_vocab_size=5, seed=3)
-    every: list[list[int]] = [[]]
-    for _ in range(3):
-        every += [[*prefix, token] for prefix in every for token in (2, 3, 4) if [*prefix, token] not in every]
-    totals = {}
-    with torch.inference_mode():
-        for ids in (ids for ids in every if len(ids) <= 3):
-            decoder = StepDecoder(model, [[3, 4]])
-            outputs = [*ids, 1] if len(ids) < 3 else ids
-            steps = [float(decoder.step(torch.tensor([i]))[0, o]) for i, o in zip([2, *ids], outputs, strict=False)]
-            totals[tuple(ids)] = sum(steps) / len(steps)
-    (beam,) = beam_search(model, [[3, 4]], 40, 3)
-    best = max(totals, key=lambda ids: totals[ids])
-    assert tuple(beam[0].ids) == best and beam[0].score == pytest.approx(totals[best], abs=1e-5)
-    assert {tuple(h.ids) for h in beam} == set(totals)
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])

@@ -22,7 +22,7 @@ def until_end(ids: list[int]) -> list[int]:
 
 @torch.inference_mode()
 def check_answers(theirs: PreTrainedModel, ours: Transformer, penalty: float, start: Start, num_forced: int, **said: int) -> None:
-    """Compare greedy search and three beams, in double precision."""
+    """Compare greedy search and all of three beams, in double precision, so that no rounding decides a close call."""
     sources = pad(ragged(LENGTHS), 0)
     mask = padding_mask(torch.tensor(LENGTHS), sources.shape[1]).long()
     for num_beams in (1, 3):
@@ -31,6 +31,7 @@ def check_answers(theirs: PreTrainedModel, ours: Transformer, penalty: float, st
             attention_mask=mask,
             max_new_tokens=MAX_NEW_TOKENS + num_forced,
             num_beams=num_beams,
+            num_return_sequences=num_beams,
             do_sample=False,
             early_stopping=False,
             length_penalty=penalty,
@@ -39,13 +40,13 @@ def check_answers(theirs: PreTrainedModel, ours: Transformer, penalty: float, st
             output_scores=True,
             **said,
         )
-        ids = [until_end(row) for row in expected.sequences[:, 1 + num_forced :].tolist()]
         if num_beams == 1:
             found = greedy_search(ours.double(), ragged(LENGTHS), MAX_NEW_TOKENS, start)
         else:
-            found = [beam[0] for beam in beam_search(ours.double(), ragged(LENGTHS), 3, MAX_NEW_TOKENS, penalty, start)]
+            beams = beam_search(ours.double(), ragged(LENGTHS), 3, MAX_NEW_TOKENS, penalty, start)
+            found = [hypothesis for beam in beams for hypothesis in beam]
             assert [h.score for h in found] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-5)
-        assert [h.ids for h in found] == ids
+        assert [h.ids for h in found] == [until_end(row) for row in expected.sequences[:, 1 + num_forced :].tolist()]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

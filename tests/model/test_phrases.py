@@ -1,6 +1,5 @@
 """Words, links and phrases of parallel sentences, and text that is augmented with them."""
 
-import importlib.util
 import random
 import re
 from collections import Counter
@@ -45,7 +44,6 @@ LINKS = st.sets(st.tuples(st.integers(0, 7), st.integers(0, 8)), max_size=14)
 @settings(max_examples=60)
 @given(LINKS, LINKS)
 def test_phrases_are_the_consistent_ones(sure: set[tuple[int, int]], possible: set[tuple[int, int]]) -> None:
-    """Against the definition: of all rectangles, those that no link leaves, whose sides are as small as their links allow."""
     aligned = AlignedPair(Words.of(" ".join("abcdefgh")), Words.of(" ".join("abcdefghi")), sure, sure | possible)
     expected = set()
     for start, last in combinations_with_replacement(range(8), 2):
@@ -103,18 +101,6 @@ def test_an_aligner_that_fails_is_quoted_in_one_line(tmp_path: Path, script: str
         align(["A dog"], ["Un chien"], str(path))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("eflomal") is None, reason="eflomal is not installed")
-def test_eflomal_links_words_that_go_together() -> None:
-    """It draws at random; but in a thousand sentences of fifty words, in another order, it can hardly err."""
-    rng = random.Random(0)
-    sentences = [rng.sample(range(50), 5) for _ in range(1000)]
-    sources = [" ".join(f"source{word}" for word in words) for words in sentences]
-    targets = [" ".join(f"target{word}" for word in reversed(words)) for words in sentences]
-    expected = {(i, 4 - i) for i in range(5)}
-    linked = [len(aligned.sure & expected) - len(aligned.sure - expected) for aligned in align(sources, targets, "eflomal-align")]
-    assert sum(linked) > 0.8 * 5 * len(linked)
-
-
 ENGLISH = re.compile(r"(A|a) (noun\d+) sleeps in (a) (noun\d+)\.")
 FRENCH = re.compile(r"(Une?) (nom\d+) dort dans (une?) (nom\d+)\.")
 DETERMINERS = determiners_of("en"), determiners_of("fr")
@@ -132,7 +118,6 @@ def pair(first: int, second: int, links: Links = ALL_LINKS) -> AlignedPair:
 
 
 def linked(source: str, target: str, links: str) -> AlignedPair:
-    """A pair with the links that are given as aligners write them."""
     ends = {(int(i), int(j)) for i, j in (link.split("-") for link in links.split())}
     return AlignedPair(Words.of(source), Words.of(target), ends, ends)
 

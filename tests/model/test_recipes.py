@@ -39,7 +39,6 @@ esac
 
 @pytest.fixture
 def run(tmp_path: Path):
-    """Run a script in an empty folder; return its result and its calls of the stand-in."""
     if shutil.which("bash") is None:
         pytest.skip("needs bash")
     (tmp_path / "data").mkdir()
@@ -67,31 +66,6 @@ def run(tmp_path: Path):
 
 def lines(path: Path) -> list[str]:
     return gzip.decompress(path.read_bytes()).decode().splitlines()
-
-
-def test_diversified_text_is_parallel_and_kept_while_models_and_text_stay(run, tmp_path: Path) -> None:
-    data, out = tmp_path / "data", tmp_path / "out"
-    order = ("diversify.sh", "forward", "backward", "en", "de", data, out)
-    result, asked = run(*order)
-    assert result.returncode == 0, result.stderr
-    backward = [f"de-en-{kind}: {word}" for kind in ("beam", "sampled") for word in ("eins", "zwei")]
-    assert lines(out / "train.en.gz") == [*["one", "two"] * 2, *backward]
-    assert lines(out / "train.de.gz") == ["eins", "zwei", "near eins", "near zwei", *["eins", "zwei"] * 2]
-    assert all(lines(out / f"val.{language}.gz") == lines(data / f"val.{language}.gz") for language in ("en", "de"))
-    assert asked[-1] == "drained"
-    assert f"nearest {out}/beams.de {out}/drawn.de --reference {out}/original.de --output {out}/forward.de" in asked
-    assert (out / "beams.de").read_text().splitlines() == ["en-de-beam: one"] * 8 + ["en-de-beam: two"] * 8
-    # After a break, translations are kept.
-    (out / "forward.de").write_text("kept\nkept too\n")
-    (out / "backward.en").unlink()
-    result, asked = run(*order)
-    assert result.returncode == 0 and lines(out / "train.de.gz")[2:4] == ["kept", "kept too"]
-    assert [line.split("--out ")[1].split()[0] for line in asked if "--out " in line] == [f"{out}/backward.en"]
-    # With another model, they are made again.
-    (tmp_path / "forward/model.safetensors").write_text("another")
-    result, asked = run(*order)
-    assert result.returncode == 0 and lines(out / "train.de.gz")[2:4] == ["near eins", "near zwei"]
-    assert sum(line.startswith("export") for line in asked) == 2
 
 
 def test_stages_follow_each_other(run, tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ def make_checkpoint(folder: Path, name: str, layout: Layout = "hub", seed: int =
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load a folder's tokeniser by the class that it names."""
     name = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["tokenizer_class"]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")

@@ -1,6 +1,5 @@
 """Our weights in CTranslate2, through its public model specification, as an implementation to compare with."""
 
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.model.ids import Ids
 from dragoman.model.networks.attention import MultiHeadAttention
 from dragoman.model.networks.transformer import DecoderLayer, EncoderLayer, Transformer
-from tests.oracles.transformers_model import Beam
 
 BANNED = -1e9
 """Bias of padding's logit: minus infinity would make a score that is not a number."""
@@ -64,32 +61,6 @@ def write_model(ours: Transformer, folder: Path, quantization: str = "float32") 
     spec.optimize(quantization)
     folder.mkdir(parents=True, exist_ok=True)
     spec.save(str(folder))
-
-
-def translate(
-    folder: Path, sources: Sequence[Ids], num_beams: int, length_penalty: float, max_new_tokens: int, pad_id: int, num_threads: int
-) -> list[Beam]:
-    """Decode sources, given as ids without special tokens; return every answer of every source.
-
-    CTranslate2 ends a search once `num_beams` hypotheses are finished, as our `early_stopping` does.
-    """
-    ctranslate2: Any = import_module("ctranslate2")
-    translator = ctranslate2.Translator(str(folder), compute_type="float32", inter_threads=1, intra_threads=num_threads)
-    results = translator.translate_batch(
-        [[str(i) for i in ids] for ids in sources],
-        beam_size=num_beams,
-        num_hypotheses=num_beams,
-        length_penalty=length_penalty,
-        max_decoding_length=max_new_tokens,
-        max_input_length=0,
-        max_batch_size=64,
-        return_scores=True,
-        suppress_sequences=[[str(pad_id)]],
-    )
-    return [
-        [([int(token) for token in tokens], score) for tokens, score in zip(result.hypotheses, result.scores, strict=True)]
-        for result in results
-    ]
 
 
 def _output_bias(ours: Transformer) -> Tensor:

@@ -180,18 +180,10 @@ class Reference:
         rounding: float,
         **settings: Any,
     ) -> tuple[list[int], list[int]]:
-        """Compare hypotheses, token by token and in order, of questions that were asked with the same settings.
+        """Compare our hypotheses with those of `generate` with the same settings, token by token and in order, best first.
 
-        Args:
-            asked: The questions.
-            ours: The server's answers, best first.
-            theirs: Those of `generate`.
-            rounding: Largest error of a log-probability, and of a score, in single precision.
-            settings: Arguments of `generate`.
-
-        Returns:
-            Indices of questions whose answers differ only by a tie (with rounding errors in log-probabilities, Transformers gives
-            ours, too), and of those that differ otherwise.
+        Return indices of questions whose answers differ only by a tie (with rounding errors in log-probabilities and scores,
+        Transformers gives ours, too), and of those that differ otherwise.
         """
         ties: list[int] = []
         others: list[int] = []

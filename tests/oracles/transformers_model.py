@@ -11,9 +11,6 @@ from dragoman.model.ids import Ids
 from dragoman.model.networks.transformer import DecoderLayer, EncoderLayer, Transformer
 from dragoman.model.padding import pad
 
-Beam = list[tuple[list[int], float]]
-"""Token ids, end-of-sequence not included, and score of each answer to one source, best first."""
-
 
 def to_transformers(ours: Transformer) -> Any:
     """Build the model of Transformers that computes the same, in double precision: our weights, position table and ban on padding.
@@ -26,23 +23,14 @@ def to_transformers(ours: Transformer) -> Any:
         raise ValueError("Marian and Pegasus have one table for both embeddings and the projection")
     if config.has_embedding_norm or config.max_source_positions != config.max_target_positions or config.norm_epsilon != 1e-5:
         raise ValueError("Marian and Pegasus have no embedding norm, one number of positions, and a norm_epsilon of 1e-5")
-    settings: dict[str, Any] = {
-        "vocab_size": config.source_vocab_size,
-        "max_position_embeddings": config.max_source_positions,
-        "d_model": config.d_model,
-        "encoder_layers": config.num_encoder_layers,
-        "decoder_layers": config.num_decoder_layers,
-        "encoder_attention_heads": config.num_heads,
-        "decoder_attention_heads": config.num_heads,
-        "encoder_ffn_dim": config.encoder_ffn_dim,
-        "decoder_ffn_dim": config.decoder_ffn_dim,
-        "activation_function": config.activation,
-        "scale_embedding": config.is_embedding_scaled,
-        "pad_token_id": config.pad_id,
-        "eos_token_id": config.eos_id,
-        "decoder_start_token_id": config.decoder_start_id,
-        "forced_eos_token_id": None,
-    }
+    same = ("d_model", "encoder_ffn_dim", "decoder_ffn_dim")
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), config.num_heads)
+    settings: dict[str, Any] = {name: getattr(config, name) for name in same} | heads
+    settings |= {"vocab_size": config.source_vocab_size, "max_position_embeddings": config.max_source_positions}
+    settings |= {"encoder_layers": config.num_encoder_layers, "decoder_layers": config.num_decoder_layers}
+    settings |= {"activation_function": config.activation, "scale_embedding": config.is_embedding_scaled}
+    settings |= {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "decoder_start_token_id": config.decoder_start_id}
+    settings["forced_eos_token_id"] = None
     theirs: Any
     if config.norm == "post":
         theirs = MarianMTModel(MarianConfig(**settings))
@@ -53,58 +41,27 @@ def to_transformers(ours: Transformer) -> Any:
 
 
 @torch.inference_mode()
-def generate(theirs: Any, sources: Sequence[Ids], num_beams: int, length_penalty: float, max_new_tokens: int) -> list[Beam]:
-    """Decode sources, given as ids without special tokens, as one batch; return every answer of every source."""
-    config = theirs.config
-    found = _generate(
-        theirs,
-        sources,
-        max_new_tokens=max_new_tokens,
-        num_beams=num_beams,
-        num_return_sequences=num_beams,
-        early_stopping=False if num_beams > 1 else None,
-        length_penalty=length_penalty if num_beams > 1 else None,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
-    if num_beams == 1:
-        steps = theirs.compute_transition_scores(found.sequences, found.scores, normalize_logits=True)
-        is_real = found.sequences[:, 1:] != config.pad_token_id
-        scores = (steps.masked_fill(~is_real, 0.0).sum(-1) / is_real.sum(-1)).tolist()
-    else:
-        scores = found.sequences_scores.tolist()
-    beams = list(zip(_answers(found.sequences, config), scores, strict=True))
-    return [beams[start : start + num_beams] for start in range(0, len(beams), num_beams)]
-
-
-@torch.inference_mode()
 def best_answers(theirs: Any, sources: Sequence[Ids], num_beams: int, max_new_tokens: int) -> list[list[int]]:
-    """Decode with a length penalty of 1 and early stopping; return the best answers alone, so that scores need not be kept."""
-    early_stopping = True if num_beams > 1 else None
-    found = _generate(theirs, sources, max_new_tokens=max_new_tokens, num_beams=num_beams, early_stopping=early_stopping)
-    return _answers(found, theirs.config)
+    """Decode sources, given as ids without special tokens, as one batch with a length penalty of 1 and early stopping.
 
-
-def _generate(theirs: Any, sources: Sequence[Ids], **settings: Any) -> Any:
-    """Run their search on one batch."""
+    Return the best answers alone, so that scores need not be kept.
+    """
     config = theirs.config
     rows = [[*ids, config.eos_token_id] for ids in sources]
     ids = pad(rows, config.pad_token_id)
     mask = torch.tensor([[1] * len(row) + [0] * (ids.shape[1] - len(row)) for row in rows])
     search = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=False,
+        num_beams=num_beams,
+        early_stopping=True if num_beams > 1 else None,
+        max_new_tokens=max_new_tokens,
         pad_token_id=config.pad_token_id,
         eos_token_id=config.eos_token_id,
         decoder_start_token_id=config.decoder_start_token_id,
-        **settings,
     )
-    return theirs.generate(input_ids=ids, attention_mask=mask, generation_config=search)
-
-
-def _answers(sequences: Tensor, config: Any) -> list[list[int]]:
-    """Return the tokens of generated rows, special ones left out."""
+    found = theirs.generate(input_ids=ids, attention_mask=mask, generation_config=search)
     special = (config.pad_token_id, config.eos_token_id)
-    return [[i for i in row[1:] if i not in special] for row in sequences.tolist()]
+    return [[i for i in row[1:] if i not in special] for row in found.tolist()]
 
 
 def _weights(ours: Transformer) -> dict[str, Tensor]:

@@ -78,6 +78,7 @@ _BART = dict(_FAIRSEQ, activation_function="gelu", decoder_start_token_id=2, for
 _MBART = dict(_FAIRSEQ, activation_function="gelu", scale_embedding=True, forced_eos_token_id=2)
 _PEGASUS_IDS = dict(pad_token_id=0, bos_token_id=0, eos_token_id=1, decoder_start_token_id=0, forced_eos_token_id=1)
 _PEGASUS = dict(_BART_LIKE, activation_function="relu", scale_embedding=True, **_PEGASUS_IDS)
+_FIVE_BEAMS = dict(max_length=30, num_beams=5, early_stopping=True)
 _MARIAN_DEFAULTS = dict(max_length=32, num_beams=4, is_padding_banned=True)
 _SUMMARY = dict(early_stopping=True, length_penalty=2.0, max_length=40, min_length=8, no_repeat_ngram_size=3, num_beams=4)
 _TASKS: dict[str, Any] = {"summarization": dict(_SUMMARY, max_length=200, min_length=30, prefix="summarize: ")} | {
@@ -101,12 +102,7 @@ VARIANTS = {
         said=">>{}<< ",
     ),
     "m2m100": Variant(
-        _M2M_MODEL,
-        _size(vocabularies.m2m100),
-        _M2M,
-        dict(max_length=30, num_beams=5, early_stopping=True),
-        pairs=(("en", "de"), ("en", "fr"), ("fr", "zh")),
-        said="forced",
+        _M2M_MODEL, _size(vocabularies.m2m100), _M2M, _FIVE_BEAMS, pairs=(("en", "de"), ("en", "fr"), ("fr", "zh")), said="forced"
     ),
     "nllb": Variant(
         _M2M_MODEL,
@@ -135,7 +131,7 @@ VARIANTS = {
         _MBART_MODEL,
         _mbart_cc25,
         _MBART,
-        dict(early_stopping=True, max_length=30, num_beams=5),
+        _FIVE_BEAMS,
         pairs=(("en_XX", "ro_RO"), ("en_XX", "de_DE"), ("de_DE", "zh_CN")),
         said="start",
     ),
@@ -143,7 +139,7 @@ VARIANTS = {
         _MBART_MODEL,
         _size(vocabularies.mbart, is_fifty=True),
         dict(_MBART, decoder_start_token_id=2),
-        dict(early_stopping=True, max_length=30, num_beams=5),
+        _FIVE_BEAMS,
         pairs=(("en_XX", "de_DE"), ("en_XX", "fr_XX"), ("de_DE", "sl_SI")),
         said="forced",
     ),

@@ -168,7 +168,6 @@ def _pieces(model: bytes) -> list[str]:
 
 
 def _write_spm(folder: Path, part: int) -> bytes:
-    """Write one side's model for Marian."""
     model = train("unigram", 260 - 20 * part, {"unk_id": 1, "eos_id": 0, "bos_id": -1, "pad_id": -1}, part=part)
     (folder / ("source.spm", "target.spm")[part]).write_bytes(model)
     return model

@@ -32,7 +32,6 @@ def quiet_transformers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def foreign(shelf: Shelf) -> Folders:
-    """Return the folder of a variant, which no test may change."""
 
     def folder(variant: str, layout: Layout = "hub") -> Path:
         return shelf.get(f"foreign-{variant}-{layout}", lambda path: make_checkpoint(path, variant, layout=layout))
@@ -42,7 +41,6 @@ def foreign(shelf: Shelf) -> Folders:
 
 @pytest.fixture
 def copied(foreign: Folders, tmp_path: Path) -> Folders:
-    """Return a copy of a variant's folder, to be changed."""
 
     def copy(variant: str, layout: Layout = "hub") -> Path:
         return Path(shutil.copytree(foreign(variant, layout), tmp_path / variant))
@@ -52,7 +50,6 @@ def copied(foreign: Folders, tmp_path: Path) -> Folders:
 
 @pytest.fixture
 def imported(tmp_path: Path) -> Callable[..., tuple[Path, Report]]:
-    """Import a folder; return where the checkpoint is, and the report."""
 
     def run(folder: Path, **order: Any) -> tuple[Path, Report]:
         output = tmp_path / "imported"
@@ -68,7 +65,6 @@ def change_json(path: Path, **fields: Any) -> None:
 
 
 def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
-    """Change a folder's tensors in place; return their file."""
     path = folder / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     change(tensors)

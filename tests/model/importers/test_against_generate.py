@@ -115,7 +115,7 @@ SETTINGS: list[dict[str, Any]] = [
     BEAMS | {"min_length": 4, "num_return_sequences": 1, "early_stopping": True, "length_penalty": 0.5},
     BEAMS | {"num_return_sequences": 3, "length_penalty": -1.0},
     *(BEAMS | {"max_new_tokens": most} for most in (2, 6)),
-    *(BEAMS | {"max_length": most, "min_length": most - 1, "forced_eos_token_id": EOS} for most in (3, 6)),
+    *(BEAMS | {"max_length": most, "min_length": most - 1, "forced_eos_token_id": EOS} for most in (6, 7)),
     BEAMS | {"max_length": 10, "renormalize_logits": True} | NO_PAD,
     BEAMS | {"max_length": 10} | NO_PAD,
     BEAMS | {"max_length": 14, "min_length": 12, "num_return_sequences": 1, "no_repeat_ngram_size": 3} | NO_PAD,

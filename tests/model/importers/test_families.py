@@ -1,4 +1,7 @@
-"""Every family and variant: what is imported computes what Transformers computes of the same folder."""
+"""Every family and variant: what is imported computes what Transformers computes of the same folder, and the report says all.
+
+Sharing and tying of tables are read off the tensors; a configuration that says otherwise is reported.
+"""
 
 import json
 from collections.abc import Callable
@@ -9,33 +12,42 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.foreign import Foreign, Limits
 from dragoman.model.importers.layout import load
+from dragoman.model.importers.positions import halves, tensor2tensor
 from dragoman.model.importers.registry import FAMILIES, family_of
 from dragoman.model.importers.report import Report
 from dragoman.model.networks.transformer import Transformer
-from tests.model.importers.conftest import change_json
+from tests.model.importers.conftest import change_json, change_weights
 from tests.oracles.checkpoints import load_tokenizer
 from tests.oracles.texts import lines
 from tests.oracles.variants import VARIANTS
 
-# T5's activation and norms are ONNX Runtime's and PyTorch's own here, and spelt out there: they differ in the last bits.
+# Activation and norms of T5 are ONNX Runtime's and PyTorch's own here, and spelt out there: they differ in the last bits.
 T5_TOLERANCE = 2e-5
-LAYOUTS = ("hub", "transformers")
+# Fields of config.json that are read, and covered by the report's line on the network, the tables or the lengths.
+USED = """
+    model_type vocab_size decoder_vocab_size share_encoder_decoder_embeddings tie_word_embeddings scale_embedding d_model
+    d_kv d_ff num_heads num_layers num_decoder_layers encoder_layers decoder_layers encoder_attention_heads
+    decoder_attention_heads encoder_ffn_dim decoder_ffn_dim max_position_embeddings activation_function feed_forward_proj
+    dense_act_fn is_gated_act layer_norm_epsilon relative_attention_num_buckets relative_attention_max_distance
+    scale_decoder_outputs is_encoder_decoder is_decoder n_positions pad_token_id eos_token_id
+"""
 
 
 def network(folder: Path, **limits: Any) -> Transformer:
-    """Read a folder's network, without its texts."""
     foreign = Foreign.open(folder)
     family = family_of(foreign.config)
     return load(family.architecture.lay_out(foreign, Limits(**limits), Report()), foreign.weights)
 
 
-def logits(model: Transformer, folder: Path, kind: str, size: int = 13) -> tuple[Tensor, Tensor]:
-    """Return the logits of random sources and targets of ours and of theirs."""
-    config, chosen = model.config, torch.Generator().manual_seed(1)
+def check_logits(model: Transformer, folder: Path, variant: str, size: int = 13, tolerance: float | None = None) -> None:
+    config, chosen, kind = model.config, torch.Generator().manual_seed(1), VARIANTS[variant].model
     usable = min(config.source_vocab_size, config.target_vocab_size)
     lengths = torch.tensor([size, 1, 5, size - 1])
     sources = torch.randint(3, usable, (4, size), generator=chosen)
@@ -46,43 +58,28 @@ def logits(model: Transformer, folder: Path, kind: str, size: int = 13) -> tuple
     targets = targets.where(targets != config.pad_id, config.eos_id)
     targets[:, 0] = config.decoder_start_id
     theirs = getattr(transformers, kind).from_pretrained(folder, dtype=torch.float32).eval()
+    given = {"input_ids": sources, "attention_mask": mask.long(), "decoder_input_ids": targets}
     with torch.no_grad():
-        expected = theirs(
-            input_ids=sources,
-            attention_mask=mask.long(),
-            decoder_input_ids=targets,
-            decoder_attention_mask=torch.ones_like(targets),
-        ).logits
-        return model(sources, lengths, targets), expected
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_are_those_of_transformers(variant: str, layout: str, foreign: Callable[..., Path]) -> None:
-    folder = foreign(variant, layout)
-    ours, theirs = logits(network(folder), folder, VARIANTS[variant].model)
-    assert theirs.std() > 0.5  # answers that say nothing would agree, too
-    if VARIANTS[variant].model.startswith(("T5", "MT5", "UMT5")):
-        torch.testing.assert_close(ours, theirs, atol=T5_TOLERANCE, rtol=0)
-    else:
-        assert torch.equal(ours, theirs)
+        expected: Tensor = theirs(**given, decoder_attention_mask=torch.ones_like(targets)).logits
+        found = model(sources, lengths, targets)
+    assert expected.std() > 0.5  # answers that say nothing would agree, too
+    torch.testing.assert_close(found, expected, atol=tolerance or T5_TOLERANCE * ("T5" in kind), rtol=1e-5 if tolerance else 0)
 
 
 # What of a variant's tokeniser is otherwise in Transformers: its class of T5 takes token 2 for the unknown one, which here is 0.
 OTHER_UNKNOWN = {("madlad", "hub")}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["hub", "transformers"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_folder_becomes_a_checkpoint(variant: str, layout: str, foreign: Callable[..., Path], imported: Any) -> None:
-    """Read again it computes the same, and texts have the ids that the family's tokeniser gives them."""
+def test_an_imported_checkpoint_computes_and_encodes_as_transformers_does(
+    variant: str, layout: str, foreign: Callable[..., Path], imported: Any
+) -> None:
     folder = foreign(variant, layout)
     output, report = imported(folder)
-    checkpoint = Checkpoint.load(output)
-    expected = network(folder)
-    for name, parameter in checkpoint.model.named_parameters():
-        assert torch.equal(parameter, expected.get_parameter(name)), name
+    checkpoint, told = Checkpoint.load(output), report.lines()
     assert checkpoint.name == folder.name
+    check_logits(checkpoint.model, folder, variant)
     theirs = load_tokenizer(folder)
     texts = list(lines()[:200])
     expected_ids = [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -91,11 +88,17 @@ def test_a_folder_becomes_a_checkpoint(variant: str, layout: str, foreign: Calla
         expected_ids = [ids for ids in expected_ids if 2 not in ids]
     assert checkpoint.tokenizers.source.encode_batch(texts) == expected_ids
     target = checkpoint.tokenizers.target
+    assert (target is checkpoint.tokenizers.source) == (not variant.startswith("marian"))
     unknown = target.encode("\ue000")[-1]  # which no vocabulary has
     known = [text for text in texts if unknown not in target.encode(text) and "⁇" not in target.decode(target.encode(text))]
     assert len(known) > 10
     assert [target.decode(target.encode(text)) for text in known] == known
+    # Every field is used or named in the report; tasks are something to choose, not something without effect.
     assert any(line.startswith(FAMILIES[family_of(Foreign.open(folder).config).model_type].name) for line in report.found)
+    fields = json.loads((folder / "config.json").read_text())
+    unnamed = [name for name in fields if name not in USED.split()] + [*json.loads((folder / "generation_config.json").read_text())]
+    assert [name for name in unnamed if name not in "\n".join(told)] == []
+    assert sum("task_specific_params" in line for line in told) == ("task_specific_params" in fields)
 
 
 @pytest.mark.parametrize("variant", ["marian", "bart", "m2m100", "pegasus", "t5", "umt5"])
@@ -103,33 +106,179 @@ def test_half_precision_weights_are_those_of_transformers(variant: str, copied: 
     folder = copied(variant)
     kind = getattr(transformers, VARIANTS[variant].model)
     kind.from_pretrained(folder).half().save_pretrained(folder)
-    ours, theirs = logits(network(folder), folder, VARIANTS[variant].model)
-    torch.testing.assert_close(ours, theirs, atol=T5_TOLERANCE, rtol=0)
+    check_logits(network(folder), folder, variant, tolerance=T5_TOLERANCE)
 
 
 @pytest.mark.parametrize(("variant", "most"), [("marian", 160), ("m2m100", 160), ("bart", 160), ("t5", 400)])
 def test_the_last_position_is_right(variant: str, most: int, foreign: Callable[..., Path]) -> None:
     """M2M100's table is made here, and may be longer; relative positions have none; every table may be shorter."""
     folder = foreign(variant)
-    ours, theirs = logits(network(folder), folder, VARIANTS[variant].model, most)
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    check_logits(network(folder), folder, variant, most, tolerance=1e-4)
     if variant == "m2m100":
         model = network(folder, max_source_tokens=700, max_target_tokens=20)
         assert (model.config.max_source_positions, model.config.max_target_positions) == (700, 20)
-        ours, theirs = logits(model, folder, VARIANTS[variant].model, 700)  # which makes a longer table when it needs one
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+        check_logits(model, folder, variant, 700, tolerance=1e-4)  # which makes a longer table when it needs one
     if variant == "bart":
         assert network(folder, max_source_tokens=20).encoder.embedding.positions.shape[0] == 22
 
 
-@pytest.mark.parametrize("variant", ["m2m100", "bart", "marian"])
+@pytest.mark.parametrize("variant", ["m2m100", "bart"])
 def test_what_generate_fills_rows_with_is_not_the_networks_padding(variant: str, copied: Callable[..., Path]) -> None:
     """M2M100's positions begin behind the padding of config.json, whatever generation_config.json calls so."""
     folder = copied(variant)
-    pad_id = json.loads((folder / "config.json").read_text())["pad_token_id"]
+    config = network(folder).config
+    change_json(folder / "generation_config.json", pad_token_id=config.eos_id)
+    assert network(folder).config == config
+    assert config.pad_id == json.loads((folder / "config.json").read_text())["pad_token_id"]
+
+
+@pytest.mark.parametrize(("rows", "width", "padding"), [(66, 32, 1), (34, 6, 0), (1100, 16, 1), (40, 9, 3)])
+def test_position_tables_that_files_leave_out_are_those_of_transformers(rows: int, width: int, padding: int) -> None:
+    """A row of padding is zero and never read: positions begin behind it."""
+    theirs = M2M100SinusoidalPositionalEmbedding.get_embedding(rows, width, padding)
+    assert torch.equal(tensor2tensor(rows, width)[padding + 1 :], theirs[padding + 1 :])
+    width += width % 2
+    assert torch.equal(halves(rows, width), MarianSinusoidalPositionalEmbedding(rows, width).create_weight())
+
+
+def test_unknown_fields_and_halves_are_named(copied: Callable[..., Path], imported: Any) -> None:
+    folder = copied("bart")
+    change_json(folder / "config.json", colour="red", rope_scaling={"factor": 2.0}, nothing=[], normalize_before=False)
+    halves = [f"model.{side}.layers.0.fc1.weight" for side in ("encoder", "decoder")]
+    change_weights(folder, lambda tensors: tensors.update({name: tensors[name].half() for name in halves}))
+    _, report = imported(folder)
+    (unknown,) = [line for line in report.ignored if line.endswith(": not known here")]
+    assert unknown == "config.json: colour 'red', rope_scaling {'factor': 2.0}: not known here"
+    assert "config.json: nothing []: says nothing" in report.ignored
+    assert any("normalize_before false" in line and "old versions" in line for line in report.ignored)
+    (line,) = [line for line in report.found if line.startswith("weights")]
+    assert line.endswith(" tensors of F16 and F32, read into single precision")
+    report = Report(checked=["c"], found=["a", "b"])
+    report.ignore("config.json", [], "no reason")
+    assert report.lines() == ["found:      a", "found:      b", "checked:    c"]
+    report.ignore("config.json", [("x", None), ("y", True), ("z", "0123456789" * 10)], "of training")
+    assert report.ignored == ["config.json: x null, y true, z '012345678901234567890123456789012345...: of training"]
+
+
+SHARED, ENCODER, DECODER = "model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+HEAD = "lm_head.weight"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.mark.parametrize("kept", [SHARED, ENCODER, DECODER, HEAD])
+def test_a_tied_table_may_have_any_of_its_names(kept: str, copied: Callable[..., Path], foreign: Callable[..., Path]) -> None:
+    folder = copied("bart")
+    change_weights(folder, lambda tensors: tensors.update({kept: tensors.pop(SHARED)}))
+    ours, expected = network(folder), network(foreign("bart"))
+    assert (ours.config.is_embedding_shared, ours.config.is_projection_tied) == (True, True)
+    assert torch.equal(ours.encoder.embedding.tokens.weight, expected.encoder.embedding.tokens.weight)
+
+
+def copies(tensors: Tensors) -> None:
+    """Give a table all its names, as `pytorch_model.bin` has it."""
+    tensors |= {name: tensors[SHARED].clone() for name in (ENCODER, DECODER, HEAD)}
+
+
+UNTIED = "not tied to the token table, but"
+
+
+@pytest.mark.parametrize(
+    ("variant", "change", "is_tied", "line"),
+    [
+        ("bart", copies, True, "one token table for both sides, the output projection is the decoder’s"),
+        ("bart", lambda t: t.update({HEAD: t[SHARED] + 0.1}), False, "is tied to the token table, but lm_head.weight and"),
+        ("bart-untied", lambda t: t.update({HEAD: t[DECODER].clone()}), True, f"{UNTIED} the tensors are equal"),
+        ("t5-v1.1", lambda t: t.pop(HEAD), True, f"{UNTIED} there is no projection of its own"),
+        ("bart", lambda t: t["final_logits_bias"].zero_(), True, "final_logits_bias is zero everywhere: left out"),
+    ],
+    ids=["copies", "other-head", "equal-head", "no-head", "zero-bias"],
+)
+def test_tensors_decide_whatever_the_configuration_says(
+    variant: str, change: Callable[[Tensors], Any], is_tied: bool, line: str, copied: Callable[..., Path], imported: Any
+) -> None:
+    folder = copied(variant)
+    change_weights(folder, change)
+    output, report = imported(folder)
+    model = Checkpoint.load(output).model
+    check_logits(model, folder, variant, tolerance=5e-5 if variant == "t5-v1.1" else None)
+    assert any(line in told for told in report.translated)
+    assert model.config.is_projection_tied == is_tied == (model.decoder.projection is None)
+    if variant == "bart":
+        assert model.encoder.embedding.tokens is model.decoder.embedding.tokens
+        assert model.config.has_output_bias == ("zero" not in line)
+    assert not model.config.is_output_scaled  # t5-v1.1's flag still says so
+
+
+def test_sides_without_tables_of_their_own_share_one_though_untied(copied: Callable[..., Path]) -> None:
+    """So Transformers before 5 wrote a model whose projection alone is untied; the decoder's table does not do for the encoder."""
+    folder = copied("bart-untied")
+    tables: Tensors = {}
+    change_weights(folder, lambda tensors: tables.update({name: tensors.pop(name) for name in (ENCODER, DECODER)}))
+    config = network(folder).config
+    assert (config.is_embedding_shared, config.is_projection_tied) == (True, False)
+    change_weights(folder, lambda tensors: [tensors.update({DECODER: tables[DECODER]}), tensors.pop(SHARED)])
+    with pytest.raises(ForeignError, match=r"model\.encoder\.embed_tokens\.weight is missing"):
+        network(folder)
+
+
+@pytest.mark.parametrize(
+    ("variant", "fields", "is_scaled"),
+    [
+        ("t5", {}, True),
+        ("t5", {"tie_word_embeddings": None}, True),
+        ("t5", {"tie_word_embeddings": False}, True),  # its scale_decoder_outputs is true
+        ("t5", {"tie_word_embeddings": False, "scale_decoder_outputs": None}, False),
+        ("t5", {"tie_word_embeddings": None, "scale_decoder_outputs": None}, True),
+        ("t5", {"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+        ("t5-v1.1", {}, False),
+        ("mt5", {"tie_word_embeddings": True}, False),
+        ("umt5", {"tie_word_embeddings": False}, True),
+    ],
+)
+def test_outputs_are_scaled_as_transformers_does(
+    variant: str, fields: dict[str, Any], is_scaled: bool, copied: Callable[..., Path], imported: Any
+) -> None:
+    folder = copied(variant)
+    change_json(folder / "config.json", **fields)
     model = network(folder)
-    change_json(folder / "generation_config.json", pad_token_id=model.config.eos_id)
-    assert network(folder).config == model.config
-    assert model.config.pad_id == pad_id
-    ours, theirs = logits(network(folder), folder, VARIANTS[variant].model)
-    assert torch.allclose(ours, theirs, atol=1e-4)
+    assert model.config.is_output_scaled == is_scaled
+    check_logits(model, folder, variant, tolerance=2e-5)
+    if variant == "umt5":
+        assert any("Transformers 4 did not" in line for line in imported(folder)[1].translated)
+
+
+def test_names_without_a_prefix_are_known(copied: Callable[..., Path], foreign: Callable[..., Path]) -> None:
+    folder = copied("bart")
+    transformers.BartModel.from_pretrained(folder).save_pretrained(folder)
+    model, expected = network(folder), network(foreign("bart"))
+    inner = "encoder.layers.1.self_attention.input.weight"
+    assert not model.config.has_output_bias and torch.equal(model.get_parameter(inner), expected.get_parameter(inner))
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "shape"),
+    [
+        ("m2m100", "model.encoder.embed_positions.weights", (4, 4)),
+        ("bart", "model.encoder.version", (1,)),
+        ("t5", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", (8, 4)),
+    ],
+)
+def test_unused_tensors_of_old_files_are_passed_over(
+    variant: str, name: str, shape: tuple[int, ...], copied: Callable[..., Path], foreign: Callable[..., Path]
+) -> None:
+    folder = copied(variant)
+    change_weights(folder, lambda tensors: tensors.update({name: torch.ones(shape)}))
+    ours, expected = network(folder).state_dict(), network(foreign(variant)).state_dict()
+    assert all(torch.equal(ours[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("variant", ["marian", "pegasus"])
+def test_a_fixed_table_is_taken_from_the_file_or_made(variant: str, copied: Callable[..., Path]) -> None:
+    """Newer files leave it out; a table that a file has is the one that counts."""
+    folder, name = copied(variant), "model.{}.embed_positions.weight"
+    change_weights(folder, lambda tensors: [tensors.pop(name.format(side), 0) for side in ("encoder", "decoder")])
+    model = network(folder)
+    check_logits(model, folder, variant)
+    table = model.encoder.embedding.positions.detach()
+    change_weights(folder, lambda tensors: tensors.update({name.format("encoder"): table * 2}))
+    assert torch.equal(network(folder).encoder.embedding.positions, table * 2)

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.generation import Defaults, Language, Languages, Template
+from dragoman.model.generation import Defaults, Template
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.generation import ForeignGeneration, read_generation
 from dragoman.model.importers.speech import Wishes
@@ -56,7 +55,6 @@ def test_another_start_is_the_templates(tmp_path: Path) -> None:
 
 
 def test_tasks_of_t5_are_chosen(tmp_path: Path) -> None:
-    """All translations, whose targets are languages; one, which needs no language; summaries; or none, and tasks are named."""
     config = {"model_type": "t5", "task_specific_params": T5_TASKS}
     found = read(tmp_path, config, task="translation", target_language="fr")
     assert found.template == Template(task="translate {source} to {target}: ") and found.languages is not None
@@ -147,13 +145,3 @@ def test_nonsense_is_refused_by_name(
 def test_what_says_nothing_does_nothing(config: dict[str, Any], tmp_path: Path) -> None:
     found = read(tmp_path, config)
     assert (found.template, found.languages, found.defaults) == (Template(), None, Defaults())
-
-
-def test_a_pair_that_is_wished_for_is_the_only_one(tmp_path: Path) -> None:
-    languages = read(tmp_path, {"model_type": "pegasus"}, source_language="en", target_language="de").languages
-    assert languages is not None
-    assert [languages.source[0].code, languages.target[0].code] == ["en", "de"]
-    assert "german" in languages.target[0].names
-    assert msgspec.json.decode(msgspec.json.encode(languages), type=Languages) == languages
-    only = read(tmp_path, {"model_type": "pegasus"}, target_language="xx-mine").languages
-    assert only == Languages(target=[Language(code="xx-mine")])

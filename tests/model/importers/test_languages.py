@@ -1,13 +1,16 @@
-"""Languages of each family around a text, compared with the input that its tokeniser in Transformers makes of the text."""
+"""Languages of each family around a text, compared with its tokeniser in Transformers; strange vocabularies and settings."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from dragoman.model.generation import Language
+from dragoman.model.generation import Language, Languages, Template
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.language_codes import NLLB_LANGUAGES
 from dragoman.model.importers.languages import read_speech
@@ -28,19 +31,11 @@ def json_of(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path, model_type: str, generation: dict[str, Any] | None = None, **wishes: str) -> Speech:
-    tokenizer = json_of(path / SETTINGS)
+    tokenizer, config = json_of(path / SETTINGS), json_of(path / "config.json")
+    files: dict[str, Any] = {"config": config, "tokenizer": tokenizer, "token_ids": read_token_ids(path, tokenizer)}
+    sizes = {"source_vocab_size": 100_000, "target_vocab_size": 100_000}
     return read_speech(
-        Folder(
-            path=path,
-            model_type=model_type,
-            config=json_of(path / "config.json"),
-            generation=generation or {},
-            tokenizer=tokenizer,
-            token_ids=read_token_ids(path, tokenizer),
-            source_vocab_size=100_000,
-            target_vocab_size=100_000,
-            wishes=Wishes(**wishes),
-        )
+        Folder(path=path, model_type=model_type, generation=generation or {}, wishes=Wishes(**wishes), **files, **sizes)
     )
 
 
@@ -175,3 +170,49 @@ def test_unknown_tokenisers_and_languages_are_refused(copied: Callable[..., Path
         read(folder, "m2m_100", target_language="tlh")
     with pytest.raises(ForeignError, match="no code of a language"):
         read(folder, "t5", source_language="\x07")
+
+
+CODES = ["de", "deu", "de_DE", "deu_Latn", "DE", "zh", "zh-Hant", "zh_TW", "sr", "sh", "xx", "mul", "no", "nb", "ar", "x" * 70]
+CODES += ["\x07", " ", "-"]
+FORMS = [">>{}<<", "<2{}>", "__{}__", "{}"]
+NAMES = st.builds(
+    lambda form, code: form.format(code), st.sampled_from(FORMS), st.one_of(st.sampled_from(CODES), st.text(max_size=6))
+)
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-2, 12), st.sampled_from(CODES), st.lists(st.integers(), max_size=2))
+CLASSES = [None, 7, "", "MBart50Tokenizer", "MBartTokenizerFast", "NllbTokenizer"]
+CLASSES += ["M2M100Tokenizer", "T5Tokenizer", "BartTokenizer"]
+LANGUAGE = st.sampled_from(["", *CODES])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(["marian", "m2m_100", "mbart", "bart", "pegasus", "t5", "mt5", "umt5", ""]),
+    st.dictionaries(NAMES, st.integers(0, 12), max_size=12),
+    st.dictionaries(
+        st.sampled_from(["src_lang", "tgt_lang", "source_lang", "target_lang", "legacy_behaviour", "cls_token"]), VALUES
+    ),
+    st.dictionaries(st.sampled_from(["forced_bos_token_id", "decoder_start_token_id"]), VALUES),
+    st.sampled_from(CLASSES),
+    st.builds(Wishes, source_language=LANGUAGE, target_language=LANGUAGE),
+)
+def test_languages_are_whole_or_refused(
+    model_type: str, token_ids: dict[str, int], tokenizer: dict[str, Any], generation: dict[str, Any], kind: Any, wishes: Wishes
+) -> None:
+    files: dict[str, Any] = {"config": {}, "tokenizer": {**tokenizer, "tokenizer_class": kind}, "token_ids": token_ids}
+    sizes = {"source_vocab_size": 10, "target_vocab_size": 10}
+    folder = Folder(path=Path("/nowhere"), model_type=model_type, generation=generation, wishes=wishes, **files, **sizes)
+    try:
+        speech = read_speech(folder)
+    except ForeignError as error:
+        assert str(error).startswith("/nowhere") and "\n" not in str(error)
+        return
+    assert msgspec.json.decode(msgspec.json.encode(speech.template), type=Template) == speech.template
+    if speech.languages is None:
+        return
+    assert msgspec.json.decode(msgspec.json.encode(speech.languages), type=Languages) == speech.languages
+    for languages in (speech.languages.source, speech.languages.target):
+        table = LanguageTable(languages)
+        for language in languages:
+            assert table.find(language.code) is language
+            assert all(table.find(name) is language for name in language.names)
+            assert all(index < 10 for index in [*language.source_prefix, *language.source_suffix, *language.target_prefix])

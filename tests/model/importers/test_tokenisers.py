@@ -33,7 +33,6 @@ def theirs(folder: Path, text: str) -> list[int]:
 
 
 def resize(folder: Path, rows: int) -> None:
-    """Give every table of tokens, and the bias, another number of rows."""
     before = json.loads((folder / "config.json").read_text())["vocab_size"]
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
@@ -46,27 +45,6 @@ def resize(folder: Path, rows: int) -> None:
 
     change_weights(folder, change)
     change_json(folder / "config.json", vocab_size=rows)
-
-
-@pytest.mark.parametrize(
-    ("variant", "layout", "kind"),
-    [
-        ("marian", "hub", "sentencepiece"),
-        ("marian-two-vocabularies", "hub", "sentencepiece"),
-        ("m2m100", "transformers", "sentencepiece"),
-        ("nllb", "hub", "sentencepiece"),
-        ("nllb", "transformers", "tokenizers"),
-        ("bart", "hub", "tokenizers"),
-        ("pegasus", "hub", "sentencepiece"),
-        ("t5", "transformers", "tokenizers"),
-        ("byt5", "hub", "bytes"),
-    ],
-)
-def test_kinds(variant: str, layout: str, kind: str, foreign: Callable[..., Path]) -> None:
-    read, report = tokenizers_of(foreign(variant, layout))
-    assert (read.source.kind, read.target.kind) == (kind, kind)
-    assert (read.source is read.target) == (not variant.startswith("marian"))
-    assert any(line.startswith("tokeniser: ") for line in report.found)
 
 
 NAMES = ("</s>", "<pad>", "<unk>", "<s>", "<extra_id_0>", "<2de>", ">>fra<<", "__de__", "deu_Latn", "de_DE")
@@ -137,7 +115,6 @@ def test_added_text_without_tokenizer_json_is_written_and_reported(copied: Calla
 
 @pytest.mark.parametrize(("variant", "is_sought"), [("bart", True), ("marian", False), ("mbart", False)])
 def test_tokens_added_in_a_file_of_their_own_are_written(variant: str, is_sought: bool, copied: Callable[..., Path]) -> None:
-    """As Transformers writes them; in a text they are found of byte pairs, and the report names the others."""
     folder, text = copied(variant), "the zebra is SARS-CoV 2 here"
     library = load_tokenizer(folder)
     library.add_tokens(["zebra", "SARS-CoV 2"])
@@ -154,7 +131,6 @@ def test_tokens_added_in_a_file_of_their_own_are_written(variant: str, is_sought
 
 
 def test_settings_of_a_tokeniser_count(copied: Callable[..., Path]) -> None:
-    """A space before byte pairs, Pegasus's offset, and, as byt5-small has it, the class in config.json alone."""
     bart, pegasus, byt5, text = copied("bart"), copied("pegasus"), copied("byt5"), "the server"
     plain = tokenizers_of(bart)[0].source
     change_json(bart / SETTINGS, add_prefix_space=True)

@@ -91,27 +91,6 @@ def test_tensors_are_compared_as_they_are_kept(tmp_path: Path) -> None:
     assert [weights.are_equal("a", name) for name in "abcdef"] == [True, True, True, False, False, False]
 
 
-@pytest.mark.parametrize("write", [as_one, as_pickle])
-@pytest.mark.parametrize(
-    ("dtype", "said"), [(torch.int64, "I64|int64"), (torch.float64, "F64|float64"), (torch.float8_e4m3fn, "F8_E4M3|float8_e4m3fn")]
-)
-def test_other_numbers_are_no_weights(
-    write: Callable[..., None], dtype: torch.dtype, said: str, tmp_path: Path, tensors: Any
-) -> None:
-    write(tmp_path, tensors | {"a.weight": torch.ones(6, 4).to(dtype)})
-    with pytest.raises(ForeignError, match=rf"(safetensors|bin): a\.weight is of type ({said}); weights are F32, F16, BF16$"):
-        Weights.open(tmp_path).read("a.weight")
-
-
-@pytest.mark.parametrize(("number", "name"), [(torch.nan, "NaN"), (torch.inf, "infinity"), (-torch.inf, "infinity")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_weight_that_is_no_number_is_named(number: float, name: str, dtype: torch.dtype, tmp_path: Path, tensors: Any) -> None:
-    tensors["a.weight"][3, 2] = number
-    as_one(tmp_path, {key: tensor.to(dtype) for key, tensor in tensors.items()})
-    with pytest.raises(ForeignError, match=rf"model\.safetensors: a\.weight holds {name}"):
-        Weights.open(tmp_path).read("a.weight")
-
-
 class Code:
     """The code of a hostile file."""
 
@@ -134,40 +113,6 @@ def test_pickled_code_is_named_and_never_run(tmp_path: Path, tensors: Any) -> No
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\3\4", b"\x80", b"not weights", bytes(4096), b"\xff" * 64, 9, 100, -1, -40, "zip"])
-@pytest.mark.parametrize("name", [ONE, PICKLE])
-def test_a_damaged_file_is_named_in_one_line(name: str, content: bytes | int | str, tmp_path: Path, tensors: Any) -> None:
-    """Garbage, a file that is cut, and an archive of zeros instead of tensors."""
-    path = tmp_path / name
-    if isinstance(content, int):
-        (as_one if name == ONE else as_pickle)(tmp_path, tensors)
-        path.write_bytes(path.read_bytes()[:content])
-    elif isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("archive/data.pkl", bytes(10**6))
-    with pytest.raises(ForeignError, match=f"^{re.escape(str(path))}: ") as caught:
-        Weights.open(tmp_path)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500 + len(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ({"a": torch.ones(1).expand(10**6, 10**6)}, "a is not a plain tensor"),  # a few bytes would take terabytes
-        ([torch.ones(2)], "(tensor|code)"),
-        ({"a": 3}, "(tensor|code)"),
-        ({5: torch.ones(2)}, "(tensor|code)"),
-        ({"a": torch.ones(2).to_sparse()}, "(tensor|code)"),
-    ],
-)
-def test_a_pickle_without_a_table_of_tensors_is_refused(content: Any, said: str, tmp_path: Path) -> None:
-    as_pickle(tmp_path, content)
-    with pytest.raises(ForeignError, match=rf"pytorch_model\.bin: .*{said}"):
-        Weights.open(tmp_path)
-
-
 def test_a_shard_that_is_missing_or_lacks_a_tensor_is_named(tmp_path: Path, tensors: Any) -> None:
     as_shards(tmp_path, tensors)
     save_file({"other": torch.ones(1)}, tmp_path / "model-00003-of-00003.safetensors")
@@ -178,32 +123,68 @@ def test_a_shard_that_is_missing_or_lacks_a_tensor_is_named(tmp_path: Path, tens
         Weights.open(tmp_path)
 
 
-@pytest.mark.parametrize("shard", ["../../etc/passwd", "/etc/passwd", "a/b.safetensors", "..", ".", "", "a\0b", None, 7, ["x"]])
-def test_an_index_that_leads_out_of_the_folder_is_refused(shard: Any, tmp_path: Path) -> None:
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": shard}}))
-    with pytest.raises(ForeignError, match=r"index\.json: a is said to be in .*, which is no file of the folder"):
-        Weights.open(tmp_path)
+Tensors = dict[str, torch.Tensor]
+Change = Callable[[Path, Tensors], Any]
 
 
-@pytest.mark.parametrize("said", ["{}", '{"weight_map": []}', '{"weight_map": {}}', "[", "[1]", "[" * 100_000, "\xff"])
-def test_an_index_that_is_none_is_refused(said: str, tmp_path: Path) -> None:
-    (tmp_path / INDEX).write_text(said, encoding="latin-1")
-    with pytest.raises(ForeignError, match=f"^{re.escape(str(tmp_path / INDEX))}: "):
-        Weights.open(tmp_path)
+def of_type(write: Callable[..., None], dtype: torch.dtype) -> Change:
+    return lambda folder, tensors: write(folder, tensors | {"a.weight": torch.ones(6, 4).to(dtype)})
 
 
-@pytest.mark.parametrize("name", [ONE, PICKLE])
-def test_weights_must_be_a_file(name: str, tmp_path: Path) -> None:
-    for place, make in (("folder", os.mkdir), ("pipe", os.mkfifo), ("link", lambda path: os.symlink("nowhere", path))):
-        (tmp_path / place).mkdir()
-        make(tmp_path / place / name)
-        with pytest.raises(ForeignError, match=rf"{name}: (not a regular file|a link to nothing)"):
-            Weights.open(tmp_path / place)
+def of_number(number: float, dtype: torch.dtype) -> Change:
+    return lambda folder, tensors: as_one(folder, {"a.weight": torch.tensor([[1.0, 2.0], [3.0, number]]).to(dtype)})
 
 
-def test_a_folder_without_weights_names_those_it_has(tmp_path: Path) -> None:
-    with pytest.raises(ForeignError, match=r"neither model\.safetensors nor pytorch_model\.bin$"):
-        Weights.open(tmp_path)
-    (tmp_path / "tf_model.h5").touch()
-    with pytest.raises(ForeignError, match=r"only tf_model\.h5, which is not read here"):
-        Weights.open(tmp_path)
+def cut_at(name: str, size: int) -> Change:
+    def change(folder: Path, tensors: Tensors) -> None:
+        (as_one if name == ONE else as_pickle)(folder, tensors)
+        (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+    return change
+
+
+def of_bytes(name: str, content: bytes) -> Change:
+    return lambda folder, _: (folder / name).write_bytes(content)
+
+
+def as_archive_of_zeros(folder: Path, _: Tensors) -> None:
+    with zipfile.ZipFile(folder / PICKLE, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(10**6))
+
+
+def made_by(make: Callable[[Path], Any], name: str) -> Change:
+    return lambda folder, _: make(folder / name)
+
+
+SHARDS = ["../../etc/passwd", "/etc/passwd", "a/b.safetensors", "..", ".", "", "a\0b", None, 7, ["x"]]
+NO_TABLES: list[Any] = [[torch.ones(2)], {"a": 3}, {5: torch.ones(2)}, {"a": torch.ones(2).to_sparse()}]
+GARBAGE = [b"", b"PK\3\4", b"\x80", b"not weights", bytes(4096), b"\xff" * 64]
+INDICES = [b"{}", b'{"weight_map": []}', b'{"weight_map": {}}', b"[", b"[1]", b"[" * 100_000, b"\xff"]
+ODD_FILES: list[Callable[[Path], Any]] = [os.mkdir, os.mkfifo, lambda path: os.symlink("nowhere", path)]
+REFUSED: list[tuple[Change, str, str]] = [
+    (lambda *_: None, "", r"neither model\.safetensors nor pytorch_model\.bin$"),
+    (of_bytes("tf_model.h5", b""), "", r"only tf_model\.h5, which is not read here"),
+    *((of_type(as_one, torch.int64 if i else torch.float64), ONE, "a.weight is of type [IF]64; weights are F32") for i in (0, 1)),
+    (of_type(as_one, torch.float8_e4m3fn), ONE, "a.weight is of type F8_E4M3; weights are F32, F16, BF16$"),
+    (of_type(as_pickle, torch.float64), PICKLE, "a.weight is of type float64; weights are F32, F16, BF16$"),
+    *((of_number(torch.nan, dtype), ONE, "a.weight holds NaN") for dtype in (torch.float32, torch.float16, torch.bfloat16)),
+    *((of_number(sign * torch.inf, torch.float16), ONE, "a.weight holds infinity") for sign in (1, -1)),
+    *((of_bytes(name, content), name, "") for name in (ONE, PICKLE) for content in GARBAGE),
+    *((cut_at(name, size), name, "") for name in (ONE, PICKLE) for size in (9, 100, -1, -40)),
+    (as_archive_of_zeros, PICKLE, ""),
+    # A few bytes would take terabytes.
+    (lambda folder, _: as_pickle(folder, {"a": torch.ones(1).expand(10**6, 10**6)}), PICKLE, "a is not a plain tensor"),
+    *((lambda folder, _, content=content: as_pickle(folder, content), PICKLE, "(tensor|code)") for content in NO_TABLES),
+    *((of_bytes(INDEX, json.dumps({"weight_map": {"a": to}}).encode()), INDEX, "a is said to be in .*, which") for to in SHARDS),
+    *((of_bytes(INDEX, content), INDEX, "") for content in INDICES),
+    *((made_by(make, name), name, "(not a regular file|a link to nothing)") for name in (ONE, PICKLE) for make in ODD_FILES),
+]
+
+
+@pytest.mark.parametrize("case", range(len(REFUSED)))
+def test_what_is_no_table_of_weights_is_refused_in_one_line_that_names_its_file(case: int, tmp_path: Path, tensors: Any) -> None:
+    change, file, reason = REFUSED[case]
+    change(tmp_path, tensors)
+    with pytest.raises(ForeignError, match=f"^{re.escape(str(tmp_path / file))}(: |/).*{reason}") as caught:
+        Weights.open(tmp_path).read("a.weight")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500 + len(str(tmp_path))

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.model.networks.attention import (
-    AdditiveAttention,
     MultiHeadAttention,
     attend,
     causal_mask,
-    dot_product_attention,
     merge_heads,
     padding_mask,
     scaled_dot_product_attention,
@@ -27,30 +25,11 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def attention_by_hand(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """One row, one number at a time, in double precision: `[T, D]`, `[S, D]`, `[S, Dv]`, `[T, S]` → `[T, Dv]`."""
-    out = torch.zeros(len(query), value.shape[1], dtype=torch.float64)
-    for t, q in enumerate(query.double()):
-        weights = [math.exp(float(q @ k) * scale) if mask[t, s] else 0.0 for s, k in enumerate(key.double())]
-        for weight, v in zip(weights, value.double(), strict=True):
-            out[t] += weight / sum(weights) * v
-    return out
-
-
 def some_mask() -> Tensor:
     """Allow something in every row and forbid something in most."""
     mask = torch.rand(T, S) < 0.5
     mask[torch.arange(T), torch.arange(T)] = True
     return mask
-
-
-@pytest.mark.parametrize(("attention", "scale"), [(dot_product_attention, 1.0), (scaled_dot_product_attention, D**-0.5)])
-@pytest.mark.parametrize("is_masked", [False, True])
-def test_attention_follows_its_formula(attention, scale, is_masked) -> None:
-    query, key, value = torch.randn(B, T, D), torch.randn(B, S, D), torch.randn(B, S, D + 2)
-    mask = some_mask() if is_masked else torch.ones(T, S, dtype=torch.bool)
-    expected = torch.stack([attention_by_hand(*row, mask, scale) for row in zip(query, key, value, strict=True)])
-    torch.testing.assert_close(attention(query, key, value, mask if is_masked else None).double(), expected, atol=1e-5, rtol=0)
 
 
 def test_causal_flag_equals_causal_mask_and_autocast_leaves_single_precision() -> None:
@@ -61,20 +40,6 @@ def test_causal_flag_equals_causal_mask_and_autocast_leaves_single_precision() -
         found = scaled_dot_product_attention(query, key, value)
         assert (query @ key.mT).dtype == torch.bfloat16
     assert torch.equal(found, scaled_dot_product_attention(query, key, value))
-
-
-@pytest.mark.parametrize("is_masked", [False, True])
-def test_additive_attention_equals_an_explicit_loop(is_masked) -> None:
-    attention = AdditiveAttention(query_dim=6, key_dim=9, hidden_dim=5)
-    query, key, value = torch.randn(B, T, 6), torch.randn(B, S, 9), torch.randn(B, S, 3)
-    mask = some_mask() if is_masked else torch.ones(T, S, dtype=torch.bool)
-    w, u, bias, v = attention.query.weight, attention.key.weight, attention.key.bias, attention.energy.weight[0]
-    expected = torch.zeros(B, T, 3)
-    for b in range(B):
-        for t in range(T):
-            energies = [torch.exp(v @ torch.tanh(w @ query[b, t] + u @ key[b, s] + bias)) * mask[t, s] for s in range(S)]
-            expected[b, t] = sum(energy / sum(energies) * value[b, s] for s, energy in enumerate(energies))
-    torch.testing.assert_close(attention(query, key, value, mask if is_masked else None), expected, atol=1e-5, rtol=0)
 
 
 def test_row_that_may_attend_to_nothing_gives_zeros_and_not_a_number_is_not_hidden() -> None:
@@ -134,19 +99,14 @@ def dropout(p: float) -> Dropout:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_elements_are_dropped_with_their_probability_and_the_others_scaled(p, dtype) -> None:
-    out = dropout(p)(torch.ones(500, 500, dtype=dtype))
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.9])
+def test_elements_are_dropped_with_their_probability_wherever_they_are_and_the_others_scaled(p, dtype) -> None:
+    out = dropout(p)(torch.ones(100_000, 8, dtype=dtype))
     dropped = out == 0
-    assert dropped.double().mean().item() == pytest.approx(p, abs=5 * (p * (1 - p) / 250_000) ** 0.5)
-    assert out[~dropped].unique().tolist() == pytest.approx([1 / (1 - p)], rel=4e-3 if dtype == torch.bfloat16 else 1e-4)
-
-
-def test_every_place_of_a_word_and_of_a_row_is_dropped_alike() -> None:
-    dropped = dropout(0.25)(torch.ones(200_000, 8)) == 0
-    assert dropped.double().mean(0).tolist() == pytest.approx([0.25] * 8, abs=0.006)
+    assert dropped.double().mean(0).tolist() == pytest.approx([p] * 8, abs=0.01)
     together = (dropped[:, :, None] & dropped[:, None, :]).double().mean(0)
-    assert together[~torch.eye(8, dtype=torch.bool)].tolist() == pytest.approx([0.0625] * 56, abs=0.004)
+    assert together[~torch.eye(8, dtype=torch.bool)].tolist() == pytest.approx([p * p] * 56, abs=0.01)
+    assert out[~dropped].unique().tolist() == pytest.approx([1 / (1 - p)], rel=4e-3 if dtype == torch.bfloat16 else 1e-4)
 
 
 def test_dropout_is_repeated_by_a_seed_passes_gradients_and_takes_any_shape() -> None:

@@ -1,12 +1,11 @@
-"""The language model: against Transformers' GPT-2 and Llama with the same weights, and what it promises of prompts and padding."""
+"""The language model: against Transformers' Llama with the same weights, and what it promises of prompts and padding."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
@@ -14,38 +13,14 @@ from dragoman.model.networks.architectures import network
 from dragoman.model.networks.language_model import LanguageModel, joined
 
 V, WIDTH, HEADS, LAYERS, ROOM = 61, 64, 4, 2, 48
-SMALL: dict[str, Any] = {
-    "architecture": "decoder",
-    "source_vocab_size": V,
-    "target_vocab_size": V,
-    "d_model": WIDTH,
-    "num_heads": HEADS,
-    "num_decoder_layers": LAYERS,
-    "decoder_ffn_dim": 80,
-    "max_source_positions": 40,
-    "max_target_positions": ROOM,
-    "dropout": 0.0,
-}
-GPT: dict[str, Any] = {
-    "positions": "learned",
-    "norm": "pre",
-    "activation": "gelu_tanh",
-    "is_embedding_scaled": False,
-    "padding": "predicted",
-}
-LLAMA: dict[str, Any] = {
-    "positions": "rotary",
-    "rotary_base": 500.0,
-    "norm": "pre",
-    "norm_kind": "rms",
-    "norm_epsilon": 1e-6,
-    "has_biases": False,
-    "activation": "silu",
-    "is_ffn_gated": True,
-    "is_projection_tied": False,
-    "is_embedding_scaled": False,
-    "padding": "predicted",
-}
+SMALL: dict[str, Any] = {"architecture": "decoder", "source_vocab_size": V, "target_vocab_size": V, "d_model": WIDTH}
+SMALL |= {"num_heads": HEADS, "num_decoder_layers": LAYERS, "decoder_ffn_dim": 80, "dropout": 0.0}
+SMALL |= {"max_source_positions": 40, "max_target_positions": ROOM}
+GPT: dict[str, Any] = {"positions": "learned", "norm": "pre", "activation": "gelu_tanh"}
+GPT |= {"is_embedding_scaled": False, "padding": "predicted"}
+LLAMA: dict[str, Any] = {"positions": "rotary", "rotary_base": 500.0, "norm": "pre", "norm_kind": "rms", "norm_epsilon": 1e-6}
+LLAMA |= {"has_biases": False, "activation": "silu", "is_ffn_gated": True, "is_projection_tied": False}
+LLAMA |= {"is_embedding_scaled": False, "padding": "predicted"}
 KINDS = {"gpt": GPT, "llama": LLAMA, "sinusoidal": {"has_output_bias": True}, "post-rotary": {"positions": "rotary"}}
 
 
@@ -69,32 +44,9 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
     return random_model(**KINDS[request.param])
 
 
-def gpt2() -> tuple[dict[str, Any], nn.Module, dict[str, Tensor]]:
-    """Make a random GPT-2; return our switches for it, itself, and its weights under our names."""
-    config = GPT2Config(
-        vocab_size=V, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=ROOM, n_inner=80, bos_token_id=2, eos_token_id=1
-    )
-    theirs = GPT2LMHeadModel(config).eval()
-    randomise(theirs)
-    body = theirs.transformer
-    weights = {"embedding.tokens.weight": body.wte.weight, "embedding.positions": body.wpe.weight}
-    weights |= {f"norm.{part}": value for part, value in body.ln_f.named_parameters()}
-    for i, block in enumerate(body.h):
-        products = {
-            "self_attention.input": block.attn.c_attn,
-            "self_attention.output": block.attn.c_proj,
-            "feed_forward.inner": block.mlp.c_fc,
-            "feed_forward.outer": block.mlp.c_proj,
-        }
-        for name, layer in products.items():
-            weights |= {f"layers.{i}.{name}.weight": layer.weight.T, f"layers.{i}.{name}.bias": layer.bias}
-        for name, layer in (("self_residual", block.ln_1), ("feed_residual", block.ln_2)):
-            weights |= {f"layers.{i}.{name}.norm.{part}": value for part, value in layer.named_parameters()}
-    return GPT, theirs, weights
-
-
-def llama() -> tuple[dict[str, Any], nn.Module, dict[str, Tensor]]:
-    """Make a random Llama; return our switches for it, itself, and its weights under our names."""
+@pytest.fixture(scope="module")
+def pair() -> tuple[LanguageModel, Any]:
+    """Give the same random model twice, ours and Transformers' Llama."""
     config = LlamaConfig(
         vocab_size=V,
         hidden_size=WIDTH,
@@ -126,15 +78,7 @@ def llama() -> tuple[dict[str, Any], nn.Module, dict[str, Tensor]]:
             "feed_residual.norm": block.post_attention_layernorm.weight,
         }
         weights |= {f"layers.{i}.{name}.weight": value for name, value in layer.items()}
-    return LLAMA, theirs, weights
-
-
-@pytest.fixture(scope="module", params=[gpt2, llama], ids=["gpt2", "llama"])
-def pair(request: pytest.FixtureRequest) -> tuple[LanguageModel, Any]:
-    """Give the same model twice, ours and Transformers'."""
-    make: Callable[[], tuple[dict[str, Any], nn.Module, dict[str, Tensor]]] = request.param
-    switches, theirs, weights = make()
-    ours = random_model(**switches)
+    ours = random_model(**LLAMA)
     ours.decoder.load_state_dict(weights)
     return ours, theirs
 
@@ -151,7 +95,6 @@ def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def log_probs(model: LanguageModel, prompts: list[list[int]], targets: list[list[int]]) -> list[Tensor]:
-    """Return each target's, `[T, V]`, from one pass over all."""
     source, lengths = padded(prompts)
     found = model.decoder.log_probs(model.decode(padded(targets)[0], *model.encode(source, lengths)))
     return [row[: len(target)] for row, target in zip(found, targets, strict=True)]
@@ -233,7 +176,6 @@ def test_a_prompt_is_the_start_and_all_but_the_last_and_targets_follow_it(model:
 
 
 def test_a_text_is_the_same_wherever_its_prompt_ends_and_in_any_batch(model: LanguageModel) -> None:
-    """Padded rows together are longer than the longest text there is; later tokens change nothing earlier."""
     prompts, targets = texts(0, 40, 3, 1, 17), texts(38, 8, 5, 1, 30, seed=1)
     for row, found in enumerate(log_probs(model, prompts, targets)):
         alone = log_probs(model, prompts[row : row + 1], targets[row : row + 1])[0]

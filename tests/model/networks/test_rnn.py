@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.networks.rnn import PackedRecurrence, Rnn, gated
+from dragoman.model.networks.rnn import Rnn, gated
 
 S, T = 7, 6
 LENGTHS = torch.tensor([7, 2, 5])
@@ -71,7 +70,6 @@ class Oracle:
         return new_state
 
     def encode(self, source: list[int]) -> tuple[list[Any], Any]:
-        """What the encoder gives for each token, and its last states."""
         xs = [self.w["encoder.tokens.weight"][token] * self.scale for token in source]
         last: Any = None
         for layer in range(self.config.num_encoder_layers):
@@ -97,7 +95,6 @@ class Oracle:
         return product / math.sqrt(self.config.d_model) if self.config.attention == "scaled_dot" else product
 
     def decode(self, source: list[int], target: list[int]) -> tuple[Any, Any, list[Any]]:
-        """Logits `[T, V]`, attention `[T, S]` and the states before each position and after the last."""
         values, last = self.encode(source)
         width, layers = self.config.d_model, self.config.num_decoder_layers
         start = np.tanh(self.w["decoder.bridge.weight"] @ last + self.w["decoder.bridge.bias"])
@@ -165,45 +162,11 @@ def test_observation_is_what_loops_in_numpy_say(any_rnn: Rnn) -> None:
             np.testing.assert_allclose(cache.numpy(), state, atol=1e-5)
 
 
-def test_decoding_goes_on_from_observed_states(any_rnn: Rnn) -> None:
-    source, target = (ids[0].tolist() for ids in pairs(any_rnn))
-    decoder = any_rnn.decoder
-    with torch.inference_mode():
-        observed = any_rnn.observe(source, target)
-        for stop in range(1, T):
-            steps = any_rnn.stepper(torch.tensor([source]), torch.tensor([len(source)]))
-            steps.states = [state[None] for state in observed.caches(stop)[stop % 2 :: 2]]
-            for position in range(stop, T):
-                expected = decoder.log_probs(observed.hidden[position])
-                torch.testing.assert_close(steps.step(torch.tensor([target[position]]))[0], expected, atol=1e-5, rtol=0)
-
-
 def test_gated_unit_is_pytorch_s() -> None:
     torch.manual_seed(0)
     cell, x, state = nn.GRUCell(12, 9), torch.randn(5, 12), torch.randn(5, 9)
     gates = x @ cell.weight_ih.T + cell.bias_ih
     torch.testing.assert_close(gated(cell, gates, state), cell(x, state), atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_encoder_is_pytorch_s_of_several_layers(layers: int) -> None:
-    """Layers of ours that are called one after the other are one module of PyTorch's that has them all."""
-    model = make(num_encoder_layers=layers)
-    theirs = nn.GRU(16, 8, layers, batch_first=True, bidirectional=True)
-    theirs.load_state_dict(
-        {
-            name.replace("_l0", f"_l{place}"): value
-            for place, layer in enumerate(model.encoder.layers)
-            for name, value in layer.state_dict().items()
-        }
-    )
-    source, _ = pairs(model)
-    embedded = model.encoder.tokens.weight[source] * 4.0
-    packed, last = theirs(pack_padded_sequence(embedded, LENGTHS, batch_first=True, enforce_sorted=False))
-    expected, _ = pad_packed_sequence(packed, batch_first=True)
-    found, found_last = model.encoder(source, PackedRecurrence(LENGTHS))
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(found_last, torch.cat((last[-2], last[-1]), -1), atol=1e-6, rtol=0)
 
 
 def test_padding_is_never_seen_targets_see_only_the_past_and_every_parameter_learns(any_rnn: Rnn) -> None:

@@ -1,11 +1,10 @@
 """Odd texts, and tokenisers of every kind beside the libraries that they stand for."""
 
-import json
 import random
-import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import sentencepiece
 import transformers
 from tokenizers import Tokenizer as Encoder
 
-from dragoman.model.text.id_tables import ids_by_piece, same_ids, shifted_ids
+from dragoman.model.text.id_tables import same_ids
 from dragoman.model.text.json_file import JsonTokenizer
-from dragoman.model.text.piece_model import with_names_as_text
 from dragoman.model.text.sentencepiece import SentencePieceTokenizer
 from dragoman.model.text.tokenizer import Tokenizer
 from tests.oracles import vocabularies
@@ -47,18 +45,15 @@ PLAIN: dict[str, dict[str, Any]] = {
     "char": {"model_type": "char"},
     "word": {"model_type": "word"},
 }
-NAMES = ("<s>", "</s>", "<pad>", *vocabularies.MARIAN_LANGUAGES)
-FAIRSEQ = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
-# Of a family: what writes its files, SentencePiece's file among them, the class of Transformers, end-of-sequence.
-FAMILIES: dict[str, tuple[Callable[[Path], Any], str, str, int]] = {
-    "marian": (vocabularies.marian, "source.spm", "", 0),
-    "m2m100": (vocabularies.m2m100, "sentencepiece.bpe.model", "", 2),
-    "nllb": (vocabularies.nllb, "sentencepiece.bpe.model", "NllbTokenizer", 2),
-    "mbart": (vocabularies.mbart, "sentencepiece.bpe.model", "MBartTokenizer", 2),
-    "pegasus": (vocabularies.pegasus, "spiece.model", "PegasusTokenizer", 1),
-    "t5": (vocabularies.t5, "spiece.model", "T5Tokenizer", 1),
-    "madlad": (vocabularies.madlad, "spiece.model", "", 2),
-    "bart": (vocabularies.bart, "", "BartTokenizer", 2),
+
+
+# Of a family whose `tokenizer.json` is read: what writes its files, the class of Transformers, end-of-sequence.
+FAMILIES: dict[str, tuple[Callable[[Path], Any], str, int]] = {
+    "nllb": (vocabularies.nllb, "NllbTokenizer", 2),
+    "mbart": (vocabularies.mbart, "MBartTokenizer", 2),
+    "pegasus": (vocabularies.pegasus, "PegasusTokenizer", 1),
+    "t5": (vocabularies.t5, "T5Tokenizer", 1),
+    "bart": (vocabularies.bart, "BartTokenizer", 2),
 }
 
 
@@ -69,16 +64,13 @@ class Case:
     Attributes:
         names: Names that the library cuts out of texts, and ours does not.
         silent: Ids that the library treats otherwise in decoding.
-        text: Applied to both texts before they are compared.
     """
 
-    name: str
     ours: Tokenizer
     encode: Callable[[str], Sequence[int]]
     decode: Callable[[Ids], str]
     names: Sequence[str] = ()
     silent: frozenset[int] = field(default_factory=frozenset)
-    text: Callable[[str], str] = lambda text: re.sub("\ufffd+", "\ufffd", text)  # the library has one for each bad byte
 
 
 def plain_case(name: str) -> Case:
@@ -87,84 +79,36 @@ def plain_case(name: str) -> Case:
     # In the library a silent token separates the bytes of a character.
     silent = frozenset(i for i in range(len(library)) if "byte_fallback" in PLAIN[name] and library.is_control(i))
     ours = SentencePieceTokenizer(model, same_ids(model), library.eos_id())
-    return Case(name, ours, library.encode, library.decode, silent=silent)
+    return Case(ours, library.encode, library.decode, silent=silent)
 
 
-def family_cases(name: str, folder: Path) -> Iterator[Case]:
-    make, file, kind, eos_id = FAMILIES[name]
+def family_case(name: str, folder: Path) -> Case:
+    make, kind, eos_id = FAMILIES[name]
     make(folder)
-    if file:
-        yield table_case(name, (folder / file).read_bytes(), folder, eos_id)
-    if kind:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
-            getattr(transformers, kind).from_pretrained(folder).save_pretrained(folder / "saved")
-        yield json_case(name, (folder / "saved/tokenizer.json").read_bytes(), eos_id)
-
-
-def table_case(name: str, model: bytes, folder: Path, eos_id: int) -> Case:
-    """Return the family's own rule of ids, applied to the pieces of sentencepiece."""
-    hidden, names = with_names_as_text(model)
-    library = sentencepiece.SentencePieceProcessor(model_proto=model)
-    ids, others = same_ids(hidden), dict[int, str]()
-    encode: Callable[[str], Sequence[int]] = library.encode
-    if name in ("marian", "m2m100"):
-        vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-        unknown = vocabulary["<unk>"]
-        ids, others = ids_by_piece(hidden, vocabulary, unknown, NAMES)
-
-        def encode(text: str) -> Ids:
-            return [vocabulary.get(p, unknown) if p not in NAMES else unknown for p in library.encode(text, out_type=str)]
-
-    elif name in ("nllb", "mbart"):
-        ids, encode = shifted_ids(hidden, 1, FAIRSEQ), lambda text: [i + 1 if i else 3 for i in library.encode(text)]
-    elif name == "pegasus":
-        ids, encode = shifted_ids(hidden, 103, {"<pad>": 0, "</s>": 1}), lambda text: [i + 103 for i in library.encode(text)]
-    elif name == "madlad":  # its languages are user-defined pieces, no special tokens: answers show them
-        others = {library.piece_to_id(piece): piece for piece in names}
-    piece_of = {i: library.id_to_piece(own) for own, i in reversed(list(enumerate(ids)))} | others
-
-    def decode(row: Ids) -> str:
-        pieces = [piece_of[i] for i in row if i in piece_of]
-        return str(library.decode(pieces)).replace("▁", " ") if pieces else ""
-
-    return Case(name, SentencePieceTokenizer(hidden, ids, eos_id, others), encode, decode, names, text=str.strip)
-
-
-def json_case(name: str, content: bytes, eos_id: int) -> Case:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
+        getattr(transformers, kind).from_pretrained(folder).save_pretrained(folder / "saved")
+    content = (folder / "saved/tokenizer.json").read_bytes()
     encoder = Encoder.from_str(content.decode())
     names = [token.content for token in encoder.get_added_tokens_decoder().values()]
 
     def decode(row: Ids) -> str:
         return str(encoder.decode(row, skip_special_tokens=True))
 
-    return Case(
-        f"{name}-json",
-        JsonTokenizer(content, eos_id),
-        lambda text: encoder.encode(text, add_special_tokens=False).ids,
-        decode,
-        names,
-    )
+    def encode(text: str) -> Ids:
+        return list(encoder.encode(text, add_special_tokens=False).ids)
+
+    return Case(JsonTokenizer(content, eos_id), encode, decode, names)
 
 
 @pytest.fixture(scope="session")
 def unigram() -> bytes:
-    """A `.model` file: unigram, with the pieces `<unk>`, `<s>` and `</s>` first."""
     return trained(model_type="unigram")
 
 
 @pytest.fixture(scope="session")
-def cases_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Case]]:
-    """Give the cases of a plain model or of a family; each is made once."""
-    made: dict[str, list[Case]] = {}
-
-    def cases(name: str) -> list[Case]:
-        if name not in made:
-            is_family = name in FAMILIES
-            made[name] = list(family_cases(name, tmp_path_factory.mktemp(name))) if is_family else [plain_case(name)]
-        return made[name]
-
-    return cases
+def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    return cache(lambda name: plain_case(name) if name in PLAIN else family_case(name, tmp_path_factory.mktemp(name)))
 
 
 BLOCKS = (
@@ -181,7 +125,6 @@ ODD = (
 
 @pytest.fixture(scope="session")
 def odd_texts() -> list[str]:
-    """Random texts: words, characters of many scripts, odd spaces, names of special tokens."""
     choice, words = random.Random(7), [word for line in training_lines() for word in line.split()]
 
     def part() -> str:

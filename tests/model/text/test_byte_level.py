@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.model.corpus import read_lines
 from dragoman.model.text.alphabet import byte_alphabet
 from dragoman.model.text.byte_level import EOS, PAD, SPECIAL_TOKENS, START, ByteLevelTokenizer, StreamingDetokenizer
 from dragoman.model.text.tokenizer import TokenizerError
@@ -32,14 +31,7 @@ def test_any_text_comes_back(tokenizer: ByteLevelTokenizer, reloaded: ByteLevelT
     assert tokenizer.encode_batch(texts) == rows == [reloaded.encode(text) for text in texts]
 
 
-def test_corpus_comes_back(multi30k, tokenizer: ByteLevelTokenizer) -> None:
-    for name in ("val.de.gz", "test_2016_flickr.fr.gz"):
-        lines = read_lines(multi30k / name)
-        assert list(map(tokenizer.decode, tokenizer.encode_batch(lines))) == lines
-
-
 def cut(ids: list[int], cuts: list[int]) -> list[list[int]]:
-    """Cut ids at the given places, some pieces empty."""
     places = [0, *sorted(min(place, len(ids)) for place in cuts), len(ids)]
     return [ids[start:end] for start, end in itertools.pairwise(places)]
 
@@ -86,13 +78,6 @@ def test_special_tokens_come_first_and_are_silent_and_every_byte_is_a_token(toke
     assert learnt.decode(learnt.encode("</s>")) == "</s>"
 
 
-def test_word_is_the_same_token_at_the_start_and_inside(tokenizer: ByteLevelTokenizer) -> None:
-    dog, inside = tokenizer.encode("dog"), tokenizer.encode("the dog runs")
-    assert len(dog) == 1
-    assert inside[1:2] == dog
-    assert tokenizer.encode("runs") == inside[2:]
-
-
 @pytest.fixture(scope="module")
 def reloaded(tokenizer: ByteLevelTokenizer, tmp_path_factory: pytest.TempPathFactory) -> ByteLevelTokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
@@ -121,7 +106,6 @@ def test_training_twice_gives_the_same_vocabulary() -> None:
 
 
 def made_up(seed: int) -> list[str]:
-    """Return sentences of two hundred words of the seed's own."""
     rng = random.Random(seed)
     words = ["".join(rng.choices("abcdefghäöüß雪", k=rng.randint(2, 9))) for _ in range(200)]
     return [" ".join(rng.choices(words, k=10)) for _ in range(300)]

@@ -44,7 +44,6 @@ def unigram() -> Encoder:
 
 @pytest.fixture(scope="module", params=[bpe, unigram], ids=["byte-level BPE", "unigram"])
 def description(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """A file with special tokens, an added one that is not special and a name, and one that is text."""
     made: Callable[[], Encoder] = request.param
     found: dict[str, Any] = json.loads(made().to_str())
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -62,7 +61,6 @@ def made(description: dict[str, Any], **changes: Any) -> JsonTokenizer:
 
 
 def test_a_name_that_is_typed_is_text(description: dict[str, Any]) -> None:
-    """So are the names that take its place in memory, which nobody can know."""
     tokenizer, library = made(description), Encoder.from_str(json.dumps(description))
     for name in (*SPECIAL, "deu_Latn", "<br>"):
         token, text = library.token_to_id(name), f"the {name} the"

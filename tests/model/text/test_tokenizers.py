@@ -1,4 +1,9 @@
+"""Tokenisers of every kind against the libraries that they stand for; streams; saving, loading, and descriptions that are wrong."""
+
+import itertools
 import json
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +16,69 @@ from dragoman.model.text.json_file import JsonTokenizer
 from dragoman.model.text.sentencepiece import SentencePieceTokenizer
 from dragoman.model.text.tokenizer import Tokenizer, TokenizerError
 from dragoman.model.text.tokenizers import Tokenizers
+from tests.model.text.conftest import FAMILIES, PLAIN, id_rows
+
+
+def same_replacements(text: str) -> str:
+    """Shorten runs of U+FFFD: the library has one for each bad byte."""
+    return re.sub("\ufffd+", "\ufffd", text)
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *FAMILIES])
+def test_ids_texts_and_streams_are_the_librarys(name: str, case_of, odd_texts: list[str]) -> None:
+    case, choice = case_of(name), random.Random(3)
+    named = re.compile("|".join(map(re.escape, case.names)) or r"(?!)")
+    for text, ids in zip(odd_texts, case.ours.encode_batch(odd_texts), strict=True):
+        if named.search(text):
+            text = named.sub(" x ", text)
+            ids = case.ours.encode(text)
+        assert named.search(text) or ids == list(case.encode(text)), text
+    tokenizer = case.ours
+    for row in id_rows(tokenizer, odd_texts):
+        heard = [i for i in row if i not in case.silent]
+        assert same_replacements(tokenizer.decode(heard)) == same_replacements(case.decode(heard)), row
+    for ids in id_rows(tokenizer, odd_texts[:160]):  # pieces add up, and are all that is certain
+        together = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
+        assert together.lstrip(" ") == tokenizer.decode(ids).lstrip(" ")
+        assert len(together) - len(tokenizer.decode(ids)) in range(len(ids) + 1)
+        ids.insert(choice.randrange(len(ids) + 1), tokenizer.vocab_size + choice.randrange(9))  # pads a model's vocabulary
+        stream, shown = tokenizer.detokenizer(), ""
+        cuts = sorted(choice.randrange(len(ids) + 1) for _ in range(4))
+        for start, end in itertools.pairwise([0, *cuts, len(ids)]):
+            shown += stream.push(ids[start:end])
+            whole = tokenizer.decode(ids[:end])
+            # The rest is a character that lacks bytes, which decoding ends with U+FFFD.
+            assert whole.startswith(shown) and re.fullmatch("\ufffd{0,3}", whole.removeprefix(shown))
+        assert shown + stream.finish() == tokenizer.decode(ids)
+
+
+def test_half_a_character_waits_for_its_other_half() -> None:
+    tokenizer = ByteTokenizer()
+    stream = tokenizer.detokenizer()
+    assert [stream.push([token]) for token in tokenizer.encode("é🐕")] == ["", "é", "", "", "", "🐕"]
+    assert stream.push(tokenizer.encode("🐕")[:2]) == "" and stream.finish() == "\ufffd"
+
+
+def test_bytes_come_after_the_special_tokens() -> None:
+    from dragoman.model.text.tokenizer import TokenizerError
+
+    tokenizer = ByteTokenizer()
+    assert tokenizer.encode("aé") == [100, 198, 172] and tokenizer.vocab_size == 384
+    assert tokenizer.decode([0, 1, 2, *tokenizer.encode("aé</s>"), 259, 383, 384, 10**9]) == "aé</s>"
+    assert [tokenizer.token_bytes(i) for i in (2, 3, 258, 259, 383, 384)] == [b"", b"\0", b"\xff", b"", b"", b""]
+    assert tokenizer.encode_batch(["a", ""]) == [[100], []]
+    for numbers in ((3, 3, 125), (258, 3, 125), (384, 3, 125), (-1, 3, 125), (1, -1, 0), (1, 3, 1 << 20)):
+        with pytest.raises(TokenizerError):
+            ByteTokenizer(*numbers)
+
 
 TEXTS = ["the work", "</s> é 猫", "", "  two  spaces "]
 
 
 @pytest.fixture(scope="module")
-def kinds(unigram: bytes, tokenizer: ByteLevelTokenizer, cases_of) -> dict[str, Tokenizer]:
+def kinds(unigram: bytes, tokenizer: ByteLevelTokenizer, case_of) -> dict[str, Tokenizer]:
     size = len(same_ids(unigram))
-    json_file = next(case.ours for case in cases_of("bart"))
+    json_file = case_of("bart").ours
     assert isinstance(json_file, JsonTokenizer)
     return {
         "byte_level": tokenizer,

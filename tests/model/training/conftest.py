@@ -20,17 +20,8 @@ SOURCES = {"source": "train.s", "validation_source": "val.s"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "data": SOURCES | {"target": "train.t", "validation_target": "val.t"},
     "tokenizer": {"vocab_size": 300, "bpe_dropout": 0.2},
-    "model": {
-        "d_model": 16,
-        "num_heads": 2,
-        "num_encoder_layers": 1,
-        "num_decoder_layers": 1,
-        "encoder_ffn_dim": 32,
-        "decoder_ffn_dim": 32,
-        "dropout": 0.2,
-        "attention_dropout": 0.1,
-        "max_target_positions": 40,
-    },
+    "model": {"d_model": 16, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_target_positions": 40}
+    | {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "dropout": 0.2, "attention_dropout": 0.1},
     "training": {"max_steps": 28, "max_tokens": 200, "warmup_steps": 10, "max_length": 40, "average_last": 2},
 }
 Begin = Callable[..., Trainer]
@@ -58,12 +49,10 @@ def file(initial_checkpoint: Path | None = None, **changes: dict[str, Any]) -> T
 
 @pytest.fixture
 def begin(data_dir: Path) -> Begin:
-    """Begin or resume a run."""
     return lambda output, **changes: Trainer(prepare(file(**changes), data_dir, output), torch.device("cpu"))
 
 
 def stop_after(trainer: Trainer, num_steps: int) -> Trainer:
-    """Do some steps and leave the run with its state."""
     for _, batch in zip(range(num_steps), trainer._remaining_batches(), strict=False):
         trainer._step(batch)
     trainer.save_state()

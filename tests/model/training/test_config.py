@@ -98,13 +98,6 @@ def test_a_wrong_setting_is_named(changes: dict[str, Any], without: str, fault: 
         parse(changes, without)
 
 
-def test_all_faults_are_listed_at_once() -> None:
-    with pytest.raises(TrainingConfigError) as caught:
-        parse({"training.seed": -1, "data.extra": 1}, without="name")
-    faults = str(caught.value).removeprefix("here.toml: ").split("; ")
-    assert {fault.split(":")[0] for fault in faults} == {"name", "training.seed", "data.extra"}
-
-
 def test_model_takes_its_vocabulary_from_the_tokenizer(tokenizer: ByteLevelTokenizer) -> None:
     config = model_config(parse({"model.d_model": 64, "model.num_heads": 2, "model.norm": "pre"}), tokenizer)
     assert (config.d_model, config.num_heads, config.norm) == (64, 2, "pre")
@@ -196,7 +189,6 @@ RULE_TEXTS = {VOCAB_SIZE: VOCAB_SIZE_TEXT} | {rule.setting: rule.text for rule i
 
 
 def test_the_example_has_every_setting_with_its_default(tmp_path: Path) -> None:
-    """Only data is stated in it."""
     stated = tomllib.loads(EXAMPLE)
     assert {name: table for name, table in stated.items() if table} == {"data": stated["data"]}
     every = tomllib.loads(ALL_STATED)
@@ -208,17 +200,3 @@ def test_the_example_has_every_setting_with_its_default(tmp_path: Path) -> None:
                 default = getattr(field.default, "default", field.default)
                 assert default in (every[table][field.name], None), field.name
     assert load(tmp_path, ALL_STATED).complete({}).training.max_steps == 10_500
-
-
-def test_the_example_has_every_rule_as_the_last_comment_before_its_setting() -> None:
-    table, comment, seen = "", "", set()
-    for line in EXAMPLE.splitlines():
-        if header := re.match(r"\[(\w+)\]", line):
-            table = header[1]
-        elif setting := re.match(r"#?(\w+) = ", line):
-            name = f"{table}.{setting[1]}"
-            seen.add(name)
-            assert comment == f"# rule: {RULE_TEXTS[name]}" if name in RULE_TEXTS else not comment.startswith("# rule:"), name
-        else:
-            comment = line
-    assert RULE_TEXTS.keys() <= seen

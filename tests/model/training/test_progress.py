@@ -138,7 +138,6 @@ def test_resuming_drops_torn_rows_and_those_beyond_the_saved_state(tmp_path: Pat
 
 @pytest.mark.parametrize("num_steps", [0, 1, 450])
 def test_curves_are_drawn(tmp_path: Path, num_steps: int) -> None:
-    """Of a run that went astray, too, and of one without BLEU."""
     steps, validations = CsvLog(tmp_path / STEPS_FILE, STEP_FIELDS, 0), CsvLog(tmp_path / VALIDATION_FILE, VALIDATION_FIELDS, 0)
     for step in range(1, num_steps + 1):
         steps.write(step, 0, 9000 / step, 0.1, 1.0, 100, 0.5)

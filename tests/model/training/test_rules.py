@@ -1,20 +1,15 @@
 """Rules against sizes of text, settings that are known to work, and the documents; and warnings of settings that cannot work."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dragoman.model.training.config import ScheduleConfig, TrainingConfig
-from dragoman.model.training.file import TrainingFile
 from dragoman.model.training.rules import RULES, VOCAB_SIZE_TEXT, TextSize, choose, vocab_size_for
 from dragoman.model.training.warnings import Facts, warnings
 
 ROOT = Path(__file__).parents[3]
-RECIPES = sorted((ROOT / "model" / "recipes").glob("*.toml"))
-# Defaults of the time when the shipped models were trained, which recipes leave out.
-DEFAULTS = {"max_tokens": 4096, "max_length": 256, "cooldown_steps": 0, "label_smoothing": 0.1, "patience": 0, "average_last": 5}
 
 
 def chosen(num_pairs: int, num_tokens: int, initial: dict[str, Any] | None = None, **stated: Any) -> dict[str, Any]:
@@ -60,19 +55,6 @@ def test_stated_settings_are_not_chosen_and_the_rest_follows_them() -> None:
 @pytest.mark.parametrize(("width", "heads"), [(128, 4), (512, 8), (1024, 16), (20, 4), (18, 3), (7, 1), (1, 1)])
 def test_heads_divide_the_width(width: int, heads: int) -> None:
     assert chosen(9, 9, model__d_model=width, training__learning_rate=1e-3)["model.num_heads"] == heads
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_recipes_mean_what_they_meant_when_the_shipped_models_were_trained(path: Path) -> None:
-    """On as many captions as Multi30k has no rule gives another value than the default of that time."""
-    file = TrainingFile.load(path)
-    rows = [range(8 + i % 20) for i in range(29_000)]
-    config = file.complete(choose(file.stated, rows, rows, {"num_heads": 4} if file.fields.get("initial_checkpoint") else None))
-    stated = tomllib.loads(path.read_text(encoding="utf-8"))
-    expected = TrainingConfig.parse(stated, "recipe")
-    assert (config.training, config.tokenizer, config.model) == (expected.training, expected.tokenizer, expected.model)
-    for name, value in DEFAULTS.items():
-        assert getattr(config.training, name) == stated["training"].get(name, value)
 
 
 def test_rules_are_in_the_documents_as_they_are() -> None:
