@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import requests
 from aiohttp import ClientSession
@@ -23,7 +22,6 @@ from dragoman.v1.generation_pb2 import (
     ScoreRequest,
     ScoreResponse,
 )
-from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.system.harness.http_client import events
 from tests.system.harness.openinference import JSON, infer_body, json_tensor, rest_outputs
 from tests.system.harness.server import ROOT, Event, Server, stopped, wait_until
@@ -94,12 +92,6 @@ def server(serve: Callable[..., Any], translators: Path) -> Iterator[Server]:
         yield started
         assert started.terminate() == 0
         assert not started.problems() and "s3cret" not in str(started.events)
-
-
-@pytest.fixture
-def stub(server: Server) -> Iterator[Any]:
-    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        yield GenerationStub(channel)
 
 
 def post(server: Server, path: str, **arguments: Any) -> requests.Response:

@@ -325,7 +325,7 @@ def test_unknown_models_and_methods_without_an_offer_are_refused(shared_server: 
     def code(method: str, **fields: Any) -> tuple[str, str]:
         with pytest.raises(grpc.RpcError) as caught:
             getattr(stub, method)(getattr(pb, f"{method}Request")(**fields))
-        return caught.value.code().name, caught.value.details()  # type: ignore[attr-defined]
+        return caught.value.code().name, caught.value.details()
 
     for name in ("ModelMetadata", "ModelConfig"):
         assert code(name, name="x")[0] == "NOT_FOUND"
