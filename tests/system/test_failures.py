@@ -56,9 +56,9 @@ def test_a_killed_engine_costs_only_what_was_in_it(topology: tuple[str, ...], en
         assert next(watch).status == SERVING
         expected = generate(channel, 300).result().answers[0]
         bystanders = stack.enter_context(Callers(server, ["beta"], num=2, max_new_tokens=20))
-        patient = stack.enter_context(Callers(server, ["alpha"], kinds=RETRYING, num=20, max_new_tokens=100))
         calls = [generate(channel, 300) for _ in range(60)]
         wait_until(lambda: server.metric("dragoman_slots_in_use", model="alpha") == 4 * server.num_engines, "all slots are in use")
+        patient = stack.enter_context(Callers(server, ["alpha"], kinds=RETRYING, num=20, max_new_tokens=100))
         kill(victim)
         if is_one:
             assert next(watch).status == NOT_SERVING
