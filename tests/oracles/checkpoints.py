@@ -68,7 +68,6 @@ def _write_flag(path: Path, is_tied: bool) -> None:
 
 
 def _save_tokenizer(folder: Path, variant: Variant) -> None:
-    """Write the tokeniser as Transformers saves it today, beside the files that it was read from."""
     published = (folder / "tokenizer_config.json").read_bytes()
     load_tokenizer(folder).save_pretrained(folder)
     if variant.mended is not None:

@@ -64,7 +64,6 @@ def write_model(ours: Transformer, folder: Path, quantization: str = "float32") 
 
 
 def _output_bias(ours: Transformer) -> Tensor:
-    """Return what is added to the logits: their bias, and the ban on padding."""
     decoder = ours.decoder
     bias = torch.zeros_like(decoder.padding_logits) if decoder.output_bias is None else decoder.output_bias.detach().clone()
     bias[ours.config.pad_id] = BANNED

@@ -84,7 +84,6 @@ class Reference:
         self.has_max_length = "max_length" in self.defaults
 
     def _task(self) -> dict[str, Any]:
-        """Return the parameters of the variant's task, the text before a source left out: all its translations have the same."""
         tasks: dict[str, dict[str, Any]] = getattr(self.model.config, "task_specific_params", None) or {}
         chosen = [task for name, task in tasks.items() if self.variant.task and name.startswith(self.variant.task)]
         return {key: value for key, value in chosen[0].items() if key != "prefix"} if chosen else {}

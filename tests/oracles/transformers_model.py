@@ -65,7 +65,6 @@ def best_answers(theirs: Any, sources: Sequence[Ids], num_beams: int, max_new_to
 
 
 def _weights(ours: Transformer) -> dict[str, Tensor]:
-    """Return their state dictionary."""
     table = ours.decoder.embedding.tokens.weight
     bias = ours.decoder.padding_logits
     assert isinstance(bias, Tensor)

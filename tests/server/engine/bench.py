@@ -6,6 +6,7 @@ the answers. The reference computes the same answers from the definitions, with 
 an engine.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -51,7 +52,6 @@ def predict(source: Ids, history: Ids) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=20_000)
 def likeliest(source: Ids, history: Ids) -> Candidates:
-    """Return all candidates of the fake model, `[V]` each."""
     log_probs = predict(source, history)
     ids = np.argsort(-log_probs, kind="stable")
     return Candidates(ids, log_probs[ids])
@@ -83,7 +83,6 @@ class Path:
         return self.model(tuple(self.request.source_ids), (self.start, *self.tokens))
 
     def options(self) -> list[tuple[float, int, float]]:
-        """Return (value, token, log-probability) of all that may come next, best first."""
         search, tokens = self.request.search, self.tokens
         size = search.no_repeat_ngram_size
         banned = set(search.suppressed_tokens)
@@ -118,7 +117,6 @@ class Path:
 
 
 def beam_reference(first: Path) -> list[Path]:
-    """Return the best paths of a beam search, best first."""
     search = first.request.search
     width, live, finished = search.num_beams, [first], list[Path]()
     while True:
@@ -148,7 +146,6 @@ def drawn(options: list[tuple[float, int, float]], request: Request, number: flo
 
 
 def separate_reference(first: Path) -> list[Path]:
-    """Return the paths of answers that grow independently."""
     search, answers = first.request.search, list[Path]()
     for index in range(search.num_answers):
         path = first
@@ -351,6 +348,26 @@ class FakeRunner:
         return self.max_rows * self.capacity, used
 
 
+class FakeGraphs:
+    """Steps that are still to be captured; `error` is raised for each, or where so many are left."""
+
+    def __init__(self, num_pending: int, error: Exception | None = None, fails_at: int | None = None) -> None:
+        self.num_pending, self.num_captured, self.error, self.fails_at = num_pending, 0, error, fails_at
+        self.is_disabled, self.all_done = False, threading.Event()
+
+    @property
+    def has_pending(self) -> bool:
+        return self.num_pending > 0
+
+    def capture_next(self) -> None:
+        self.num_pending -= 1
+        if not self.num_pending:
+            self.all_done.set()
+        if self.error is not None and self.fails_at in (None, self.num_pending):
+            raise self.error
+        self.num_captured += 1
+
+
 class Bench:
     """An engine with a fake runner and a fake clock, and the ends of its requests."""
 
@@ -382,15 +399,12 @@ class Bench:
 
     @property
     def reasons(self) -> dict[int, str]:
-        """Reasons of finished requests, by id."""
         return {number: end.reason for number, end in self.finished.items()}
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
         self.clock.now += seconds
 
     def submit(self, request_id: int, source: list[int], limit: int = MAX_TARGET, **fields: Any) -> Request:
-        """Submit a request, and collect what that ends."""
         request = Request(request_id, source, limit, self.clock.now, **fields)
         self.engine.submit(ORIGIN, request)
         if self.engine.has_news:
@@ -398,18 +412,15 @@ class Bench:
         return request
 
     def cancel(self, request_id: int) -> None:
-        """Cancel a request, and collect its end."""
         self.engine.cancel(ORIGIN, request_id)
         self.collect()
 
     def step(self, count: int = 1) -> None:
-        """Do iterations, and collect after each what has ended."""
         for _ in range(count):
             self.engine.step()
             self.collect()
 
     def collect(self) -> None:
-        """Read the reports; no request ends twice, and nothing comes after its end."""
         assert self.runner.complaints == []
         for origin, report in self.engine.take_reports().items():
             assert origin == ORIGIN
@@ -424,7 +435,6 @@ class Bench:
                 self.order.append(end.id)
 
     def run(self, max_steps: int = 10_000) -> None:
-        """Step until everything has ended and all slots are free."""
         for _ in range(max_steps):
             if not self.engine.has_work:
                 break
@@ -434,6 +444,5 @@ class Bench:
         assert self.engine.scheduler.num_used_slots == 0
 
     def check(self, *requests: Request) -> None:
-        """Require the reference's answers."""
         for request in requests:
             assert self.finished[request.id].answers == reference_answers(request)

@@ -11,7 +11,6 @@ from dragoman.server.engine.sequence import Sequence
 def sequence(
     number: int, share: Share = ANYBODY, num_tokens: int = 5, width: int = 1, priority: int = 0, arrival: float = 0.0, **fields: Any
 ) -> Sequence:
-    """Return a sequence of front end `b""`; fields are further ones of its request."""
     search = SearchOptions(num_beams=width)
     return Sequence(b"", Request(number, [7] * num_tokens, 10, arrival, priority=priority, search=search, share=share, **fields))
 
@@ -22,10 +21,8 @@ def scheduler(slots: int = 4, requests: int = 10**6, tokens: int = 10**9, budget
 
 
 def numbers(sequences: Iterable[Sequence]) -> list[int]:
-    """Return the ids of sequences."""
     return [one.request.id for one in sequences]
 
 
 def caller_of(one: Sequence) -> str:
-    """Return the name of a sequence's caller."""
     return one.request.share.caller

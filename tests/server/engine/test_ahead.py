@@ -16,7 +16,6 @@ def source(answer_length: int, length: int = 6) -> list[int]:
 
 
 def one_slot(num_requests: int, length: int = 6, answer_length: int = 3, **limits: int) -> Bench:
-    """Return a bench of one slot in which requests wait."""
     bench = Bench(max_slots=1, **limits)
     for i in range(num_requests):
         bench.submit(i, source(answer_length, length))
@@ -33,7 +32,6 @@ def busy() -> Bench:
 
 
 def batches(bench: Bench) -> tuple[list[int], list[int]]:
-    """Return the sizes of batches that held sources for later, and of those that did not."""
     return bench.runner.encode_batches, bench.runner.prefill_batches
 
 
@@ -87,7 +85,6 @@ def test_nothing_is_encoded_ahead_of_free_slots_or_where_that_is_off_or_impossib
 
 
 def test_a_batch_grows_no_larger_than_what_makes_it_cheap() -> None:
-    """A long source takes no other along, and is not taken along: neither would gain by it."""
     bench = Bench(max_slots=1, max_ahead=5)
     for i, length in enumerate((PACKED.good_tokens, *[PACKED.good_tokens // 2] * 3)):
         bench.submit(i, source(2, length))

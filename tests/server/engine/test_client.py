@@ -69,7 +69,6 @@ class Engine:
 
 @asynccontextmanager
 async def attached(folder: Path, statistics: list[Statistics] | None = None) -> AsyncIterator[tuple[EngineClient, Engine]]:
-    """Attach both ends; afterwards nothing waits."""
     endpoint = f"ipc://{folder}/engine"
     engine = Engine(endpoint)
     client = EngineClient(ZmqLink(endpoint), [].append if statistics is None else statistics.append)

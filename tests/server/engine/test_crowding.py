@@ -1,4 +1,4 @@
-"""A crowded queue: what leaves a full one, who is told so beforehand, and what is before a request that has just come."""
+"""A crowded queue: requests that leave a full one, callers that would be refused, and slots that come before a new request."""
 
 import pytest
 from hypothesis import given, settings
@@ -57,22 +57,6 @@ def test_a_full_queue_takes_from_the_caller_that_has_most(name: str) -> None:
         assert policy.num_waiting == before + (0 if expected is None else 1 - len(expected))
 
 
-def test_the_last_in_line_leaves_not_the_last_that_came() -> None:
-    policy = scheduler(1, 5)
-    for i, priority in enumerate((0, 0, -10, 0, 0, 10)):
-        submitted(policy, i, A, priority=priority)
-    assert [submitted(policy, i, B) for i in (10, 11)] == [[2], [4]]
-
-
-def test_one_leaves_for_one_where_a_wide_request_has_taken_several_slots() -> None:
-    policy = scheduler(4, 2)
-    for i in range(6):
-        policy.submit(sequence(i, A, width=4 if i == 0 else 1, arrival=float(i)))
-    policy.admit()
-    assert policy.num_places == -3
-    assert submitted(policy, 10, B) == [5]
-
-
 @settings(max_examples=num_examples(60, of=1000), deadline=None)
 @given(
     st.lists(st.integers(0, 4), min_size=20, max_size=20), st.lists(st.sampled_from([0.5, 1.0, 1.0, 4.0]), min_size=5, max_size=5)
@@ -124,7 +108,6 @@ def test_a_callers_part_is_its_weight_among_those_that_wait() -> None:
 
 
 def busy(*callers: tuple[Share, int], num_tokens: int = 10) -> Scheduler:
-    """Return a scheduler whose only slot is taken, and for which callers wait."""
     policy = scheduler(1)
     submitted(policy, 10**6, Share("z"))
     policy.admit()

@@ -4,36 +4,12 @@ import pytest
 
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
 from dragoman.server.engine.forecast import MIN_STEPS
-from dragoman.server.engine.messages import Request, SearchOptions, Share
+from dragoman.server.engine.messages import SearchOptions, Share
 from dragoman.server.engine.snapshot import MAX_CALLERS, CallerUse, EngineSnapshot, StepTotals, summed_up
 from dragoman.server.engine.watched import LEASE_SECONDS
-from tests.server.engine.bench import ORIGIN, Bench
+from tests.server.engine.bench import ORIGIN, Bench, FakeGraphs
 
 # A source is [answer length, ...]: see the bench's fake model.
-
-
-def test_answers_are_the_models_whatever_else_runs() -> None:
-    bench = Bench()
-    requests = [bench.submit(i, [1 + i * 7 % 13, i, i + 1][: 2 + i % 2], is_streamed=i % 3 == 0) for i in range(30)]
-    requests.append(bench.submit(30, [20, 5], limit=6))
-    bench.run()
-    bench.check(*requests)
-    for request in requests:
-        end = bench.finished[request.id]
-        (answer,) = end.answers
-        assert end.reason == answer.reason and end.num_generated == len(answer.log_probs)
-        assert bench.streamed.get(request.id, []) == (answer.token_ids if request.is_streamed else [])
-    assert (bench.finished[30].reason, bench.finished[30].num_generated) == ("length", 6)
-
-
-def test_a_short_request_overtakes_long_ones_that_are_decoded() -> None:
-    bench = Bench(max_slots=33)
-    for i in range(32):
-        bench.submit(i, [35, i])
-    bench.step()
-    bench.submit(99, [2, 0])
-    bench.run()
-    assert bench.order[0] == 99
 
 
 def test_a_cancelled_slot_is_reused_in_the_next_step() -> None:
@@ -177,28 +153,6 @@ def test_sources_are_encoded_together_unless_padding_costs_more_than_another_run
     assert bench.runner.prefill_batches == [4, 2, 2]
 
 
-def test_each_front_end_gets_its_own_reports() -> None:
-    bench = Bench()
-    for origin, length in ((b"ours", 2), (b"theirs", 5)):
-        bench.engine.submit(origin, Request(1, [length, 1], 9, 0.0, is_streamed=True))
-    assert not bench.engine.has_news
-    bench.engine.step()
-    assert bench.engine.has_news
-    reports = bench.engine.take_reports()
-    assert {origin: [len(one.token_ids) for one in report.tokens] for origin, report in reports.items()} == {
-        b"ours": [1],
-        b"theirs": [1],
-    }
-    bench.engine.step()
-    bench.engine.remove_all("draining", b"theirs")
-    reports = bench.engine.take_reports()
-    assert {origin: [end.reason for end in report.finished] for origin, report in reports.items()} == {
-        b"ours": ["eos"],
-        b"theirs": ["draining"],
-    }
-    assert bench.engine.take_reports() == {} and not bench.engine.has_news
-
-
 def test_statistics_describe_the_last_steps_the_queue_and_the_caches() -> None:
     bench = Bench(max_slots=2, step_seconds=1)
     reserved, _ = bench.runner.cache_bytes()
@@ -226,7 +180,6 @@ def test_statistics_describe_the_last_steps_the_queue_and_the_caches() -> None:
 
 @pytest.fixture
 def busy() -> Bench:
-    """One slot, half a second a step, four tokens an answer; one runs and one waits."""
     bench = Bench(max_slots=1, step_seconds=0.5)
     for i in range(MIN_STEPS // 4):
         bench.submit(i, [4, i])
@@ -255,27 +208,9 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(busy: Bench) -> None:
     assert busy.reasons[1004] == "eos", "an idle engine refuses nothing"
 
 
-class Graphs:
-    """Steps that are still to be captured."""
-
-    def __init__(self, num_pending: int, error: Exception | None = None) -> None:
-        self.num_pending, self.num_captured, self.error = num_pending, 0, error
-        self.is_disabled = False
-
-    @property
-    def has_pending(self) -> bool:
-        return self.num_pending > 0
-
-    def capture_next(self) -> None:
-        self.num_pending -= 1
-        if self.error is not None:
-            raise self.error
-        self.num_captured += 1
-
-
 @pytest.mark.parametrize("error", [None, MemoryError("no"), RuntimeError("no")])
 def test_steps_are_captured_while_nothing_runs_or_waits(error: Exception | None) -> None:
-    bench, graphs = Bench(), Graphs(2, error)
+    bench, graphs = Bench(), FakeGraphs(2, error)
     bench.engine.prepare()
     assert not bench.engine.is_unprepared, "a runner without graphs has nothing to prepare"
     bench.runner.graphs = graphs  # type: ignore[assignment]

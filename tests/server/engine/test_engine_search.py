@@ -8,7 +8,7 @@ import pytest
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES
 from dragoman.server.engine.looks import ROWS_AT_ONCE, SHARE
 from dragoman.server.engine.messages import Request, Sampling, SearchOptions
-from tests.server.engine.bench import ORIGIN, START, VOCAB, Bench
+from tests.server.engine.bench import ORIGIN, VOCAB, Bench
 
 HOT = Sampling(7, temperature=8.0)  # draws far down, where only the whole vocabulary decides
 
@@ -53,54 +53,6 @@ def test_answers_and_streams_are_the_references_whatever_else_runs(search: Searc
         bench.check(*requests)
         assert [bench.streamed.get(i, []) for i in range(4)] == [bench.finished[i].answers[0].token_ids for i in range(4)]
         assert bench.engine.slots._owners.count(None) == bench.engine.slots.num_rows, "all rows are free"
-
-
-def test_a_forced_end_has_the_models_log_probability() -> None:
-    num_looks = 0
-    for seed in range(10):
-        bench = Bench(max_slots=9)
-        plain = bench.submit(0, [30, seed], 30, decoder_start_id=5)
-        greedy = bench.submit(1, [30, seed], 7, search=SEARCHES["greedy with a forced end"])
-        at_once = bench.submit(2, [30, seed], 1, search=SEARCHES["alternatives with a forced end"])
-        beams = bench.submit(3, [30, seed], 10, search=SEARCHES["beams with a forced end"], decoder_start_id=6)
-        bench.run()
-        bench.check(plain, greedy, at_once, beams)
-        for request in (greedy, at_once, beams):
-            for answer in bench.finished[request.id].answers:
-                assert answer.reason == "eos" and len(answer.log_probs) == request.max_new_tokens
-        (answer,) = bench.finished[1].answers
-        assert answer.log_probs[-1] < 0 and answer.score == sum(answer.log_probs[:-1]) / (7 + 1)
-        assert [answer.token_ids for answer in bench.finished[2].answers] == [[]], "there is one way to end at once"
-        num_looks += len(bench.runner.looks)
-    assert num_looks, "the end is at times beyond what is asked for at first"
-
-
-@pytest.mark.parametrize("prefix", [[], [8, 1]])
-@pytest.mark.parametrize("limit", [1, 2, 7])
-def test_a_plain_answer_is_searched_for_at_its_forced_end_only(prefix: list[int], limit: int) -> None:
-    search = SearchOptions(is_end_forced=True, forced_prefix=prefix, num_forced=len(prefix), length_penalty=0.5)
-    bench = Bench(max_slots=4)
-    requests = [bench.submit(i, [30, 5, i], limit, search=search, is_streamed=True) for i in range(3)]
-    bench.submit(9, [3, 5], limit + 4)
-    for _ in range(len(prefix) + limit - 1):
-        bench.step()
-        is_before_end = len(bench.streamed.get(0, [])) == len(prefix) + limit - 1
-        assert bool(bench.engine._searching) == (is_before_end or limit == 1)
-    assert bench.finished.keys() <= {9}
-    bench.cancel(2)
-    bench.run()
-    bench.check(*requests[:2])
-    assert [bench.streamed.get(i, []) for i in range(2)] == [bench.finished[i].answers[0].token_ids for i in range(2)]
-    assert [bench.finished[i].num_generated for i in range(3)] == [limit, limit, limit - 1]
-
-
-def test_a_plain_request_may_start_with_another_token() -> None:
-    bench = Bench(max_slots=5)
-    requests = [bench.submit(i, [9, 1], 12, decoder_start_id=start) for i, start in enumerate((None, 0, 7, START, 7))]
-    bench.run()
-    bench.check(*requests)
-    found = [bench.finished[i].answers for i in range(5)]
-    assert found[0] == found[3] != found[2] == found[4]
 
 
 def test_a_stream_of_beams_does_not_wait_for_the_end() -> None:
@@ -225,22 +177,6 @@ def test_answers_that_have_ended_leave_their_slots_to_others() -> None:
     lengths = {len(answer.log_probs) for answer in bench.finished[1].answers}
     assert len(lengths) > 1, "the model ends them at different steps"
     assert bench.order == [2, 1] and bench.shrunk[1][0] in (1, 2, 3)
-
-
-def test_beams_that_go_on_as_they_are_copy_nothing_and_twins_only_what_differs() -> None:
-    """The runner complains where less would have done, and where a row lacks something."""
-    copies = []
-    for seed in range(20):
-        bench = Bench()
-        bench.submit(1, [14, seed], 14, search=SearchOptions(num_beams=4))
-        bench.run()
-        first, *others = bench.runner.copies
-        assert first == ("row", 0, 1), "beams branch after the start token"
-        assert all(stop - start >= 1 for _, start, stop in others)
-        copies += others
-    partial = [copy for copy in copies if copy[0] == "positions" and copy[1] > 1]
-    assert partial, "a twin shares a beginning with what it replaces"
-    assert len(copies) < 20 * 14 * 3, "most beams go on in their own rows"
 
 
 def test_plain_requests_ask_for_one_candidate_after_a_search() -> None:

@@ -114,14 +114,6 @@ def test_a_new_caller_is_behind_at_most_one_request_of_each_other(
     assert not before or max(before.values()) == 1
 
 
-def test_weights_are_the_parts_in_which_service_is_divided() -> None:
-    service = Service(1)
-    for name, weight in (("a", 1.0), ("b", 2.0), ("c", 5.0)):
-        service.submit(Share(name, weight), 1000, num_tokens=9)
-    service.step(800)
-    assert service.served == {"a": 1000, "b": 2000, "c": 5000}
-
-
 @pytest.mark.parametrize("weight", [1e-9, 5e8])
 def test_extreme_weights_lose_no_count(weight: float) -> None:
     """Counted in floating point, a large count would swallow what a large weight leaves of a request."""
@@ -141,16 +133,6 @@ def test_extreme_weights_lose_no_count(weight: float) -> None:
 def test_a_weight_that_cannot_be_counted_with_is_refused(weight: float) -> None:
     with pytest.raises(AssertionError):
         scheduler().submit(sequence(0, Share("a", weight)))
-
-
-def test_beams_and_steps_are_charged_as_slots_are_held() -> None:
-    """Of the same sources, who decodes four rows for three times as long is admitted as much less often."""
-    service = Service(4)
-    for _ in range(500):
-        service.submit(A, num_steps=9, width=4, num_tokens=2)
-        service.submit(B, num_steps=3, num_tokens=2)
-    service.step(400)
-    assert abs(service.served["a"] - service.served["b"]) <= 2 + 4 * 9 < service.served["a"] / 10
 
 
 def test_idleness_earns_nothing() -> None:

@@ -23,7 +23,6 @@ def forecast() -> Forecast:
 
 
 def busy(num_running: int, num_waiting: int) -> Scheduler:
-    """Return a scheduler with four slots."""
     policy = scheduler(4)
     for i in range(num_running):
         policy.submit(sequence(i))

@@ -41,34 +41,17 @@ def load(shipped_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
     return load
 
 
-SET = {
-    "max_memory_bytes": 3 * GIB,
-    "row_buckets": (3,),
-    "capacity_buckets": (64, 128),
-    "attention_kernels": "math",
-    "graphs": "never",
-    "is_ahead": False,
-}
-
-
-@pytest.mark.parametrize(
-    ("settings", "kernels", "is_quick", "max_bytes", "rows", "targets"),
-    [({}, "flash,efficient", True, int(0.9 * 8 * GIB), (1, 2, 4), (512,)), (SET, "math", False, 3 * GIB, (3, 4), (64, 128, 512))],
-)
-def test_settings_reach_the_runner(
-    load: Callable[..., Any],
-    settings: dict[str, Any],
-    kernels: str,
-    is_quick: bool,
-    max_bytes: int,
-    rows: tuple[int, ...],
-    targets: tuple[int, ...],
-) -> None:
-    runner = load(**settings)
-    assert runner._device.opened == ((1,), {"attention_kernels": kernels})
-    assert runner.graphs.is_on == runner._is_ahead == is_quick and runner.budget.allowed == max_bytes
-    assert (runner.buckets.rows, runner.buckets.targets) == (rows, targets)
-    assert runner._device.arenas == {name: getattr(runner.budget, name) for name in ("encoder", "decoder", "scorer")}
+def test_settings_reach_the_runner(load: Callable[..., Any]) -> None:
+    quick = load()
+    own: dict[str, Any] = {"max_memory_bytes": 3 * GIB, "row_buckets": (3,), "capacity_buckets": (64, 128)}
+    other = load(**own, attention_kernels="math", graphs="never", is_ahead=False)
+    for runner, kernels, is_quick in ((quick, "flash,efficient", True), (other, "math", False)):
+        assert runner._device.opened == ((1,), {"attention_kernels": kernels})
+        assert runner.graphs.is_on == runner._is_ahead == is_quick
+        assert runner._device.arenas == {name: getattr(runner.budget, name) for name in ("encoder", "decoder", "scorer")}
+    assert (quick.budget.allowed, other.budget.allowed) == (int(0.9 * 8 * GIB), 3 * GIB)
+    assert (quick.buckets.rows, quick.buckets.targets) == ((1, 2, 4), (512,))
+    assert (other.buckets.rows, other.buckets.targets) == ((3, 4), (64, 128, 512))
 
 
 def test_graphs_are_captured_at_the_start_and_the_reason_against_them_is_logged_once(

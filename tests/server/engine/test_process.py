@@ -1,15 +1,13 @@
 """The engine's loop on its socket, without a model: how it starts, what it reports and when, how it ends."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import zmq
-from numpy.typing import NDArray
 
 from dragoman.extras import install_command
 from dragoman.server.engine import process
@@ -33,7 +31,8 @@ from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine.snapshot import Snapshot, Watch
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
-from tests.server.engine.bench import Bench
+from tests.server.engine.bench import Bench, FakeGraphs
+from tests.server.engine.test_scoring import FakeScorer
 
 READY = Ready("fake", 2, 0.0)
 
@@ -42,37 +41,22 @@ class StrangeError(Exception):
     """Of no family, like ONNX Runtime's."""
 
 
-class FakeScorer:
-    """Scores by length, as soon as its gate is open."""
+class GatedScorer(FakeScorer):
+    """A scorer that works as soon as its gate is open."""
 
-    is_on_device = False
-
-    def __init__(self, is_loaded: bool = True) -> None:
-        self.is_loaded = is_loaded
-        self.check_error: Exception | None = None
-        self.gate, self.has_begun, self.was_interrupted = threading.Event(), threading.Event(), threading.Event()
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.has_begun, self.failing = threading.Event(), threading.Event(), {666}
+        self.on_score = self.wait
         self.gate.set()
 
+    def wait(self) -> None:
+        self.has_begun.set()
+        assert self.gate.wait(10)
+
     def check(self) -> None:
-        if self.check_error is not None:
-            raise self.check_error
-        self.has_begun.set()
-        assert self.gate.wait(10)
-
-    def open(self) -> None:
-        self.is_loaded = True
-
-    def interrupt(self) -> None:
-        self.was_interrupted.set()
-
-    def score(
-        self, source_ids: Sequence[int], target_ids: Sequence[int], *_: Any
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        self.has_begun.set()
-        assert self.gate.wait(10)
-        if source_ids[0] == 666:
-            raise StrangeError("made to fail")
-        return np.full(len(target_ids), -0.5, np.float32), np.ones((len(target_ids), len(source_ids)), np.float32)
+        super().check()
+        self.wait()
 
 
 class Attached:
@@ -80,7 +64,7 @@ class Attached:
 
     def __init__(self, folder: Path) -> None:
         endpoint = f"ipc://{folder}/engine"
-        self.bench, self.scorer = Bench(), FakeScorer()
+        self.bench, self.scorer = Bench(), GatedScorer()
         self.loop = EngineLoop(EngineSettings(endpoint, "bundle", 1, 2, 10, 1000, 1000, False, "error", "json"))
         self.loop._load = self._load  # type: ignore[method-assign]
         self.error: Exception | None = None
@@ -124,7 +108,6 @@ class Attached:
         return report
 
     def ends(self, count: int) -> dict[int, str]:
-        """Read reports until so many requests have ended."""
         reasons: dict[int, str] = {}
         while len(reasons) < count:
             report = self.report()
@@ -189,66 +172,32 @@ def test_a_busy_engine_reports_now_and_then(front: Attached, monkeypatch: pytest
 
 
 def test_a_snapshot_is_sent_once_for_each_time_it_is_asked_for(front: Attached) -> None:
-    gate, stepping = threading.Semaphore(0), threading.Semaphore(0)
+    def events_until(kind: type[Event]) -> list[Event]:
+        events = [front.receive()]
+        while not isinstance(events[-1], kind):
+            events.append(front.receive())
+        return events
 
-    def step() -> None:
-        stepping.release()
-        assert gate.acquire(timeout=60)
-
-    def snapshot() -> Snapshot:
-        while not isinstance(event := front.receive(), Snapshot):
-            assert isinstance(event, Report)
-        return event
-
-    front.bench.runner.on_step = step
-    front.start(Submit([request(1, 20)]))
-    counts: list[int] = []
-    for _ in range(3):
-        assert stepping.acquire(timeout=60)
-        front.send(Watch())
-        gate.release()
-        while not front._socket.poll(2000):
-            gate.release()  # the question came when the next step had begun
-        (slot,) = snapshot().engines[0].slots
-        assert slot.request == 1
-        counts.append(slot.num_tokens)
-    assert counts[0] < counts[1] < counts[2], "between two steps"
-    gate.release(30)
+    front.start(Watch())
+    events_until(Snapshot)
+    front.send(Submit([request(1)]))
     assert front.ends(1) == {1: "eos"}
     front.send(Watch())
-    assert snapshot().engines[0].slots == []
+    events = events_until(Snapshot)
     front.send(Stop())
     assert front.end() == 0
     while front._socket.poll(50):
-        front.report()
-
-
-class FakeGraphs:
-    """Steps that are still to be captured, of which one cannot be."""
-
-    def __init__(self) -> None:
-        self.num_pending = 5
-        self.is_disabled = False
-        self.all_done = threading.Event()
-
-    @property
-    def has_pending(self) -> bool:
-        return self.num_pending > 0
-
-    def capture_next(self) -> None:
-        self.num_pending -= 1
-        if self.num_pending == 2:
-            raise StrangeError("made to fail")
-        if not self.num_pending:
-            self.all_done.set()
+        events.append(front.receive())
+    (snapshot,) = [event for event in events if isinstance(event, Snapshot)]
+    assert snapshot.engines[0].slots == []
 
 
 @pytest.mark.parametrize("is_scorer_broken", [False, True])
 def test_steps_are_captured_while_nothing_runs(front: Attached, monkeypatch: pytest.MonkeyPatch, is_scorer_broken: bool) -> None:
     monkeypatch.setattr(process, "QUIET_SECONDS", 0.001)
-    front.bench.runner.graphs = graphs = FakeGraphs()  # type: ignore[assignment]
+    front.bench.runner.graphs = graphs = FakeGraphs(5, StrangeError("made to fail"), 2)  # type: ignore[assignment]
     if is_scorer_broken:
-        front.scorer.is_loaded, front.scorer.check_error = False, DeviceError("the bundle is away")
+        front.scorer.is_loaded, front.scorer.faults = False, {"check": DeviceError("the bundle is away")}
     front.start()
     assert graphs.all_done.wait(60)
 
@@ -256,7 +205,7 @@ def test_steps_are_captured_while_nothing_runs(front: Attached, monkeypatch: pyt
 def test_no_step_is_captured_between_pairs(front: Attached, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a pair wakes the loop without a message, which is not yet a quiet moment."""
     monkeypatch.setattr(process, "QUIET_SECONDS", 2)
-    front.bench.runner.graphs = graphs = FakeGraphs()  # type: ignore[assignment]
+    front.bench.runner.graphs = graphs = FakeGraphs(5, StrangeError("made to fail"), 2)  # type: ignore[assignment]
     front.start()
     for number in range(1, 11):
         front.send(Score([pair(number)]))
@@ -314,7 +263,7 @@ def test_what_runs_and_waits_at_the_end_is_told_and_not_waited_for(front: Attach
     if code == 0:
         assert reasons.pop(3) == "cancelled" and set(reasons.values()) == {"draining"}
     assert front.end() == code
-    assert front.scorer.was_interrupted.is_set() and front.loop.is_computing
+    assert front.scorer.calls[-1] == "interrupt" and front.loop.is_computing
 
 
 def test_a_pair_holds_up_neither_requests_nor_signs_of_life_and_can_be_cancelled(

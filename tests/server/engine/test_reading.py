@@ -12,7 +12,6 @@ from tests.server.engine.bench import Bench
 
 
 def test_answers_do_not_depend_on_pieces_load_or_cancellations() -> None:
-    """Prompts of 0 to 60 tokens, every search, requests that come, are cancelled and miss deadlines while others are read."""
     searches = SearchOptions(), SearchOptions(num_beams=3, num_answers=2), SearchOptions(forced_prefix=[7, 9])
     for seed in range(12):
         random = Random(seed)
@@ -104,14 +103,3 @@ def test_a_request_that_ends_while_it_is_read_frees_its_row_at_once(way: str, re
     assert (end.reason, end.num_generated) == (reason, 0) and end.admitted is not None
     bench.run()
     assert bench.finished[2].reason == "eos"
-
-
-def test_a_failed_step_ends_what_is_being_read_with_the_others() -> None:
-    bench = Bench(budget=4, has_prompts=True)
-    bench.submit(1, [9, 1])
-    bench.step()
-    bench.submit(2, [3, *[7] * 30])
-    bench.runner.fail_next = "step"
-    bench.step()
-    assert bench.reasons == {1: "step_failed", 2: "step_failed"}
-    assert [bench.finished[i].num_generated for i in (1, 2)] == [1, 0]

@@ -21,15 +21,6 @@ def filled(*sizes: int, **limits: int) -> Scheduler:
     return policy
 
 
-def test_requests_are_admitted_in_order_of_arrival_up_to_the_slots() -> None:
-    policy = filled(*[5] * 5, slots=2)
-    assert numbers(policy.admit()) == [0, 1]
-    assert policy.admit() == []
-    policy.remove((b"", 0))
-    assert numbers(policy.admit()) == [2]
-    assert (policy.num_running, policy.num_waiting, policy.num_used_slots) == (2, 2, 2)
-
-
 BUDGETS: list[tuple[list[int], int | None, list[list[int]]]] = [
     ([30, 6, 4, 4], None, [[0], [1, 2], [3]]),  # a source larger than the budget is encoded alone
     ([4, 5, 6, 7], None, [[0, 1], [2], [3]]),
@@ -47,18 +38,6 @@ BUDGETS: list[tuple[list[int], int | None, list[list[int]]]] = [
 def test_the_prefill_budget_bounds_each_step(sizes: list[int], num_unread: int | None, admitted: list[list[int]]) -> None:
     policy = filled(*sizes, slots=8, budget=10)
     assert [numbers(policy.admit(num_unread)) for _ in admitted] == admitted
-
-
-def test_the_queue_refuses_above_its_limits() -> None:
-    policy = filled(*[5] * 3, slots=1, requests=2)  # one is about to have the free slot
-    with pytest.raises(QueueIsFull):
-        policy.submit(sequence(3))
-    policy = filled(9, tokens=10)
-    with pytest.raises(QueueIsFull):
-        policy.submit(sequence(1, num_tokens=2))
-    policy.submit(sequence(2, num_tokens=1))
-    assert policy.num_waiting_tokens == 10
-    assert numbers(filled(50, tokens=10).admit()) == [0], "an empty queue takes a source of any size"
 
 
 def test_one_step_of_priority_is_worth_a_second_of_waiting() -> None:
@@ -112,20 +91,6 @@ def test_slots_that_are_given_back_early_go_to_the_next() -> None:
     assert numbers(policy.admit()) == [1] and policy.num_used_slots == 4
     policy.remove(wide.key)
     assert policy.num_used_slots == 2, "what it gave back is not taken twice"
-
-
-def test_a_caller_at_its_limit_of_slots_is_passed_over_and_goes_on_in_order_later() -> None:
-    policy = scheduler(4)
-    for i in range(6):
-        policy.submit(sequence(i, Share("few", max_slots=2) if i < 4 else Share("many"), arrival=i))
-    assert sorted(numbers(policy.admit())) == [0, 1, 4, 5]
-    assert policy.num_held_back_slots == 2
-    policy.remove((b"", 4))
-    assert policy.admit() == [], "a slot is free, but not for who waits"
-    for ended, following in ((0, 2), (1, 3)):
-        policy.remove((b"", ended))
-        assert numbers(policy.admit()) == [following]
-    assert policy.num_held_back_slots == 0
 
 
 def test_a_limit_of_slots_that_changes_holds_at_once() -> None:

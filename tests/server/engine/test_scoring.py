@@ -73,7 +73,6 @@ class Later(Executor):
         return self._jobs[0][0]
 
     def work(self) -> None:
-        """Do the job there is."""
         ((future, job),) = self._jobs
         self._jobs.clear()
         try:
@@ -202,16 +201,6 @@ def test_a_full_queue_refuses_by_requests_by_tokens_and_by_callers_limits() -> N
     pairs = Pairs()
     pairs.submit(*range(10, 15), share=Share("loud", max_waiting=2))
     assert {number: pairs.ended[number].limit for number in (13, 14)} == {13: "max_waiting", 14: "max_waiting"}
-
-
-def test_the_caller_with_most_makes_room_in_a_full_queue() -> None:
-    pairs = Pairs(4)
-    pairs.submit(*range(5), share=Share("loud"))
-    pairs.submit(10, share=Share("quiet"))
-    assert (pairs.reasons, pairs.ended[4].limit) == ({4: "queue_full"}, ""), "its newest"
-    pairs.submit(5, 6, share=Share("loud"))
-    pairs.run()
-    assert {number for number, reason in pairs.reasons.items() if reason == "eos"} == {0, 1, 2, 3, 10}
 
 
 def test_a_refusal_tells_when_a_tenth_of_the_queue_will_be_done_and_an_idle_hour_does_not_count() -> None:
@@ -347,7 +336,6 @@ def test_a_scorer_that_cannot_be_loaded_is_tried_again_until_it_can(stage: str) 
 
 
 def test_a_scorer_on_the_engines_device_works_between_its_steps() -> None:
-    """Files are still read in the background: that takes long."""
     thread = Later()
     pairs = Pairs(budget=1, scorer=FakeScorer(is_loaded=False, is_on_device=True), thread=thread, pair_seconds=0.5)
     pairs.step()

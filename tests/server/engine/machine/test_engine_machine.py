@@ -148,7 +148,6 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_since_trouble > 2)
     @rule(origin=st.sampled_from(ORIGINS), request_id=st.integers(0, 20), pick=st.integers(0, 9))
     def cancel(self, origin: bytes, request_id: int, pick: int) -> None:
-        """Cancel something that waits, runs, has ended or never was."""
         self.trouble("cancel")
         outstanding = self.witness.outstanding
         self.witness.cancel(outstanding[pick] if pick < len(outstanding) else (origin, request_id))
@@ -156,14 +155,12 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_since_trouble > 4)
     @rule(seconds=st.sampled_from([0.1, 1.0, 10.0]))
     def wait(self, seconds: float) -> None:
-        """Let deadlines pass."""
         self.trouble("wait")
         self.witness.clock.now += seconds
 
     @precondition(lambda self: self.num_since_trouble > 4)
     @rule(what=st.sampled_from(["step", "prefill", "encode", "place"]), count=st.sampled_from([1, 1, 1, MAX_CONSECUTIVE_FAILURES]))
     def fail(self, what: str, count: int) -> None:
-        """Let the model raise, up to so often that the engine gives up."""
         self.trouble("fail")
         for _ in range(count):
             self.witness.runner.fail_next = what
@@ -195,7 +192,6 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_since_quiet > 15)
     @rule(origin=st.sampled_from([*ORIGINS, None]))
     def remove_all(self, origin: bytes | None) -> None:
-        """Let a front end go, or all."""
         self.operation("remove all")
         self.num_since_quiet = 0
         self.witness.remove_all(origin)

@@ -91,7 +91,6 @@ class Witness:
                 assert end.retry_after_seconds > 0
 
     def cancel(self, key: Key) -> None:
-        """Cancel, whatever it is; what was outstanding has ended then."""
         self._expected = {"cancelled"} if self.is_outstanding(key) else set()
         self.engine.cancel(*key)
         self.collect()
@@ -117,7 +116,6 @@ class Witness:
         assert not self.is_outstanding(sequence.key)
 
     def step(self) -> None:
-        """Do one iteration; `runner.fail_next` may make it fail."""
         self._expected, now = {"eos", "length", "deadline", "step_failed"}, self.clock.now
         running, failing = list(self.scheduler.running()), self.runner.fail_next
         try:
@@ -149,15 +147,13 @@ class Witness:
             num_steps -= 1
         assert num_steps >= 0 and not self.outstanding
         self.step()
-        engine = self.engine
-        assert self.slots.num_rows == self.scheduler.num_used_slots == 0
-        assert not engine._searching and not len(engine._looks) and not engine._streamed and not engine._waiting_for_first_token
-        assert not self.scheduler._queue and not engine.take_reports()
+        statistics = self.engine.statistics()
+        assert self.slots.num_rows == self.scheduler.num_used_slots == statistics.num_ahead == statistics.ahead_bytes == 0
+        assert not len(self.engine._looks) and not self.scheduler._queue and not self.engine.take_reports()
 
     # What comes of it.
 
     def collect(self, *, may_fail: bool = False) -> None:
-        """Read the reports: every request ends once, for a reason that there was, and nothing is said of it afterwards."""
         assert self.runner.complaints == []
         for origin, report in self.engine.take_reports().items():
             for tokens in report.tokens:
@@ -207,53 +203,31 @@ class Witness:
         self.clock.now += 0.01
 
     def _check_look(self) -> None:
-        """Count a look, and those that others run beside; let it take time, so that searches are paused."""
         self.seen["look"] += 1
         self.seen["look beside others"] += len(self.engine._looks) < self.scheduler.num_running
         self.clock.now += 0.02
 
     def check_books(self) -> None:
-        """See that scheduler, slots, sequences and searches agree, and have what is outstanding and nothing else."""
-        engine, scheduler, slots = self.engine, self.scheduler, self.slots
-        running, waiting, unfilled = list(scheduler.running()), self._waiting(), self._unfilled()
-        assert unfilled <= set(running) and not any(s.search or s.first_token for s in unfilled)
-        owned = {row: sequence for sequence in running for row in sequence.rows}
-        assert len(owned) == sum(len(sequence.rows) for sequence in running), "a row is used twice"
-        assert {row: owner for row, owner in enumerate(slots._owners) if owner is not None} == owned
-        assert sorted(slots._holes) == [row for row, owner in enumerate(slots._owners) if owner is None]
-        assert slots.num_rows <= scheduler.limits.max_slots
+        """See that scheduler and slots have what is outstanding and nothing else; count what is under way."""
+        scheduler, statistics = self.scheduler, self.engine.statistics()
+        running, waiting = list(scheduler.running()), self._waiting()
+        rows = [row for sequence in running for row in sequence.rows]
+        assert len(rows) == len(set(rows)), "a row is used twice"
+        assert all(self.slots.owner(row) is sequence for sequence in running for row in sequence.rows)
+        assert all(1 <= len(sequence.rows) <= sequence.num_slots for sequence in running)
         assert scheduler.num_used_slots == sum(s.num_slots for s in running) <= scheduler.limits.max_slots
-        assert scheduler.num_waiting == len(waiting) and scheduler.num_running == len(running)
+        assert (scheduler.num_waiting, scheduler.num_running) == (len(waiting), len(running))
         assert scheduler.num_waiting_tokens == sum(s.num_source_tokens for s in waiting)
         assert scheduler.num_waiting_slots == sum(s.num_slots for s in waiting)
-        for sequence in running:
-            assert 1 <= len(sequence.rows) <= sequence.num_slots
-            assert sequence.search is None or len(sequence.search.live) == len(sequence.rows)
-            assert all(engine._rows.is_plain[row] == (sequence.search is None) for row in sequence.rows) or sequence in unfilled
         assert not any(s.rows or s.search or s.admitted for s in waiting)
-        assert set(engine._searching) == {s for s in running if s.search is not None}
-        assert set(engine._looks._waiting) == {s for s in running if s.search is not None and s.search.wanted}
-        self.seen["pause"] += len(engine._looks) > 0
-        assert set(engine._streamed) == {s for s in running if s.request.is_streamed} - unfilled
-        assert set(engine._waiting_for_first_token) == {s for s in running if s.first_token is None} - unfilled
-        self._check_filling(set(waiting))
         inside = {s.key: s.request for s in (*running, *waiting)}
         assert inside == {key: self.records[key].request for key in self.outstanding}
-
-    def _unfilled(self) -> set[Sequence]:
-        return set(self.engine._filling.unfilled)
-
-    def _check_filling(self, waiting: set[Sequence]) -> None:
-        """See that what has been read or encoded is somebody's."""
+        assert statistics.num_ahead <= scheduler.limits.max_ahead and (statistics.num_ahead or not statistics.ahead_bytes)
+        self.seen["encoded ahead"] += statistics.num_ahead > 0
+        self.seen["pause"] += len(self.engine._looks) > 0
         if self.runner.has_prompts:
-            sources = {s: self.runner.sources[s.rows[0]] for s in self.scheduler.running()}
-            assert {s for s in sources if sources[s] != tuple(s.request.source_ids)} <= self._unfilled()
-            assert all(sources[s] == tuple(s.request.source_ids[: len(sources[s])]) for s in sources)
-            self.seen["read in pieces"] += any(sources[s] for s in self._unfilled())
-            self.seen["read beside others"] += bool(self._unfilled()) and len(self._unfilled()) < len(sources)
-            return
-        ahead = self.engine._filling.ahead
-        assert ahead._held.keys() <= waiting and ahead._refused <= waiting, "kept for nobody"
-        assert len(ahead) <= self.scheduler.limits.max_ahead
-        assert ahead.num_bytes == sum(held.nbytes for held in ahead._held.values())
-        self.seen["encoded ahead"] += len(ahead) > 0
+            read = {s: self.runner.sources[s.rows[0]] for s in running}
+            assert all(read[s] == tuple(s.request.source_ids[: len(read[s])]) for s in running)
+            unread = [s for s in running if len(read[s]) < s.num_source_tokens]
+            self.seen["read in pieces"] += any(read[s] for s in unread)
+            self.seen["read beside others"] += 0 < len(unread) < len(running)

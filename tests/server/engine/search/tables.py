@@ -19,15 +19,7 @@ Table = NDArray[np.float32]
 
 @dataclass
 class Driven:
-    """A search that is over, and what happened on the way.
-
-    Attributes:
-        search: The search.
-        certain: Its certain tokens after each step.
-        widths: K of each step.
-        num_again: How often more of a step had to be seen.
-        max_live: Most hypotheses that were live at once.
-    """
+    """A search that is over: its certain tokens and K of each step, how often more had to be seen, most live hypotheses at once."""
 
     search: Search
     certain: list[list[int]] = field(default_factory=list)
@@ -54,22 +46,18 @@ class TableModel:
         self.target = TargetSide(len(log_probs), EOS, START, MAX_TOKENS, len(self.choices))
 
     def candidates(self, rows: Table, num_candidates: int) -> Candidates:
-        """Return the likeliest of each row `[N, V]`, the lower id first in a tie, as the decode graph does."""
         chosen = rows[:, self.choices]
         places = np.argsort(-chosen, axis=1, kind="stable")[:, :num_candidates]
         return Candidates(self.choices[places], np.take_along_axis(chosen, places, 1))
 
     def row(self, tokens: Sequence[int]) -> Table:
-        """Return the log-probabilities of what follows some tokens, `[V]`."""
         row: Table = self.log_probs[tokens[-1] if tokens else START]
         return row
 
     def reference(self, request: Request) -> list[Answer]:
-        """Return what the reference answers with this model."""
         return reference_answers(request, lambda _, history: self.log_probs[history[-1]], self.choices)
 
     def drive(self, search_class: Callable[[Request, TargetSide], Search], request: Request, *, sees_all: bool = False) -> Driven:
-        """Run a search to its end."""
         search = search_class(request, self.target)
         driven = Driven(search)
         for _ in range(len(request.search.forced_prefix) + request.max_new_tokens + 1):
@@ -106,16 +94,9 @@ def make_table(
     is_padding_predicted: bool = False,
     num_choices: int = 0,
 ) -> TableModel:
-    """Make a random model.
+    """Make a random model: `scale` 0 makes its distribution flat, `levels` of its logits make ties.
 
-    Args:
-        seed: Of its numbers.
-        vocab_size: V.
-        scale: Standard deviation of the logits: 0 for a flat distribution.
-        levels: Round logits to that many values, which makes ties; None for no rounding.
-        end_bias: Added to end-of-sequence's logit.
-        is_padding_predicted: Whether padding is a token like others.
-        num_choices: How many tokens a step chooses from, padding and end-of-sequence among them; 0 for all.
+    Padding is a token like others where it is predicted; `num_choices` tokens can be chosen, all where it is 0.
     """
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 1, (vocab_size, vocab_size))

@@ -19,7 +19,6 @@ def rules_of(vocab_size: int = VOCAB_SIZE, max_new_tokens: int = 99, **options: 
 
 
 def grown(*tokens: int, num_forced: int = 0) -> Hypothesis:
-    """Return a hypothesis of which the first tokens were forced."""
     return Hypothesis(list(tokens), [-1.0] * (len(tokens) - num_forced), -1.0)
 
 
@@ -49,33 +48,6 @@ MANY = {"suppressed_tokens": list(range(300, 556)), "repetition_penalty": 0.5, "
 )
 def test_the_number_of_candidates_needed(options: dict[str, object], tokens: list[int], num_wanted: int, num_needed: int) -> None:
     assert rules_of(**options).num_needed(grown(*tokens), num_wanted) == num_needed  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("penalty", [0.1, 0.5, 0.9, 1.0, 1.1, 1.3, 4.0])
-@pytest.mark.parametrize("options", [{}, {"suppressed_tokens": [3, 5, 9]}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 9}])
-def test_the_best_of_a_part_are_certain_or_there_are_none(penalty: float, options: dict[str, object]) -> None:
-    """With ties between what is seen and what is not, and tokens that a penalty lifts from where nothing is seen."""
-    random, size = np.random.default_rng(1), 30
-    num_certain = num_uncertain = 0
-    for case in range(150):
-        logits = np.round(random.normal(0, 2, size) * 2) / 2
-        logits[random.random(size) < 0.2 * (case % 3)] = -np.inf
-        log_probs = (logits - np.log(np.exp(logits).sum())).astype(np.float32)
-        ids = np.argsort(-log_probs, kind="stable")
-        hypothesis = grown(*random.integers(2, size, random.integers(0, 12)).tolist())
-        rules = rules_of(size, repetition_penalty=penalty, **options)
-        everything = rules.apply(hypothesis, ids, log_probs[ids])
-        all_options = list(zip(everything.ids.tolist(), everything.log_probs.tolist(), everything.values.tolist(), strict=True))
-        for num_seen in (1, 3, 8, 20, size):
-            seen = ids[:num_seen]
-            for num_wanted in range(1, min(num_seen, 6) + 1):
-                found = rules.certain(hypothesis, seen, log_probs[seen], num_wanted)
-                assert found in (all_options[:num_wanted], None)
-                assert found is not None or num_seen < size, "everything is enough"
-                num_certain += found is not None
-                num_uncertain += found is None
-    assert num_certain > 500
-    assert bool(num_uncertain) == (penalty != 1 or bool(options)), "without rules what was asked for is enough"
 
 
 def test_what_a_penalty_cannot_have_lifted_so_far_need_not_be_seen() -> None:

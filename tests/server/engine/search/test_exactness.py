@@ -76,7 +76,6 @@ def requests(draw: st.DrawFn, vocab_size: int) -> Request:
 
 
 def search_of(request: Request, target: TargetSide) -> Search:
-    """Make a request's search, of plain greedy requests too."""
     return search_for(request, target) or SeparateSearch(request, target)
 
 

@@ -104,7 +104,6 @@ def test_a_penalty_on_tokens_that_are_not_seen_does_not_change_a_draw(
 
 
 def test_a_draw_that_is_far_down_is_known_to_be() -> None:
-    """Then the search asks for everything at once, not for a little more in vain."""
     log_probs = log_probs_of(np.random.default_rng(7), 30_000, 3.0)
     undecided = {100.0: 0, 1.0: 0}
     far = dict(undecided)
