@@ -1,4 +1,4 @@
-"""What makes graphs faster on the CPU does so, and leaves their results alone."""
+"""Rewrites for the CPU: they have their effect, and results keep their bits."""
 
 from pathlib import Path
 

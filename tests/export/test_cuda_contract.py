@@ -51,7 +51,7 @@ def test_every_rule_has_a_case() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("module", [lambda model: EncoderGraph(model, False), StepGraph, lambda model: ScorerGraph(model, False)])
-def test_what_export_writes_keeps_to_it(
+def test_exported_graphs_keep_to_the_rules(
     checkpoint: Checkpoint, tmp_path: Path, dtype: torch.dtype, module: Callable[..., Any]
 ) -> None:
     path = tmp_path / "graph.onnx"
@@ -75,7 +75,7 @@ def without_presents(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["encoder", "scorer"])
-def test_a_bundle_of_before_is_refused(half_bundle: Path, name: str) -> None:
+def test_bundle_of_an_older_release_is_refused(half_bundle: Path, name: str) -> None:
     Bundle.open(half_bundle)
     path = half_bundle / f"{name}.onnx"
     node = without_presents(path)
@@ -95,7 +95,7 @@ PAIR = {
 
 
 @pytest.mark.parametrize("name", ["encoder", "scorer"])
-def test_what_cuda_needs_changes_no_bit_on_the_cpu(half_bundle: Path, name: str) -> None:
+def test_outputs_for_cuda_change_no_bit_on_the_cpu(half_bundle: Path, name: str) -> None:
     path = half_bundle / f"{name}.onnx"
 
     def computed() -> list[bytes]:
@@ -108,7 +108,7 @@ def test_what_cuda_needs_changes_no_bit_on_the_cpu(half_bundle: Path, name: str)
     assert computed() == now and len(now) > 1
 
 
-def test_a_file_that_is_no_graph_is_refused(half_bundle: Path) -> None:
+def test_file_that_is_no_graph_is_refused(half_bundle: Path) -> None:
     path = half_bundle / "encoder.onnx"
     path.write_bytes(b"\xff" * 100)
     seal(half_bundle, path.name)

@@ -1,4 +1,4 @@
-"""What recorded functions write computes what PyTorch does."""
+"""Recorded functions compute what PyTorch computes."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

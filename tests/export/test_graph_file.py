@@ -1,4 +1,4 @@
-"""What is read of a graph's file, against what ONNX's own library reads of it."""
+"""Our reader of graph files, compared with ONNX's own library."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from dragoman.export.graph_file import BFLOAT16, FLOAT, FLOAT16, INT8, INT32, IN
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "scorer"])
-def test_it_is_what_onnx_reads(exported: Path, name: str) -> None:
+def test_nodes_and_tensors_are_those_that_onnx_reads(exported: Path, name: str) -> None:
     path = exported / f"{name}.onnx"
     found, model = GraphFile.read(path), onnx_ir.load(path)
     nodes = list(model.graph.all_nodes())

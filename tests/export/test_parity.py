@@ -1,7 +1,6 @@
-"""Parts of the gate on results made by hand: rows in slots, passes of the eager model, comparisons of steps and of the scorer."""
+"""Parts of the gate on constructed results: rows in slots, passes of the eager model, comparisons of steps and of the scorer."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from dragoman.export.eager_pass import EagerPass
 from dragoman.export.parity import Comparison, EagerReference, Floats, Given, Ints, ParityError, drive, stretches
 from dragoman.export.row import Row
-from dragoman.export.running import OnnxRunner
 from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
 from dragoman.model.checkpoint import Checkpoint
 from tests.export.conftest import MakeCheckpoint
@@ -194,26 +192,6 @@ def test_keys_before_a_position_are_those_of_the_row_cut_there(make_checkpoint: 
         for found, expected in zip(part.stretch.whole.kept(part.position), cut.kept(part.position), strict=True):
             assert found.shape[1] == part.position
             np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-def test_scores_are_those_of_a_plain_pass_alone_in_a_batch_and_twice(exported: Path, checkpoint: Checkpoint) -> None:
-    runner = OnnxRunner(exported, checkpoint.model.config)
-    together = runner.score(PAIRS)
-    bits = {}
-    for row, pair in enumerate(PAIRS):
-        num_source, num_target = len(pair.source), len(pair.target)
-        whole = EagerPass(checkpoint.model, pair.source, pair.target)
-        expected = plain(checkpoint, pair.source, [2, *pair.target[:-1]])[range(num_target), pair.target]
-        np.testing.assert_allclose(whole.target_log_probs(), expected, atol=1e-5)
-        assert whole.attention.shape == (2, num_target, num_source)
-        np.testing.assert_allclose(whole.attention.sum(-1), 1, atol=1e-5)
-        bits[row] = alone = runner.score([pair])
-        for log_probs, attention in ((alone[0][0], alone[1][0]), (together[0][row], together[1][row])):
-            np.testing.assert_allclose(log_probs[:num_target], expected, atol=1e-5)
-            np.testing.assert_allclose(attention[:, :num_target, :num_source], whole.attention, atol=1e-6)
-            assert not attention[:, :num_target, num_source:].any(), "padding gets exactly no attention"
-    for row in (3, 1, 0, 2):
-        assert all(a.tobytes() == b.tobytes() for a, b in zip(bits[row], runner.score([PAIRS[row]]), strict=True))
 
 
 class Scripted:

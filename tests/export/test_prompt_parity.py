@@ -1,4 +1,4 @@
-"""The gate of what reads prompts, on readers made by hand: whatever depends on how a prompt is cut is found."""
+"""The gate of prompt readers, on constructed readers: results that depend on the pieces of a prompt are found."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ from dragoman.export.row import Row
 ROWS = [Row(list(range(3, 3 + length)), [2], 1) for length in (0, 1, 2, 3, 4, 8, 29, 40)]
 
 
-class HandReader:
+class FaultyReader:
     """Keeps a number of every token, which a fault may change where it is told the token's place, its piece and the room."""
 
     def __init__(self, fault: Callable[[int, int, int, int], float] = lambda place, start, size, spare: 0.0) -> None:
@@ -31,12 +31,12 @@ class HandReader:
         return [kept, kept + 1]
 
 
-def test_a_reader_that_does_not_care_passes() -> None:
-    check_pieces([HandReader(), HandReader()], ROWS)
+def test_reader_that_does_not_depend_on_pieces_passes() -> None:
+    check_pieces([FaultyReader(), FaultyReader()], ROWS)
 
 
 def test_prompts_are_cut_in_many_ways_down_to_one_token() -> None:
-    reader = HandReader()
+    reader = FaultyReader()
     check_pieces([reader], ROWS)
     assert (1, [1]) in reader.seen and (0, []) in reader.seen
     sizes = {size for length, pieces in reader.seen if length == 40 for size in pieces}
@@ -44,7 +44,7 @@ def test_prompts_are_cut_in_many_ways_down_to_one_token() -> None:
 
 
 def test_long_prompts_are_cut_where_a_block_of_queries_has_one_left() -> None:
-    reader = HandReader()
+    reader = FaultyReader()
     check_pieces([reader], [Row([3] * 300, [2], 1)])
     assert {33, 65, 129, 257, 300} <= {size for _, pieces in reader.seen for size in pieces}
 
@@ -61,9 +61,9 @@ def test_long_prompts_are_cut_where_a_block_of_queries_has_one_left() -> None:
 )
 def test_bits_that_depend_on_the_cut_are_found(fault: Callable[[int, int, int, int], float]) -> None:
     with pytest.raises(ParityError, match=r"a prompt of \d+ tokens is not read to the same bits"):
-        check_pieces([HandReader(fault)], ROWS)
+        check_pieces([FaultyReader(fault)], ROWS)
 
 
 def test_readers_that_differ_from_each_other_are_found() -> None:
     with pytest.raises(ParityError, match="same bits"):
-        check_pieces([HandReader(), HandReader(lambda place, start, size, spare: 1e-3 * (place == 39))], ROWS)
+        check_pieces([FaultyReader(), FaultyReader(lambda place, start, size, spare: 1e-3 * (place == 39))], ROWS)

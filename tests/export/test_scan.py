@@ -1,4 +1,4 @@
-"""What is recorded of a loop gives what PyTorch's own loop gives, and works out what does not change before it."""
+"""Recorded loops: results of PyTorch's own loop, with everything constant computed before it."""
 
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def test_loop_gives_what_pytorch_s_gives(tmp_path: Path) -> None:
             np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-6)
 
 
-def test_what_does_not_change_is_computed_before_the_loop() -> None:
+def test_constant_values_are_computed_before_the_loop() -> None:
     graph = trace(Loop()).graph
     assert [node.op_type for node in graph] == ["Sigmoid", "Scan"]
     body = next(node for node in graph if node.op_type == "Scan").attributes["body"].as_graph()

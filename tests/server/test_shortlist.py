@@ -71,7 +71,7 @@ def test_draws_are_of_listed_tokens_even_where_all_are_as_likely(translator: Off
 def test_prefix_of_tokens_that_are_not_listed_is_read_as_it_is(
     translator: OfflineTranslator, ruled_out: Transformer, listed: list[int]
 ) -> None:
-    """What is forced is fed, and only what is generated is chosen from the list; a penalty may look for it in vain."""
+    """Forced tokens are fed, and only generated ones are chosen from the list, also with a penalty."""
     prefix = sorted(set(range(3, 280)) - set(listed))[:3]
     plain, penalised = (
         translator.run(complete(translator), 6, SearchOptions(forced_prefix=prefix, repetition_penalty=penalty))

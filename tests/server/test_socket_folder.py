@@ -14,7 +14,7 @@ from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
 
-NOBODY = 65534
+OTHER_USER = 65534
 # What another user of the machine would try: to reach the socket, to see what there is, to put his own in its place.
 INTRUDER = """
 for attempt in 'test -e "$1"' 'test -w "$1"' 'ls "$2"' 'rm -f "$1"' 'touch "$2/engine2"' 'mv "$2" "$2.old"' 'chmod 777 "$2"'
@@ -39,7 +39,7 @@ async def start_without_a_bundle(seen: list[str]) -> None:
         def close(self) -> None:
             super().close()
             if os.getuid() == 0:
-                user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+                user = {"user": OTHER_USER, "group": OTHER_USER, "extra_groups": []}
                 command = ["/bin/sh", "-c", INTRUDER, "sh", str(self.path), str(self.path.parent)]
                 seen.append(subprocess.run(command, **user, cwd="/", capture_output=True, text=True, timeout=60).stdout.strip())
 

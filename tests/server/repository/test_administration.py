@@ -113,7 +113,7 @@ async def test_status_lists_every_version_and_every_problem(serve: Any) -> None:
 LAST = "! version: 2 is the last that can be served; unload the model to have none"
 NONE_LEFT = "! version 1 is refused: no memory; versions: none can be served of 1, 2"
 UNLOADED, REFUSED = "! model: en-de is unloaded; load it first", "! version 2 is refused: another answer"
-DAMAGED = "! version 1 is refused: damaged"
+DAMAGED, NOTHING, SECOND = "! version 1 is refused: damaged", Requested(is_unloaded=True), Requested(pinned="2")
 CHANGES = [
     ("1 2 3", "unload 3 > 2", Requested(unloaded=("3",))),
     ("1 2 3", "unload 3 > 2 | load > 3", Requested()),
@@ -131,20 +131,12 @@ CHANGES = [
     ("1 2 3", "set_label stable 2 > 3 | set_label stable > 3", Requested(labels={"stable": ""})),
     ("1 2 3", "set_label a 000000000001 > 3", Requested(labels={"a": "1"})),
     # The last version is unloaded with its model only.
-    ("1 2", f"fail start 1 | unload 2 > {NONE_LEFT} | unload 2 > {LAST} | unload > None", Requested(is_unloaded=True)),
-    (
-        "1 2",
-        f"unload > None | unload 2 > {UNLOADED} | rollback 2 > {UNLOADED} | set_label a 2 > {UNLOADED}",
-        Requested(is_unloaded=True),
-    ),
+    ("1 2", f"fail start 1 | unload 2 > {NONE_LEFT} | unload 2 > {LAST} | unload > None", NOTHING),
+    ("1 2", f"unload > None | unload 2 > {UNLOADED} | rollback 2 > {UNLOADED} | set_label a 2 > {UNLOADED}", NOTHING),
     # A rollback without a version goes back, and never forward.
     ("1", "rollback > ! version: none that answered before is there; name one of 1 | put 2 | reload > 2", Requested()),
     ("1", "put 2 | reload > 2 | put 3 | reload > 3 | rollback > 2 | put 4 | reload > 2 | rollback > 1", Requested(pinned="1")),
-    (
-        "1",
-        "put 2 | reload > 2 | put 3 | reload > 3 | rollback > 2 | rollback 3 > 3 | load > 3 | rollback > 2",
-        Requested(pinned="2"),
-    ),
+    ("1", "put 2 | reload > 2 | put 3 | reload > 3 | rollback > 2 | rollback 3 > 3 | load > 3 | rollback > 2", SECOND),
     ("1", "put 2 | reload > 2 | put 3 | reload > 3 | unload 2 > 3 | rollback > 1", Requested(unloaded=("2",), pinned="1")),
     # A version may just have come; one that is refused is no longer requested, and is tried again on request.
     ("1 2", "load 1 > 2 | put 0 | load 0 > 2 | load 1 > 2", Requested(loaded=("0", "1"))),
@@ -152,11 +144,8 @@ CHANGES = [
     ("1", f"fail prove 2 | put 2 | load 2 > {REFUSED} | rollback 2 > {REFUSED} | mend | load 2 > 2", Requested(loaded=("2",))),
     ("1", f"fail prove 2 | put 2 | reload > {REFUSED} | reload > {REFUSED} | mend | reload > 2", Requested()),
     # A change is not done while the version whose files were replaced still answers.
-    (
-        "1",
-        f"fail open 1 | put 1 | reload > {DAMAGED} | load 1 > {DAMAGED} | rollback 1 > {DAMAGED} | mend | reload > 1",
-        Requested(),
-    ),
+    ("1", f"fail open 1 | put 1 | reload > {DAMAGED} | load 1 > {DAMAGED} | rollback 1 > {DAMAGED}", Requested()),
+    ("1", f"fail open 1 | put 1 | reload > {DAMAGED} | mend | reload > 1", Requested()),
 ]
 
 

@@ -111,21 +111,17 @@ def test_paths_and_manifests_of_what_is_found(tmp_path: Path, tiny_bundle: Path)
     assert (real.name, real.problem, len(real.versions)) == ("tiny", "", 1)
 
 
-@pytest.mark.parametrize(("which", "reason"), [("missing", "no such folder"), ("file", "not a folder")])
-def test_folder_that_is_none_is_named(tmp_path: Path, which: str, reason: str) -> None:
-    lay(tmp_path, "models/en-de/1", "file = x")
-    for find in (scan, find_models):
-        with pytest.raises(BundleError, match=f"^{tmp_path / which}: {reason}"):
-            find(tmp_path / which)
-        with pytest.raises(BundleError, match=f"^{tmp_path / which}: {reason}$"):
-            find(tmp_path / "models", files=tmp_path / which)
-
-
-def test_bundles_are_opened_by_their_models_names(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_bundles_are_opened_by_their_models_names_and_a_folder_that_is_none_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
     def names(folder: Path) -> list[str]:
         return [model.name for model in find_models(folder)]
 
-    lay(tmp_path, "models/lost+found/", "models/README = x")
+    lay(tmp_path, "models/lost+found/", "models/README = x", "en-de/1", "file = x")
+    for which, reason in (("missing", "no such folder"), ("file", "not a folder")):
+        for find in (scan, find_models):
+            with pytest.raises(BundleError, match=f"^{tmp_path / which}: {reason}"):
+                find(tmp_path / which)
+            with pytest.raises(BundleError, match=f"^{tmp_path / which}: {reason}$"):
+                find(tmp_path, files=tmp_path / which)
     with pytest.raises(BundleError, match=str(tmp_path / "models")):
         find_models(tmp_path / "models")
     copy(tiny_bundle, tmp_path / "models/1", "zeta")
@@ -226,13 +222,14 @@ def test_stamp_changes_with_the_manifest_and_nothing_else(tmp_path: Path) -> Non
 def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Return the files that scans have read."""
     found: list[Path] = []
-    for module, name in ((folders, "read_bounded"), (model_file, "read_bounded")):
-        real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda path, size, real=real: found.append(path) or real(path, size))
+    for module in (folders, model_file):
+        real = module.read_bounded
+        monkeypatch.setattr(module, "read_bounded", lambda path, size, real=real: found.append(path) or real(path, size))
     return found
 
 
-def test_unchanged_files_are_not_read_again(tmp_path: Path, read: list[Path]) -> None:
+def test_files_are_read_again_only_when_they_change_or_an_operator_asks(tmp_path: Path, read: list[Path]) -> None:
+    """A model file that takes seconds to be refused must not take them at every scan."""
     lay(tmp_path, *(f"en-de/{number}" for number in range(5)), "en-de/model.toml = [versions]\nlatest = 2")
     before = scan(tmp_path)
     read.clear()
@@ -240,11 +237,7 @@ def test_unchanged_files_are_not_read_again(tmp_path: Path, read: list[Path]) ->
     after = scan(lay(tmp_path, "en-de/5"), before)
     assert read == [tmp_path / "en-de" / "5" / "bundle.json"]
     assert all(old is new for old, new in zip(before[0].versions, after[0].versions, strict=False))
-
-
-def test_unusable_model_file_is_read_again_when_it_changes_or_an_operator_asks(tmp_path: Path, read: list[Path]) -> None:
-    """One that takes seconds to be refused must not take them at every scan."""
-    file = lay(tmp_path, "en-de/1", "en-de/model.toml = versions = 7") / "en-de" / "model.toml"
+    file = lay(tmp_path, "en-de/model.toml = versions = 7") / "en-de" / "model.toml"
     found = scan(tmp_path)
     read.clear()
     for text, num_scans, is_at_once, num_read in (("", 3, False, 0), ("", 1, True, 1), ("versions = 77", 2, False, 2)):

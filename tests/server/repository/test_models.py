@@ -9,20 +9,8 @@ from typing import Any
 import pytest
 
 from dragoman.export.bundle import Bundle
+from dragoman.server import errors
 from dragoman.server.core.ports import ServedVersion
-from dragoman.server.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    Draining,
-    InvalidRequest,
-    NotReady,
-    QueueFull,
-    StepFailed,
-    Unavailable,
-    UnexpectedFault,
-    UnknownModel,
-    UnknownVersion,
-)
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import Repository, Route
 from dragoman.server.repository.use import Held, Outcomes, Use
@@ -64,14 +52,14 @@ def test_models_are_found_by_name(tiny_bundle: Path, tmp_path: Path) -> None:
     assert (model.name, model.version, model.engine) == ("beta", bundles[1].manifest.version, "beta")
     assert model.tokenizers.target.decode(model.tokenizers.source.encode("a dog runs")) == "a dog runs"
     for name in ("", "gamma", "BETA"):
-        with pytest.raises(UnknownModel, match="alpha, beta"):
+        with pytest.raises(errors.UnknownModel, match="alpha, beta"):
             repository.get(name)
     repository.publish("beta", None)
     repository.publish("never-there", None)
     assert repository.get("").name == "alpha", "the only one needs no name"
     assert repository.find("beta") is None and len(repository.all()) == 1
     repository.publish("alpha", None)
-    with pytest.raises(UnknownModel, match="loaded: none"):
+    with pytest.raises(errors.UnknownModel, match="loaded: none"):
         repository.get("alpha")
 
 
@@ -83,7 +71,7 @@ def test_served_versions_have_labels_and_shares() -> None:
     ]
     repository.publish("en-de", Route(ONE, {"2": TWO, "1": ONE}))
     assert [(one.share, one.is_default) for one in repository.served("en-de")] == [(0.0, False), (1.0, True)]
-    with pytest.raises(UnknownModel):
+    with pytest.raises(errors.UnknownModel):
         repository.served("beta")
 
 
@@ -93,7 +81,7 @@ async def test_request_gets_the_default_or_the_version_that_it_names() -> None:
     assert {name: (await held(repository, "en-de", name)).label for name in asked} == asked
     assert repository.get("en-de") is TWO and repository.get("en-de", "stable") is ONE
     assert repository.all() == [TWO] and repository.versions() == [ONE, TWO]
-    with pytest.raises(UnknownVersion, match=r"model_version: '3' of model en-de is not served; served: 1 .*stable.*, 2 "):
+    with pytest.raises(errors.UnknownVersion, match=r"model_version: '3' of model en-de is not served; served: 1 .*stable.*, 2 "):
         await held(repository, "en-de", "3")
 
 
@@ -101,7 +89,7 @@ async def test_shares_divide_requests_by_their_id_or_their_caller() -> None:
     repository = routed(Route(ONE, BOTH, {"1": 0.75, "2": 0.25}))
     answered = await labels(repository, 400)
     assert 70 <= Counter(answered)["2"] <= 130
-    assert answered[:20] == await labels(repository, 20, "anybody")
+    assert answered[:20] == await labels(repository, 20, "alice")
     assert set(await labels(routed(Route(ONE, BOTH, {"2": 1.0})), 20)) == {"2"}, "though another is the default"
     sticky = routed(Route(ONE, BOTH, {"1": 0.5, "2": 0.5}, sticky="caller"))
     for caller in ("alice", "bob", "carol", "dave", "erin"):
@@ -142,17 +130,20 @@ async def test_version_is_free_once_no_request_holds_it() -> None:
     assert one.plus(both.since(one)) == both
 
 
-FAULTS = [Unavailable("ended"), StepFailed("failed"), UnexpectedFault("1"), KeyError("token"), RuntimeError("?")]
-NO_FAULTS = [
-    NotReady("starting"),
-    Draining("ending", 1.0),
-    InvalidRequest("text", "is empty"),
-    QueueFull("too many"),
-    DeadlineExceeded("too late"),
-    Cancelled("gone"),
-    asyncio.CancelledError(),
-    ConnectionResetError(),
+FAULTS: list[BaseException] = [
+    errors.Unavailable("ended"),
+    errors.StepFailed("failed"),
+    errors.UnexpectedFault("1"),
+    KeyError("token"),
+    RuntimeError("?"),
 ]
+NO_FAULTS: list[BaseException] = [
+    errors.NotReady("starting"),
+    errors.Draining("ending", 1.0),
+    errors.InvalidRequest("text", "is empty"),
+]
+NO_FAULTS += [errors.QueueFull("too many"), errors.DeadlineExceeded("too late"), errors.Cancelled("gone")]
+NO_FAULTS += [asyncio.CancelledError(), ConnectionResetError()]
 
 
 @pytest.mark.parametrize("error", [*FAULTS, *NO_FAULTS, None], ids=lambda error: type(error).__name__)

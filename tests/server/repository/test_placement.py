@@ -108,11 +108,11 @@ def test_least_used_models_that_no_request_holds_leave_first_and_no_more_than_mu
 def test_refusal_says_what_is_missing(
     memory: Memory, models: list[tuple[str, int, dict[str, float]]], size: int, reason: str
 ) -> None:
-    lodgers = [memory.add(name, taken, **fields) for name, taken, fields in models]
+    others = [memory.add(name, taken, **fields) for name, taken, fields in models]
     with pytest.raises(Refused) as refusal:
         memory.make_room(size)
     assert (refusal.value.cause, refusal.value.reason) == (Cause.MEMORY, reason)
-    assert all(model.asked_at == NEVER for model in lodgers)
+    assert all(model.asked_at == NEVER for model in others)
     assert 0 <= memory.now - 1000 <= 31
 
 
