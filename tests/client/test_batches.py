@@ -21,6 +21,7 @@ from dragoman.client.errors import InternalError, InvalidArgument, Overloaded, T
 from dragoman.client.grouping import MAX_BYTES, MAX_REQUESTS, Grouping, apart, together
 from dragoman.client.many import InOrder
 from dragoman.client.request import Request
+from dragoman.client.results import Answer, Result, Timings, Usage
 from dragoman.client.retry import RetryPolicy
 from dragoman.v1 import generation_pb2
 from tests.client.fake_server import EOS, PATIENCE_SECONDS, Held, failing, in_turn, make_status
@@ -79,9 +80,9 @@ def test_a_large_request_is_a_message_of_its_own(call, service) -> None:
 @pytest.mark.parametrize("blank", ["", "\t\n", "\u2003"])
 def test_a_blank_text_among_many_is_answered_without_the_server(call, service, blank: str) -> None:
     results = call("generate_many", ["a", blank, "b", blank], model="en-fr")
-    assert [(result.text, result.model) for result in results] == [("A", "en-fr"), ("", "en-fr"), ("B", "en-fr"), ("", "en-fr")]
-    assert (results[1].tokens, results[1].finish_reason, results[1].usage.generated_tokens) == ((), "eos", 0)
-    assert results[1].answers[0].text == "" and not results[1].is_truncated and results[1].usage.source_tokens == 0
+    assert [result.text for result in results] == ["A", "", "B", ""]
+    nothing = Usage(0, 0), Timings(0.0, 0.0, 0.0, 0.0, 0.0), (Answer("", (), "eos", 0.0),)
+    assert results[1] == results[3] == Result("", (), "eos", False, "en-fr", "", "", *nothing)
     assert sorted(request.text for request in service.requests) == ["a", "b"]
 
 

@@ -46,7 +46,7 @@ REFUSED_TARGETS = {
     "host:65536": "the port '65536'",
     "host:+1": r"the port '\+1'",
     "host:８５００": "the port '８５００'",
-    "host:0000001": "the port '0000001'",
+    "host:008500": "the port '008500'",
     "host:8500/path": "the port '8500/path'",
     ":8500": "no host",
     "http://:8500": "no host",

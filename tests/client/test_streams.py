@@ -126,9 +126,13 @@ def test_a_cancelled_stream_raises_with_its_id(client, service, is_waiting: bool
     assert list(stream) == []
 
 
-def test_closing_ends_a_call_under_way_and_refuses_others(client, service) -> None:
+def test_closing_ends_a_call_under_way_and_refuses_others(client, connect, service) -> None:
+    with connect() as left:
+        pass
+    with pytest.raises(Cancelled, match=CLOSED):
+        left.models()
     service.script.append(held := Held())
-    with ThreadPoolExecutor() as threads, client:
+    with ThreadPoolExecutor() as threads:
         call = threads.submit(client.generate, "x", request_id="r-1")
         held.wait_until_began()
         client.close()

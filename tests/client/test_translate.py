@@ -184,10 +184,11 @@ def test_options_that_exclude_each_other_are_refused(options: dict, flags: str) 
 
 def test_a_file_is_translated_in_order(sync_client, service, source: Path, tmp_path: Path) -> None:
     terminal, file, path = Terminal(), StringIO(), tmp_path / "long.txt"
+    source = source.rename(tmp_path / "[b]in.txt")
     for progress in (terminal, file, None):
         assert translate_file(sync_client, source, tmp_path / "out.txt", TranslateOptions(concurrency=2), progress) == 5
         assert (tmp_path / "out.txt").read_text(encoding="utf-8") == ANSWER
-    assert "in.txt" in terminal.getvalue() and "5/5" in terminal.getvalue() and "lines/s" in terminal.getvalue()
+    assert "[b]in.txt" in terminal.getvalue() and "5/5" in terminal.getvalue() and "lines/s" in terminal.getvalue()
     assert file.getvalue() == ""
     assert len(service.requests) == 9
     for num_lines in (0, 300):
