@@ -207,7 +207,7 @@ def test_attention_of_a_server_is_asked_for_layer_by_layer(ask: Run, service: Se
     ("arguments", "told"),
     [
         (["a dog", "ein Hund", "--layer", 3], "--layer: 3 is not in 0 to 2, the decoder layers of model loud"),
-        (["blind"], "model loud has no attention to a source"),
+        (["blind", "a"], "model loud has no attention to a source"),
         ([" ".join(["dog"] * 64), "a"], "source: 65 tokens; a picture shows 64 at most"),
         (["a", " ".join(["dog"] * 64)], "target: 65 tokens; a picture shows 64 at most"),
     ],

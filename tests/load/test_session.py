@@ -91,6 +91,7 @@ RUNS = {
         1,
         ["10 × MALFORMED_ACCEPTED: a malformed request was answered", "warning: nothing succeeded"],
     ),
+    "only a warm-up": ("--requests 3 --warmup 20", [], 1, ["it ended before the warm-up was over", "no request was counted"]),
     "metrics that are not HTTP": (
         "--requests 3 --metrics {0}",
         [],
