@@ -85,6 +85,7 @@ def test_slots_that_are_given_back_early_go_to_the_next() -> None:
     with pytest.raises(AssertionError):
         policy.shrink(wide, 5)
     policy.submit(sequence(1, few, width=2))
+    policy.shrink(wide, 4)
     policy.shrink(wide, 3)
     assert policy.admit() == [] and policy.num_used_slots == 3
     policy.shrink(wide, 2)

@@ -1,4 +1,4 @@
-"""A caller with KServe's REST client; prints what it was answered as JSON. Run by `test_open_inference_rest.py`.
+"""A caller with KServe's REST client; prints what it was answered as JSON. Run by `test_open_inference.py`.
 
 The package's own `__init__` imports a model server and a client of Kubernetes, too; the client of inference is loaded without them,
 from the files as they are.
