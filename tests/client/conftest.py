@@ -72,6 +72,7 @@ class BlockingIterator:
         return item
 
     def __enter__(self) -> "BlockingIterator":
+        assert self._loop.run(self._items.__aenter__) is self._items
         return self
 
     def __exit__(self, *error: object) -> None:
