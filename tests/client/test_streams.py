@@ -265,7 +265,7 @@ def test_scopes_are_nested(clock) -> None:
 def test_the_client_keeps_no_stream_that_has_ended(sync_client, service) -> None:
     def num_scopes() -> int:
         gc.collect()
-        return sum(isinstance(thing, Scope) for thing in gc.get_objects())
+        return sum(type(thing) is Scope for thing in gc.get_objects())
 
     before = num_scopes()
     list(sync_client.stream("ab"))

@@ -222,8 +222,8 @@ def test_views_go_on_while_engines_are_killed_and_operators_change_models(serve:
             async with watching(session, ALICE) as seen:
                 await anext(seen)
                 server.process.terminate()  # the drain waits for the request
-                ends = [view["isDraining"] async for view in seen]
-            assert ends[-1] and sum(ends) == 1 and (await sent).status == 200
+                ends = [event.get("isDraining") async for event in seen]  # an error has none, which ends a stream that is late
+            assert ends[-1] is not False and not any(ends[:-1]) and (await sent).status == 200
 
     with serve(endless, *FLAGS, *people) as server:
         asyncio.run(run(server))

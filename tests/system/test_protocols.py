@@ -186,7 +186,6 @@ async def occupied(server: Server, num_requests: int) -> AsyncIterator[None]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.to_thread(server.wait_until_idle)
 
 
 @each_protocol
@@ -204,6 +203,7 @@ def test_each_kind_of_error_has_its_protocols_status(narrow: Server, protocol: t
                 await refuse(client, "too large", method.call(query(method, "a" * (MAX_MESSAGE_BYTES + 1))))
                 async with occupied(narrow, 2):
                     await refuse(client, "queue full", method.call(query(method)))
+                await asyncio.to_thread(narrow.wait_until_idle)
             await refuse(client, "not offered", client.call_unimplemented())
         async with protocol.connect(narrow, LATEST) as client:
             for method in client.methods.values():
@@ -270,10 +270,10 @@ class Work(NamedTuple):
 def test_a_caller_that_leaves_frees_its_slot_within_two_steps(roomy: Server, protocol: type[ProtocolClient]) -> None:
     """The work for it is counted in rows of steps: the engine is stopped while it leaves, until the frontend knows.
 
-    A neighbour streams so many tokens meanwhile that its engine reports every step, and has a row in each. Of the last step before
-    the engine was stopped, the frontend may not have heard: it is one more.
+    A neighbour streams so many tokens meanwhile that its engine reports every step, and has a row in each. Of the last two steps
+    before the engine was stopped, one under way and one whose report is not sent, the frontend may not have heard.
     """
-    [engine], num_tokens, most = roomy.engines(), 100, 2 + 1
+    [engine], num_tokens, most = roomy.engines(), 100, 2 + 2
 
     async def work_once_reported() -> Work:
         """Return the work of the stopped engine, once the frontend has read all its reports."""
