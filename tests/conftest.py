@@ -8,17 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hypothesis
 import pytest
 
 from tests.certificates import make_certificates
-
-if TYPE_CHECKING:  # the fixtures load them, so that tests of the server need not wait for torch
-    from transformers import MarianMTModel, PegasusForConditionalGeneration
-
-    from dragoman.model.networks.transformer import Transformer
 
 pytest_plugins = ["tests.cost", "tests.shelf"]
 
@@ -155,11 +150,3 @@ def collector() -> Iterator[Collector]:
     collector = Collector()
     yield collector
     collector.stop()
-
-
-@pytest.fixture(scope="session")
-def as_transformers() -> "Callable[[Transformer], MarianMTModel | PegasusForConditionalGeneration]":
-    """Build Transformers' model with our weights, in single precision: Marian, or Pegasus where norms come first."""
-    from tests.oracles.transformers_model import to_transformers
-
-    return lambda ours: to_transformers(ours).float()

@@ -18,7 +18,7 @@ from dragoman.v1 import generation_pb2
 from tests.client.fake_server import EOS, filled, plain
 
 GIVEN = {"text": "x", "request_id": "r-1"}
-# What a request and its search have, each with a value of its own.
+# Fields of a request and of its search, each with a value of its own.
 VALUES = {field.name: value for field, value in filled(generation_pb2.GenerateRequest).ListFields() if field.name not in GIVEN}
 SEARCH = {field.name: VALUES[field.name] for field in dataclasses.fields(Search)}
 OPTIONS = {name: value for name, value in VALUES.items() if name not in SEARCH}

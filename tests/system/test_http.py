@@ -119,7 +119,7 @@ async def sent(server: Server, data: bytes, *, is_ended: bool = False) -> bytes:
 
 
 def test_malformed_requests_are_refused_and_what_follows_them_is_not_read(server: Server) -> None:
-    """What follows could be read as a request that a proxy took for a body."""
+    """A proxy may take for a body the bytes that the server could read as another request."""
     before, answered_twice = server.metric("dragoman_request_success_total"), set[str]()
 
     async def run() -> list[bytes]:

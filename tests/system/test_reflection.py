@@ -1,6 +1,5 @@
 """A client that has nothing but the server's address: reflection, as grpcurl uses it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -12,13 +11,14 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
+from tests.system.harness.server import Server
+
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
-def channel(shared_server: Any) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(shared_server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        yield channel
+def server(shared_server: Server) -> Server:
+    return shared_server
 
 
 def files_of(channel: grpc.Channel, **question: str) -> list[FileDescriptorProto]:

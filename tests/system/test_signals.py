@@ -20,7 +20,7 @@ from dragoman.client.sync import Client
 from tests.system.harness.models import ModelFolder
 from tests.system.harness.server import ROOT, Event, serving, wait_until
 
-# What the child does before it becomes the server.
+# Code that the child runs before it becomes the server.
 TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 IGNORE_HANGUPS = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
 
@@ -86,7 +86,7 @@ def test_hangups_end_nothing_and_do_not_cut_a_drain_short(endless: Path) -> None
 
 
 def test_a_hangup_reads_the_file_of_callers_again(endless: Path, tmp_path: Path) -> None:
-    """Who is in it calls, who was is refused, calls under way go on, and a file that cannot be used changes nothing."""
+    """Listed callers are served, removed ones refused, running calls go on, and a file that cannot be used changes nothing."""
     tokens = tmp_path / "tokens.toml"
     tokens.write_text('[callers.web]\ntoken = "old"\nmax_requests = 1\n')
     with (

@@ -196,7 +196,7 @@ def test_a_server_writes_nothing_but_its_sockets_and_loads_no_more_than_it_needs
     home, temporary = tmp_path / "home", tmp_path / "tmp"
     home.mkdir()
     temporary.mkdir()
-    # What would keep ONNX Runtime quiet under test must not be what keeps it quiet here.
+    # Variables that keep ONNX Runtime quiet under test must not keep it quiet here.
     environment = {"HOME": str(home), "XDG_CACHE_HOME": "", "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", "CI": ""}
     flags = ("--num-threads", "1", "--pin-engines", "true")
     with serving(endless / "alpha", *flags, environment=environment) as server, Client(server.address) as client:

@@ -208,7 +208,7 @@ def test_a_model_that_is_taken_away_finishes_what_it_has_and_may_come_back(serve
 
 
 def test_a_frontend_that_is_started_again_does_not_need_the_folder(models: ModelFolder) -> None:
-    """What serves is in memory; its folder may hold something else by now, and the other models are none of its business."""
+    """A serving version is in memory; its folder may hold other files by now, and other models do not notice."""
     versions = {"alpha": models.put("alpha", "1", "one"), "beta": models.put("beta", "1", "other")}
     with serving(models.path, *FLAGS, "--front-ends", "2") as server:
         for name in versions:
