@@ -24,6 +24,13 @@ from dragoman.server.telemetry.logs import configure_logging
 from tests.server.scripted import scripted_model
 
 
+async def until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Wait until a condition holds, which nothing else tells."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test that is a coroutine."""

@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from dragoman.server.engine.messages import Ready, Request, Statistics
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
 from dragoman.server.supervisor import STABLE_SECONDS, EngineCannotStart, RestartPolicy, SupervisedEngine
+from tests.server.conftest import until
 
 QUICK = RestartPolicy(initial_backoff_seconds=0.05, max_backoff_seconds=0.2)
 
@@ -48,11 +49,6 @@ class Watched:
 
     async def generate(self) -> Any:
         return await self.engine.generate(Request(self.engine.next_id(), [5, 1], 20, time.monotonic()))
-
-    async def until(self, is_so: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
-            while not is_so():
-                await asyncio.sleep(0.01)
 
     async def started(self) -> "Watched":
         await self.engine.start()
@@ -105,7 +101,7 @@ async def test_killed_engine_fails_its_requests_once_and_is_replaced(tiny_bundle
     watched.kill()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [Unavailable] * 5
-    await watched.until(lambda: watched.engine.is_ready)
+    await until(lambda: watched.engine.is_ready)
     assert watched.engine.process_id != first and watched.num_restarts == 3
     assert Statistics() in watched.statistics, "gauges do not keep the values of the dead engine"
     assert (await watched.generate()).num_generated == 20
@@ -120,10 +116,10 @@ async def test_damaged_bundle_keeps_the_model_down_until_it_is_back(bundle_copy:
     content = manifest.read_text()
     manifest.write_text("{}")
     watched.kill()
-    await watched.until(lambda: watched.num_restarts >= 2)
+    await until(lambda: watched.num_restarts >= 2)
     assert not watched.engine.is_ready
     manifest.write_text(content)
-    await watched.until(lambda: watched.engine.is_ready)
+    await until(lambda: watched.engine.is_ready)
     await watched.engine.stop()
 
 
@@ -153,7 +149,7 @@ async def test_stop_does_not_wait_for_a_back_off(tiny_bundle: Path, monkeypatch:
     monkeypatch.setattr("dragoman.server.supervisor.STOP_SECONDS", 1000)
     watched = await Watched(tiny_bundle, RestartPolicy(initial_backoff_seconds=300, max_backoff_seconds=300)).started()
     watched.kill()
-    await watched.until(lambda: watched.num_restarts)
+    await until(lambda: watched.num_restarts)
     await asyncio.wait_for(watched.engine.stop(), 20)
 
 
@@ -214,7 +210,7 @@ async def test_engine_whose_parent_is_gone_ends_and_removes_its_socket(tiny_bund
     watched = Watched(tiny_bundle)
     settings = msgspec.structs.replace(watched.engine.settings, endpoint=f"ipc://{place}/engine")
     host = await hosts.ProcessHost.start(settings)
-    await watched.until((place / "engine").exists)
+    await until((place / "engine").exists)
     assert host.process.stdin is not None
     host.process.stdin.close()
     assert await host.wait() == "exit code 0" and not place.exists()

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.messages import Request
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.errors import NotReady, Unavailable
+from tests.server.conftest import until
 from tests.server.dispatch.fakes import FakeReplica
 
 
@@ -41,11 +42,6 @@ class World:
         self.engines.append(engine)
         return engine
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.001)
-
 
 @asynccontextmanager
 async def connected(folder: Path) -> AsyncIterator[World]:
@@ -65,13 +61,13 @@ def request(number: int) -> Request:
 async def test_front_ends_hear_when_the_model_is_ready_and_get_their_own_answers(tmp_path: Path) -> None:
     async with connected(tmp_path) as world:
         early = world.front_end("early")
-        await world.until(lambda: world.server.num_attached == 1)
+        await until(lambda: world.server.num_attached == 1)
         assert not early.is_ready
         replica = FakeReplica(world.desk, 0, 2)
         late = world.front_end("late")
-        await world.until(lambda: early.is_ready and late.is_ready)
+        await until(lambda: early.is_ready and late.is_ready)
         answers = [asyncio.create_task(engine.generate(request(1))) for engine in (early, late)]
-        await world.until(lambda: len(replica.requests) == 2)
+        await until(lambda: len(replica.requests) == 2)
         replica.finish()
         assert [(await answer).id for answer in answers] == [1, 1]
 
@@ -80,9 +76,9 @@ async def test_what_a_front_end_had_that_is_gone_is_ended_and_nothing_else(tmp_p
     async with connected(tmp_path) as world:
         replica = FakeReplica(world.desk, 0, 2)
         gone, there = world.front_end("front-1-0"), world.front_end("front-1-00")
-        await world.until(lambda: gone.is_ready and there.is_ready)
+        await until(lambda: gone.is_ready and there.is_ready)
         lost, kept = asyncio.create_task(gone.generate(request(1))), asyncio.create_task(there.generate(request(2)))
-        await world.until(lambda: len(replica.requests) == 2)
+        await until(lambda: len(replica.requests) == 2)
         number = replica.number(1.0)
         world.server.detach("front-1-0")
         world.server.detach("front-1-0")
@@ -97,19 +93,19 @@ async def test_a_front_end_attaches_anew_when_the_model_was_down(tmp_path: Path)
     async with connected(tmp_path) as world:
         replica = FakeReplica(world.desk, 0, 2)
         engine = world.front_end("front")
-        await world.until(lambda: engine.is_ready)
+        await until(lambda: engine.is_ready)
         asked = asyncio.create_task(engine.generate(request(1)))
-        await world.until(lambda: len(replica.requests) == 1)
+        await until(lambda: len(replica.requests) == 1)
         replica.lose()
         outcome = await asyncio.gather(asked, return_exceptions=True)
         assert getattr(outcome[0], "reason", None) == "lost" or isinstance(outcome[0], Unavailable)
-        await world.until(lambda: not engine.is_ready)
+        await until(lambda: not engine.is_ready)
         with pytest.raises(NotReady):
             await engine.generate(request(2))
         replica.open()
-        await world.until(lambda: engine.is_ready and world.server.num_attached == 1)
+        await until(lambda: engine.is_ready and world.server.num_attached == 1)
         again = asyncio.create_task(engine.generate(request(3)))
-        await world.until(lambda: len(replica.requests) == 1)
+        await until(lambda: len(replica.requests) == 1)
         replica.finish()
         assert (await again).reason == "eos"
 
@@ -123,7 +119,7 @@ async def test_what_cannot_be_read_hurts_nobody(tmp_path: Path) -> None:
         stranger.connect(world.server.endpoint)
         await stranger.send(b"\xc1")
         engine = world.front_end("front")
-        await world.until(lambda: engine.is_ready)
+        await until(lambda: engine.is_ready)
         stranger.close()
         context.term()
 
@@ -133,13 +129,13 @@ async def test_what_a_front_end_had_that_attaches_anew_is_ended(tmp_path: Path) 
     async with connected(tmp_path) as world:
         replica = FakeReplica(world.desk, 0, 2)
         engine = world.front_end("front")
-        await world.until(lambda: engine.is_ready)
+        await until(lambda: engine.is_ready)
         asked = asyncio.create_task(engine.generate(request(1)))
-        await world.until(lambda: len(replica.requests) == 1)
+        await until(lambda: len(replica.requests) == 1)
         engine.ready_client().fail(Unavailable("the engine cannot be understood"))
         assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], Unavailable)
-        await world.until(lambda: len(replica.cancelled) == 1)
-        await world.until(lambda: engine.is_ready and world.server.num_attached == 1)
+        await until(lambda: len(replica.cancelled) == 1)
+        await until(lambda: engine.is_ready and world.server.num_attached == 1)
 
 
 async def test_a_front_end_that_cannot_attach_tries_again(tmp_path: Path) -> None:
@@ -155,4 +151,4 @@ async def test_a_front_end_that_cannot_attach_tries_again(tmp_path: Path) -> Non
         engine = AttachedEngine("a", connect, 0.01, on_statistics=lambda _: None, on_change=lambda: None)
         engine.begin()
         world.engines.append(engine)
-        await world.until(lambda: engine.is_ready)
+        await until(lambda: engine.is_ready)

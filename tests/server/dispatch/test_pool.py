@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from dragoman.server.engine.messages import Finished, Request, ScoreRequest, Sta
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
 from dragoman.server.supervisor import EngineCannotStart, RestartPolicy
+from tests.server.conftest import until
 from tests.server.test_supervisor import folder as folder
 
 QUICK = RestartPolicy(initial_backoff_seconds=0.05, max_backoff_seconds=0.2)
@@ -60,13 +60,8 @@ class Watched:
         request = Request(self.engine.next_id(), list(source), max_new_tokens, time.monotonic())
         return await self.engine.generate(request)
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not is_so():
-                await asyncio.sleep(0.01)
-
     async def until_all_ready(self) -> None:
-        await self.until(lambda: all(replica.is_ready for replica in self.engine.pool.replicas))
+        await until(lambda: all(replica.is_ready for replica in self.engine.pool.replicas))
 
 
 def answers(outcomes: list[Any]) -> list[Any]:
@@ -100,7 +95,7 @@ async def test_a_killed_replica_costs_its_own_requests_and_comes_back(tiny_bundl
     expected = (await watched.generate()).answers
     watched.kill(0, signal.SIGSTOP)
     tasks = [asyncio.create_task(watched.generate()) for _ in range(30)]
-    await watched.until(lambda: sum(task.done() for task in tasks) >= 20)
+    await until(lambda: sum(task.done() for task in tasks) >= 20)
     num_answered = sum(task.done() for task in tasks)
     watched.kill(0)
     outcomes = answers(await asyncio.gather(*tasks, return_exceptions=True))
@@ -125,7 +120,7 @@ async def test_only_without_any_replica_the_model_is_down(tiny_bundle: Path) -> 
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     ends = [one.reason if isinstance(one, Finished) else type(one).__name__ for one in outcomes]
     assert set(ends) <= {"lost", "Unavailable", "NotReady"}
-    await watched.until(lambda: watched.engine.is_ready)
+    await until(lambda: watched.engine.is_ready)
     assert watched.readiness == [True, False, True]
     assert (await watched.generate()).num_generated == LONG
     await watched.until_all_ready()
@@ -145,7 +140,7 @@ async def test_a_replica_that_cannot_start_is_tried_again_and_does_not_keep_the_
     await watched.engine.start()
     assert watched.engine.is_ready
     assert (await watched.generate()).num_generated == LONG
-    await watched.until(lambda: len(watched.restarts) >= 2)
+    await until(lambda: len(watched.restarts) >= 2)
     assert set(watched.restarts) == {damaged}
     manifest.write_text(content)
     await watched.until_all_ready()
@@ -178,7 +173,7 @@ async def test_a_hung_replica_is_replaced_while_the_other_serves(tiny_bundle: Pa
     lost = asyncio.create_task(watched.generate())
     await asyncio.sleep(0)  # it is the first, and so goes to the first
     assert (await watched.generate()).num_generated == LONG
-    await watched.until(lambda: watched.restarts == [0])
+    await until(lambda: watched.restarts == [0])
     assert (await lost).reason == "lost"
     await watched.until_all_ready()
     await watched.engine.stop()

@@ -17,6 +17,7 @@ from dragoman.server.fronts.messages import Desk, Released, Serve, Served, Servi
 from dragoman.server.fronts.served import ServedVersions
 from dragoman.server.repository.models import Repository
 from dragoman.server.repository.use import Outcomes
+from tests.server.conftest import until
 from tests.server.repository.copies import copy
 
 
@@ -86,13 +87,8 @@ class Worker:
         answers: Callable[[], list[Any]] = lambda: [  # noqa: E731
             one for one in self.said if isinstance(one, Serving) and one.serial == serve.serial
         ]
-        await self.until(answers)
+        await until(answers)
         return answers()[0]
-
-    async def until(self, is_so: Callable[[], object]) -> None:
-        async with asyncio.timeout(20):
-            while not is_so():
-                await asyncio.sleep(0.001)
 
     @property
     def released(self) -> set[str]:
@@ -116,11 +112,11 @@ async def test_new_version_is_attached_to_before_it_is_served_and_the_old_one_re
     assert worker.engines["desk-1"].is_begun and worker.said == []
     assert await worker.take(worker.serve(1, worker.desk("2"))) == Serving(1)
     assert worker.labels == ["2"] == worker.prepared and worker.engines["desk-2"].is_begun and worker.changes == [["2"]]
-    await worker.until(lambda: worker.released == {"desk-1"})
+    await until(lambda: worker.released == {"desk-1"})
     assert worker.engines["desk-1"].is_stopped and not worker.engines["desk-2"].is_stopped
     assert await worker.take(worker.serve(2)) == Serving(2)
     assert worker.repository.all() == []
-    await worker.until(lambda: "desk-2" in worker.released)
+    await until(lambda: "desk-2" in worker.released)
 
 
 async def test_kept_version_answers_again_without_being_read(worker: Worker) -> None:
@@ -133,7 +129,7 @@ async def test_kept_version_answers_again_without_being_read(worker: Worker) -> 
     assert not engine.is_stopped
     assert await worker.take(worker.serve(2, one, kept=("desk-1",))) == Serving(2)
     assert worker.labels == ["1"] and worker.engines["desk-1"] is engine
-    await worker.until(lambda: worker.released == {"desk-2"})
+    await until(lambda: worker.released == {"desk-2"})
 
 
 async def test_outcomes_are_reported_once_and_before_the_release_of_their_version(worker: Worker) -> None:
@@ -154,7 +150,7 @@ async def test_outcomes_are_reported_once_and_before_the_release_of_their_versio
         for serial in (1, 2, 3):
             await worker.take(worker.serve(serial, two))
         assert not worker.released
-    await worker.until(lambda: worker.released)
+    await until(lambda: worker.released)
     assert worker.said.count(Released("desk-1")) == 1
     (_, used) = (message for message in worker.said if isinstance(message, Used))
     assert used.outcomes["desk-1"][:2] == (1, 0) and worker.said.index(used) < worker.said.index(Released("desk-1"))
@@ -169,7 +165,7 @@ async def test_damaged_copy_is_not_served_nor_the_versions_published_with_it(wor
     assert worker.labels == ["1"] and worker.changes == []
     assert not worker.engines["desk-2"].is_begun and not worker.engines["desk-1"].is_stopped
     assert await worker.take(worker.serve(2, worker.desk("1"))) == Serving(2)
-    await worker.until(lambda: worker.released == {"desk-2", "desk-3"})
+    await until(lambda: worker.released == {"desk-2", "desk-3"})
 
 
 async def test_slow_engine_is_served_and_an_unchanged_bundle_is_not_read_again(

@@ -20,6 +20,7 @@ from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.repository.use import Holding, Outcomes
 from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
 from dragoman.server.supervisor import EngineCannotStart
+from tests.server.conftest import until
 
 MODEL = "en-de"
 PATIENCE_SECONDS = 10.0
@@ -131,13 +132,8 @@ class Stage:
         gate = self.hold(step, name)
         self.put(name)
         self.look()
-        await self.until(lambda: (step, name) in self.told)
+        await until(lambda: (step, name) in self.told)
         return gate
-
-    async def until(self, is_so: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not is_so():
-                await asyncio.sleep(0.001)
 
     def fail(self, step: str, label: str, error: Exception | None = None) -> None:
         self.faults[step, label] = error or FAULTS[step]
@@ -174,7 +170,7 @@ class Stage:
         num_refused = len(self.refusals)
         self.is_asked_for = True
         self.keeper.wake()
-        await self.until(lambda: self.serving is not None or len(self.refusals) > num_refused)
+        await until(lambda: self.serving is not None or len(self.refusals) > num_refused)
         self.is_asked_for = False
         self.keeper.wake()
 

@@ -20,6 +20,7 @@ from dragoman.server.repository.keeper import Keeper
 from dragoman.server.repository.model_file import ModelFile, Swap, Versions
 from dragoman.server.repository.use import Outcomes
 from dragoman.server.repository.versions import Cause, Refused
+from tests.server.conftest import until
 from tests.server.repository.staged import MODEL, Stage
 
 ANNA = Operator("anna")
@@ -279,7 +280,7 @@ async def test_changes_of_a_model_are_made_one_after_the_other_also_if_their_cal
     async with serve("1", "2", "3") as world:
         gate = world.stage.hold("start", "1")
         first = asyncio.create_task(world.ask("load", "1"))
-        await world.stage.until(lambda: ("start", "1") in world.stage.told)
+        await until(lambda: ("start", "1") in world.stage.told)
         gone = asyncio.create_task(world.ask("unload", "3"))
         await asyncio.sleep(0)
         second = asyncio.create_task(world.ask("unload", "1"))
@@ -296,14 +297,14 @@ async def test_changes_of_a_model_are_made_one_after_the_other_also_if_their_cal
         world.stage.gates.clear()
         gate = world.stage.hold("start", "3")
         world.stage.fail("start", "3", Refused(Cause.START, "no"))
-        await world.stage.until(lambda: world.stage.running() == ["2"])
+        await until(lambda: world.stage.running() == ["2"])
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # the failed change has no caller any more
         failing = asyncio.create_task(world.ask("load", "3"))
         await asyncio.sleep(0.01)
         failing.cancel()
         await asyncio.gather(failing, return_exceptions=True)
         gate.set()
-        await world.stage.until(lambda: world.status.requested == Requested(unloaded=("1",), pinned="2"))
+        await until(lambda: world.status.requested == Requested(unloaded=("1",), pinned="2"))
 
 
 async def test_nothing_is_changed_before_the_server_serves_nor_once_it_ends(serve: Any) -> None:
@@ -314,7 +315,7 @@ async def test_nothing_is_changed_before_the_server_serves_nor_once_it_ends(serv
             await early.load(ANNA, MODEL, "1")
         assert early.list(ANNA) == [world.status]
         hangs = asyncio.create_task(world.ask("load", "1"))
-        await world.stage.until(lambda: ("start", "1") in world.stage.told)
+        await until(lambda: ("start", "1") in world.stage.told)
         waits = asyncio.create_task(world.ask("load", "2"))
         await asyncio.sleep(0)
         await world.administrator.end()
@@ -337,12 +338,12 @@ async def test_reload_ends_although_its_model_goes_while_the_folder_is_scanned(s
             return [other]
 
         await world.ask("unload", "")
-        await world.stage.until(lambda: not world.stage.running())
+        await until(lambda: not world.stage.running())
         world.scan = scan
         reload = asyncio.create_task(world.ask("reload"))
         await scanning.wait()
         world.stage.keeper.lose()
-        await world.stage.until(lambda: world.stage.keeper.is_gone)
+        await until(lambda: world.stage.keeper.is_gone)
         await asyncio.sleep(0.02)
         is_gone.set()
         async with asyncio.timeout(5):

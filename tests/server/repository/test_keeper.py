@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from dragoman.server.repository.found import FoundModel
 from dragoman.server.repository.keeper import Keeper
 from dragoman.server.repository.layout import scan
 from dragoman.server.telemetry.version_metrics import VersionReading
+from tests.server.conftest import until
 
 
 class FakeModel:
@@ -59,12 +60,6 @@ def put(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).mkdir(parents=True)
         (folder / name / "bundle.json").write_text(json.dumps({"name": name, "files": {}}))
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager

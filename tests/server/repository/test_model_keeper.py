@@ -22,6 +22,7 @@ from dragoman.server.repository.status import status_of
 from dragoman.server.repository.use import Outcomes
 from dragoman.server.repository.versions import Cause, Refused
 from dragoman.server.supervisor import EngineCannotStart
+from tests.server.conftest import until
 from tests.server.repository.staged import MODEL, WRONG, Stage
 
 
@@ -151,7 +152,7 @@ async def play(stage: Stage, events: str) -> None:
                 await stage.ask_for()
             case "evict":
                 stage.keeper.give_way()
-                await stage.until(lambda: stage.sleeps or stage.file != SLEEPY)
+                await until(lambda: stage.sleeps or stage.file != SLEEPY)
         if event in FAULTS:
             continue
         if event not in ("lose", "begin", "let"):
@@ -171,11 +172,11 @@ async def test_states_after(monkeypatch: pytest.MonkeyPatch, given: str, story: 
         for events, expected in (part.split("=") for part in story.split(";")):
             await play(stage, events.strip())
             states = dict(state.split(maxsplit=1) for state in expected.strip().split(", ") if state)
-            await stage.until(lambda states=states: stage.shown == states)
+            await until(lambda states=states: stage.shown == states)
             assert (stage.serving is None) == (not {"serving", "trial"} & {*states.values()})
         if not stage.is_held:
             loaded = [label for label, state in states.items() if state.split()[0] not in ("refused", "asleep")]
-            await stage.until(lambda: stage.running() == loaded)
+            await until(lambda: stage.running() == loaded)
             assert stage.keeper.is_gone == ("lose" in story and not states)
         found = {
             "served": [None if route is None else route.default.label for route in stage.routes],
@@ -213,7 +214,7 @@ def test_best_version_that_can_be_served_serves_whatever_comes_and_goes(events: 
                 good = [one.name for one in stage.versions if one.name not in refused]
                 expected = stage.keeper.overrides.pinned if stage.keeper.overrides.pinned in good else good[-1]
                 assert stage.serving == expected
-                await stage.until(lambda expected=expected: stage.running() == [expected])
+                await until(lambda expected=expected: stage.running() == [expected])
                 assert [label for label, state in stage.shown.items() if state == "serving"] == [expected]
             assert {number for freed in stage.freed for number in freed} <= {0, 1}, "replica numbers are used again"
 
@@ -249,21 +250,21 @@ async def test_start_is_retried_until(ending: str) -> None:
     stage = Stage("1")
     stage.fail("start", "1")
     async with stage.led(is_persistent=True):
-        await stage.until(lambda: "start" in stage.steps("1"))
+        await until(lambda: "start" in stage.steps("1"))
         stage.look()
         await asyncio.sleep(0.01)
         assert len(stage.routes) == 1 and stage.serving is None, "an engine that has not been proved is not served"
         if ending == "it is ready":
             stage.engine("1").is_ready = True
-            await stage.until(lambda: stage.serving == "1" and "prove" in stage.steps("1"))
+            await until(lambda: stage.serving == "1" and "prove" in stage.steps("1"))
         elif ending == "another serves":
             stage.put("2")
             stage.look()
-            await stage.until(lambda: stage.shown == {"1": "refused start", "2": "serving"})
+            await until(lambda: stage.shown == {"1": "refused start", "2": "serving"})
             assert stage.steps("1")[-1] == "stop"
         else:
             stage.keeper.lose()
-            await stage.until(lambda: stage.keeper.is_gone and stage.routes[-1] is None)
+            await until(lambda: stage.keeper.is_gone and stage.routes[-1] is None)
 
 
 # Rollouts.
@@ -275,7 +276,7 @@ async def test_versions_are_loaded_one_after_the_other_and_observed_once_they_ar
         proving = stage.hold("prove", "2")
         stage.put("1", "2")
         stage.look()
-        await stage.until(lambda: "prove" in stage.steps("2"))
+        await until(lambda: "prove" in stage.steps("2"))
         assert not stage.engine("2").is_observed() and stage.steps("1") == []
         proving.set()
         await stage.settle()
@@ -289,7 +290,7 @@ async def test_version_that_has_ended_frees_its_folder_replicas_and_tokenisers()
         gate = await stage.deploy_until("prove", "2")
         assert uses("1") and uses("2") and not uses("3")
         gate.set()
-        await stage.until(lambda: stage.running() == ["2"] and (one.opened, one.loaded) == (None, None))
+        await until(lambda: stage.running() == ["2"] and (one.opened, one.loaded) == (None, None))
         assert stage.freed[-1] == range(0, 1) and stage.version("2").replicas == range(1, 2)
         assert not uses("1") and uses("2") and ("measure", "1") in stage.told
         await play(stage, "fail prove 3, deploy 3")
@@ -328,7 +329,7 @@ async def test_bad_version_is_refused_and_the_old_one_serves(
         reason = stage.version("2").reason
         assert str(error).removeprefix("model 'en-de': ") in reason and not reason.startswith("model")
         assert stage.keeper.troubles() == [f"version 2 is refused ({cause.value}): {reason}"]
-        await stage.until(lambda: stage.running() == ["1"])
+        await until(lambda: stage.running() == ["1"])
         assert stage.shown == {"1": "serving", "2": f"refused {cause.value}"} and stage.swaps == ["refused"]
         num_opened = stage.steps("2").count("open")
         stage.keeper.wake()
@@ -344,7 +345,7 @@ async def test_label_that_cannot_be_published_is_retried_when_asked_and_not_in_a
         stage.fail("publish", "1")
         stage.file = FILES["labelled"]
         stage.look()
-        await stage.until(lambda: stage.swaps)
+        await until(lambda: stage.swaps)
         num_told = stage.steps("1").count("publish")
         await asyncio.sleep(0.05)
         assert stage.steps("1").count("publish") == num_told and stage.shown == {"1": "serving"}
@@ -360,10 +361,10 @@ async def test_unforeseen_error_is_logged_and_retried_after_a_pause(monkeypatch:
         stage.fail("publish", "2", KeyError("unforeseen"))
         stage.put("2")
         stage.look()
-        await stage.until(lambda: stage.steps("2").count("publish") > 1)
+        await until(lambda: stage.steps("2").count("publish") > 1)
         assert stage.serving == "1" and stage.running() == ["1", "2"]
         stage.faults.clear()
-        await stage.until(lambda: stage.shown == {"2": "serving"} and stage.running() == ["2"])
+        await until(lambda: stage.shown == {"2": "serving"} and stage.running() == ["2"])
     assert any(line["event"] == "the versions of a model cannot be led to where they are to be" for line in logged())
 
 
@@ -399,10 +400,10 @@ async def test_failed_probation_brings_the_old_version_back_and_running_requests
                 stage.engine("2").die()
             else:
                 stage.outcomes_of["2"] = outcomes
-            await stage.until(lambda: stage.serving == "1")
+            await until(lambda: stage.serving == "1")
             assert "stop" not in stage.steps("2")
             await play(stage, "leave 2")
-            await stage.until(lambda: stage.running() == ["1"])
+            await until(lambda: stage.running() == ["1"])
             assert stage.swaps == ["rolled_back"] and stage.version("2").reason.startswith(reason)
             assert stage.shown == {"1": "serving", "2": f"refused {cause}"}
     served = [(line["default"], line["on_trial"]) for line in lines if line["event"] == "versions that serve"]
@@ -415,7 +416,7 @@ async def test_old_version_of_a_flat_folder_comes_back_although_its_files_are_go
         await stage.deploy("")
         assert stage.serving == two
         stage.engine(two).die()
-        await stage.until(lambda: stage.serving == one and stage.running() == [one])
+        await until(lambda: stage.serving == one and stage.running() == [one])
         await stage.settle()
         assert stage.serving == one
         await stage.deploy("")
@@ -433,7 +434,7 @@ async def test_labels_and_shares_change_on_probation_and_it_goes_on() -> None:
         assert (stage.route.shares, stage.route.labels) == ({"2": 0.25, "1": 0.75}, {"stable": "1", "canary": "2"})
         assert stage.shown == {"1": "serving", "2": "trial"}
         await play(stage, "die 2")
-        await stage.until(lambda: stage.shown == {"1": "serving", "2": "refused death"})
+        await until(lambda: stage.shown == {"1": "serving", "2": "refused death"})
         assert stage.serving == "1" and stage.route.shares == {"1": 1.0}
 
 
@@ -443,11 +444,11 @@ async def test_rollback_that_cannot_be_published_is_published_again(error: Excep
         await stage.deploy("2")
         stage.fail("publish", "1", error)
         stage.engine("2").die()
-        await stage.until(lambda: stage.steps("1").count("publish") > 2)
+        await until(lambda: stage.steps("1").count("publish") > 2)
         assert stage.serving == "2" and stage.shown["2"] == "refused death"
         stage.faults.clear()
         stage.keeper.wake()
-        await stage.until(lambda: stage.serving == "1" and stage.running() == ["1"])
+        await until(lambda: stage.serving == "1" and stage.running() == ["1"])
 
 
 async def test_requests_are_told_to_retry_while_a_model_restarts_and_other_models_are_not_held_up() -> None:
@@ -464,11 +465,11 @@ async def test_requests_are_told_to_retry_while_a_model_restarts_and_other_model
     stage = Stage("1", file=RESTART)
     async with stage.led():
         await play(stage, "take 1, put 2")
-        await stage.until(lambda: stage.serving is None)
+        await until(lambda: stage.serving is None)
         gate = stage.hold("start", "2")
         async with asyncio.timeout(1), stage.turn:
             stage.held["1"].use.leave(1.0, None)
-        await stage.until(lambda: "start" in stage.steps("2"))
+        await until(lambda: "start" in stage.steps("2"))
         assert stage.running() == [] and ("measure", "1") in stage.told
         assert_not_ready("1", "stable")
         gate.set()
@@ -484,7 +485,7 @@ async def test_folder_that_is_back_at_once_changes_nothing_and_one_that_stays_aw
         await stage.settle()
         assert stage.serving == "1" and len(stage.told) == num_told
         stage.keeper.lose()
-        await stage.until(lambda: stage.keeper.is_gone and stage.told[-1] == ("gone", ""))
+        await until(lambda: stage.keeper.is_gone and stage.told[-1] == ("gone", ""))
         await asyncio.sleep(0)
         stage.keeper.forgive()
         async with asyncio.timeout(1):
@@ -506,7 +507,7 @@ async def test_memory_of_an_unloaded_model_is_free_once_its_last_request_has_end
         await play(stage, "ask, take 2, evict")
         assert stage.running() == ["2"] and stage.keeper.is_leaving and stage.keeper.memory_bytes() == 60
         await play(stage, "leave 2")
-        await stage.until(lambda: not stage.running() and not stage.keeper.is_leaving)
+        await until(lambda: not stage.running() and not stage.keeper.is_leaving)
         assert stage.keeper.memory_bytes() == 0
         await play(stage, "ask, file always")
         assert stage.steps("2").count("prove") == 2 and stage.steps("2").count("open") == 1
@@ -518,7 +519,7 @@ async def test_model_that_is_loaded_and_not_yet_published_or_on_probation_counts
     async with Stage("1", file=SLEEPY, size=40).led() as stage:
         gate = stage.hold("adopt", "1")
         asking = asyncio.create_task(stage.ask_for())
-        await stage.until(lambda: stage.running() == ["1"] and stage.turn.locked())
+        await until(lambda: stage.running() == ["1"] and stage.turn.locked())
         asyncio.get_running_loop().call_soon(gate.set)
         async with stage.turn:
             stays = [stage.keeper.stay()]
@@ -538,7 +539,7 @@ async def test_idle_time_counts_from_the_end_of_the_last_request() -> None:
         assert stage.sleeps == []
         stage.route.default.use.leave(0.1, None)
         left = time.monotonic()
-        await stage.until(lambda: stage.sleeps == ["idle"] and not stage.running())
+        await until(lambda: stage.sleeps == ["idle"] and not stage.running())
         assert time.monotonic() - left >= 0.04 and stage.shown["1"] == "asleep"
 
 
@@ -579,7 +580,7 @@ async def test_reason_why_a_model_cannot_be_loaded_is_told_to_requests_and_it_is
             await play(stage, "ask")
             assert stage.serving == "1" and status_of(stage.keeper).problems == ()
             await play(stage, "evict")
-            await stage.until(lambda: not stage.running())
+            await until(lambda: not stage.running())
 
 
 async def test_model_without_a_version_that_can_be_loaded_is_not_ready() -> None:
@@ -588,7 +589,7 @@ async def test_model_without_a_version_that_can_be_loaded_is_not_ready() -> None
     async with stage.led():
         stage.is_asked_for = True
         stage.keeper.wake()
-        await stage.until(lambda: not stage.route.default.is_asleep)
+        await until(lambda: not stage.route.default.is_asleep)
         assert not stage.route.default.engine.is_ready and stage.wakes == ["refused"]
         assert stage.version("1").reason == "another answer"
 
@@ -612,7 +613,7 @@ async def test_model_that_could_not_be_loaded_again_with_its_file_stays_loaded()
         assert (stage.shown, stage.serving, stage.sleeps) == ({"1": "serving"}, "1", [])
         stage.file = kept("20ms")
         stage.look()
-        await stage.until(lambda: stage.sleeps == ["idle"] and not stage.running())
+        await until(lambda: stage.sleeps == ["idle"] and not stage.running())
 
 
 @pytest.mark.parametrize("is_loading", [True, False])
