@@ -1,4 +1,4 @@
-"""Fixtures of system scenarios: a real server process on free ports, shipped models, and small models that never end a sequence."""
+"""Fixtures of system scenarios: real server processes, shipped models, and small models that never end a sequence."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from dragoman.v1.generation_pb2 import FinishReason, GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.shelf import Shelf
+from tests.system.harness.callers import connection
 from tests.system.harness.models import ModelFolder, make_endless, make_quick, make_short, make_slow, make_versions
 from tests.system.harness.server import Server, serving
 
@@ -21,9 +21,9 @@ TWO_ENGINES = pytest.param(("--replicas", "2"), id="two engines")
 TWO_OF_EACH = pytest.param(("--front-ends", "2", "--replicas", "2"), id="two of each", marks=ONLY_LINUX)
 
 
-@pytest.fixture(scope="session", params=[ONE_ENGINE, TWO_ENGINES, TWO_OF_EACH])
+@pytest.fixture(scope="session", params=[ONE_ENGINE, TWO_OF_EACH])
 def topology(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Flags of a server by its processes: what is promised, is promised for each."""
+    """Flags of a server by its processes; promises hold for each."""
     return tuple(request.param)
 
 
@@ -82,44 +82,27 @@ def serve() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def shared_server(serve: Callable[..., Any], bundles: Path) -> Iterator[Server]:
-    """One server for tests that only ask; it must have drained cleanly in the end."""
-    with serve(bundles) as server:
+def shared_server(bundles: Path) -> Iterator[Server]:
+    """One server of the shipped translators for tests that only ask; it must have drained cleanly in the end."""
+    with serving(bundles) as server:
         yield server
-        assert server.terminate() == 0
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Server:
+    """The server of the module; modules have their own fixture of this name where the shared one does not do."""
+    return shared_server
 
 
 @pytest.fixture
 def channel(server: Server) -> Iterator[grpc.Channel]:
-    """A channel to the module's server."""
-    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as opened:
+    with connection(server) as opened:
         yield opened
 
 
 @pytest.fixture
 def stub(channel: grpc.Channel) -> GenerationStub:
-    """The native API over that channel."""
     return GenerationStub(channel)
-
-
-@pytest.fixture(scope="session")
-def native(shared_server: Server) -> Callable[..., Any]:
-    channel = grpc.insecure_channel(shared_server.address, options=[("grpc.enable_http_proxy", 0)])
-    stub = GenerationStub(channel)
-
-    def generate(text: str, **options: Any) -> dict[str, Any]:
-        """Return what the native service answers, as outputs of the Open Inference Protocol."""
-        response = stub.Generate(GenerateRequest(model="en-de", text=text, **options))
-        return {
-            "text_output": [answer.text for answer in response.answers],
-            "score": [answer.score for answer in response.answers],
-            "finish_reason": [FinishReason.Name(answer.finish_reason)[14:].lower() for answer in response.answers],
-            "tokens": [list(answer.tokens) for answer in response.answers],
-            "num_input_tokens": [response.usage.source_tokens],
-            "num_output_tokens": [response.usage.generated_tokens],
-        }
-
-    return generate
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,6 @@
 """The admin service of a real server: versions change as they are asked to, and callers are answered meanwhile."""
 
-import importlib.util
-import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +14,7 @@ from tests.system.conftest import ONE_ENGINE, TWO_OF_EACH
 from tests.system.harness.callers import NO_RETRY, Callers
 from tests.system.harness.models import ModelFolder
 from tests.system.harness.server import Event, Server, dragoman, serving
+from tests.system.test_open_inference import printed, triton
 
 pytestmark = pytest.mark.e2e
 
@@ -46,7 +43,6 @@ def server(request: pytest.FixtureRequest, folder: ModelFolder) -> Iterator[Serv
     with serving(folder.path, "--num-threads", "1", *request.param, *flags) as server:
         yield server
         assert [event for event in server.events if "exception" in event] == []
-        assert server.terminate() == 0
 
 
 @pytest.fixture
@@ -144,7 +140,6 @@ def test_tokens_of_callers_and_of_operators_are_not_each_others(folder: ModelFol
             client.models()
         with Client(server.address, token="web-s") as client:
             assert [model.name for model in client.models()] == ["alpha"]
-        assert server.terminate() == 0
 
 
 @pytest.mark.parametrize(
@@ -157,18 +152,12 @@ def test_tokens_of_callers_and_of_operators_are_not_each_others(folder: ModelFol
 def test_operators_load_and_unload_with_tritons_clients(
     server: Server, client: Client, protocol: str, statuses: tuple[str, ...]
 ) -> None:
-    if importlib.util.find_spec("tritonclient") is None:
-        pytest.skip("needs tritonclient, which `make setup` installs")
     num_before = len(server.logged(Event.OPERATOR_CHANGE))
-    address = server.admin_address if protocol == "grpc" else server.http_address.removeprefix("http://")
-    caller = Path(__file__).parent / "foreign" / "triton_operator.py"
-    command = [sys.executable, str(caller), protocol, address, "anna-s", "alpha"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["unload"], told["load"]) == ("done", "done")
-    assert tuple(told[what].partition(":")[0] for what in ("by nobody", "otherwise", "another")) == statuses
-    assert "parameters: a model is loaded as it lies in its folder" in told["otherwise"]
+    address = server.admin_address if protocol == "grpc" else server.http_address
+    told = printed(triton(protocol, address, "operate", "anna-s", "alpha"))
+    assert told["unload"][0] == told["load"][0] == "done"
+    assert tuple(told[what][0] for what in ("without a token", "otherwise", "another")) == statuses
+    assert "parameters: a model is loaded as it lies in its folder" in told["otherwise"][1]
     assert [event["change"] for event in server.logged(Event.OPERATOR_CHANGE)[num_before:]] == ["unload", "load"]
     assert client.generate("a dog runs", model="alpha", max_new_tokens=2).model == "alpha"
 

@@ -1,16 +1,24 @@
-"""Answers of the shipped models, translation, recurrent and language models, are those of eager PyTorch."""
+"""Answers, scores and attention of the shipped models are those of eager PyTorch; evaluation, scoring and load by command line."""
 
 import gzip
 import json
+import re
+import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dragoman.attention.maps import PAGE_ROOM, Kind
+from dragoman.attention.of_checkpoint import look_into
+from dragoman.attention.of_server import ask
 from dragoman.client.sync import Client
 from tests.system.harness.oracle import Oracle, agree
-from tests.system.harness.server import LONG, ROOT, Server, dragoman, serving
+from tests.system.harness.server import LONG, ROOT, Event, Server, dragoman, serving, wait_until
+
+pytestmark = pytest.mark.e2e
 
 CHECKPOINTS = ROOT / "model/pretrained"
 TEXTS = [
@@ -19,8 +27,13 @@ TEXTS = [
     "A woman with a black hat rides a bicycle down the street.",
     "Several children are sitting on the grass, and one of them laughs.",
 ]
+SOURCE, TARGET = "A little girl in a pink dress.", "Ein kleines Mädchen in einem rosa Kleid."
 
-pytestmark = pytest.mark.e2e
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.address) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +44,6 @@ def others(shipped_bundle: Callable[..., Path], tmp_path_factory: pytest.TempPat
         (models / name).symlink_to(shipped_bundle(name))
     with serving(models) as running:
         yield running
-        assert running.terminate() == 0
 
 
 @pytest.fixture
@@ -44,77 +56,61 @@ def test_set(request: pytest.FixtureRequest) -> list[str]:
 
 
 @pytest.mark.parametrize("model", ["en-de", "en-fr"])
-def test_answers_are_pytorchs_at_any_concurrency(
-    shared_server: Server, captions: list[str], test_set: list[str], model: str
-) -> None:
-    texts = test_set or (captions if model == "en-de" else captions[::4])
-    with Client(shared_server.address) as client:
-        together = [result.tokens for result in client.generate_many(texts, concurrency=64, model=model)]
-        alone = [result.tokens for result in client.generate_many(texts, concurrency=1, model=model)]
-        assert together == alone and len(together) == len(texts)
-        oracle, few = Oracle(CHECKPOINTS / model), texts[::15]
-        oracle.check_greedy(texts, together)
-        options: dict[str, Any] = {"model": model, "num_beams": 4, "num_return_sequences": 4, "return_log_probs": True}
-        for text, hypotheses in zip(few, oracle.beams(few, 4, 64), strict=True):
-            answers = client.generate(text, max_new_tokens=64, length_penalty=1.0, **options).answers
-            for answer, expected in zip(answers, hypotheses, strict=True):
-                agree(answer, expected)
-
-
-def test_streamed_pieces_are_the_unary_answer(shared_server: Server, captions: list[str]) -> None:
-    with Client(shared_server.address) as client:
-        for text in captions[:20]:
-            whole = client.generate(text, model="en-fr")
-            with client.stream(text, model="en-fr") as stream:
-                pieces = list(stream)
-            assert "".join(piece.text for piece in pieces) == whole.text
-            assert tuple(token for piece in pieces for token in piece.tokens) == whole.tokens
-            assert len(pieces) > 2, "text came before the end"
+def test_answers_are_pytorchs_at_any_concurrency(client: Client, captions: list[str], test_set: list[str], model: str) -> None:
+    texts = test_set or captions[:: 2 if model == "en-de" else 4]
+    together = [result.tokens for result in client.generate_many(texts, concurrency=64, model=model)]
+    alone = [result.tokens for result in client.generate_many(texts[::4], concurrency=1, model=model)]
+    assert together[::4] == alone and len(together) == len(texts)
+    oracle, few = Oracle(CHECKPOINTS / model), texts[::15]
+    oracle.check_greedy(texts, together)
+    options: dict[str, Any] = {"model": model, "num_beams": 4, "num_return_sequences": 4, "return_log_probs": True}
+    for text, hypotheses in zip(few, oracle.beams(few, 4, 64), strict=True):
+        answers = client.generate(text, max_new_tokens=64, length_penalty=1.0, **options).answers
+        for answer, expected in zip(answers, hypotheses, strict=True):
+            agree(answer, expected)
 
 
 @pytest.mark.parametrize("text", ["Ein 🐕 läuft durch den Schnee.", "  two  spaces ", "</s> <pad> <s>", "e\u0301té \u200d \x00 ﷽"])
-def test_any_text_is_answered(shared_server: Server, text: str) -> None:
-    with Client(shared_server.address) as client:
-        result = client.generate(text, model="en-de", max_new_tokens=20)
+def test_any_text_is_answered(client: Client, text: str) -> None:
+    result = client.generate(text, model="en-de", max_new_tokens=20)
     assert result.finish_reason in ("eos", "length") and result.usage.generated_tokens <= 20
 
 
 def test_evaluate_gives_the_same_scores_from_checkpoint_bundle_and_server(
-    shared_server: Server, bundles: Path, captions: list[str], tmp_path: Path
+    server: Server, bundles: Path, captions: list[str], tmp_path: Path
 ) -> None:
     oracle, source, reference = Oracle(CHECKPOINTS / "en-de"), tmp_path / "source", tmp_path / "reference"
     source.write_text("\n".join(captions[:40]) + "\n")
     reference.write_text("\n".join(oracle.decode(found.ids) for found in oracle.greedy(captions[1:41], 256)) + "\n")
-    sides = (
-        ("--checkpoint", CHECKPOINTS / "en-de"),
-        ("--bundle", bundles / "en-de"),
-        ("--server", shared_server.address, "--model", "en-de"),
-    )
-    asked = ("--source", source, "--reference", reference, "--json")
-    scores = [json.loads(dragoman("evaluate", *side, *asked).stdout) for side in sides]
+    scores = [
+        json.loads(dragoman("evaluate", *side, "--source", source, "--reference", reference, "--json").stdout)
+        for side in (
+            ("--checkpoint", CHECKPOINTS / "en-de"),
+            ("--bundle", bundles / "en-de"),
+            ("--server", server.address, "--model", "en-de"),
+        )
+    ]
     assert scores[0] == scores[1] == scores[2]
     assert 0 < scores[0]["bleu"] < 100 and "tok:13a" in scores[0]["bleu_signature"]
 
 
-def test_the_recurrent_model_translates_as_pytorch_does_and_aligns(others: Server) -> None:
-    oracle = Oracle(CHECKPOINTS / "en-de-rnn")
+def test_the_recurrent_and_the_language_model_answer_as_pytorch_does(others: Server) -> None:
+    rnn, captions = Oracle(CHECKPOINTS / "en-de-rnn"), Oracle(CHECKPOINTS / "en-captions")
+    prompts = ["", "A man", "Two dogs are", "A woman with a black hat rides a bicycle"]
     with Client(others.address) as client:
         greedy = client.generate_many(TEXTS, model="en-de-rnn", max_new_tokens=64)
-        assert [answer.text for answer in greedy] == [oracle.decode(found.ids) for found in oracle.greedy(TEXTS, 64)]
+        assert [answer.text for answer in greedy] == [rnn.decode(found.ids) for found in rnn.greedy(TEXTS, 64)]
         beams = client.generate_many(TEXTS, model="en-de-rnn", max_new_tokens=64, num_beams=4)
-        assert [answer.text for answer in beams] == [oracle.decode(found[0].ids) for found in oracle.beams(TEXTS, 4, 64)]
-        found = client.score(TEXTS[1], "Zwei Hunde spielen im Schnee.", model="en-de-rnn", return_word_alignment=True)
-    assert {"0-0", "1-1"} <= set(found.word_alignment.split()), found.word_alignment
-
-
-def test_the_language_model_goes_on_as_pytorch_does(others: Server) -> None:
-    oracle, prompts = Oracle(CHECKPOINTS / "en-captions"), ["", "A man", "Two dogs are", "A woman with a black hat rides a bicycle"]
-    with Client(others.address) as client:
+        assert [answer.text for answer in beams] == [rnn.decode(found[0].ids) for found in rnn.beams(TEXTS, 4, 64)]
+        links = client.score(
+            TEXTS[1], "Zwei Hunde spielen im Schnee.", model="en-de-rnn", return_word_alignment=True
+        ).word_alignment
+        assert links is not None and {"0-0", "1-1"} <= set(links.split())
         answers = [client.generate(prompt, model="en-captions", max_new_tokens=40) for prompt in prompts]
-    assert [list(answer.tokens) for answer in answers] == [found.ids for found in oracle.greedy(prompts, 40)]
+    assert [list(answer.tokens) for answer in answers] == [found.ids for found in captions.greedy(prompts, 40)]
     for prompt, answer in zip(prompts, answers, strict=True):
-        [ids] = oracle.tokenizers.source.encode_batch([prompt])
-        assert prompt + answer.text == oracle.decode([*ids, *answer.tokens]).strip()
+        [ids] = captions.tokenizers.source.encode_batch([prompt])
+        assert prompt + answer.text == captions.decode([*ids, *answer.tokens]).strip()
 
 
 def test_perplexity_from_the_server_is_pytorchs(others: Server, tmp_path: Path, test_set: list[str]) -> None:
@@ -127,3 +123,89 @@ def test_perplexity_from_the_server_is_pytorchs(others: Server, tmp_path: Path, 
     assert by_server["num_tokens"] == by_pytorch["num_tokens"] and by_server["num_lines"] == len(lines)
     assert by_server["perplexity"] == pytest.approx(by_pytorch["perplexity"], abs=1e-4)
     assert 2 < by_server["perplexity"] < 40
+
+
+# Scores
+
+
+@pytest.mark.parametrize(
+    ("model", "source", "target", "links"),
+    [
+        ("en-de", "Two men play soccer on a field.", "Zwei Männer spielen Fußball auf einem Feld.", "1-1 2-2 3-3 6-6"),
+        ("en-fr", SOURCE, "Une petite fille en robe rose.", "1-1 2-2 6-4"),
+    ],
+)
+def test_translated_words_are_linked_and_scored_pairs_counted(
+    server: Server, client: Client, model: str, source: str, target: str, links: str
+) -> None:
+    """Nouns, verbs and numbers; articles and prepositions attend anywhere. French puts the colour behind the dress."""
+    labels = {"model": model, "finish_reason": "scored"}
+    before = server.metric("dragoman_request_success_total", **labels)
+    score = client.score(source, target, model=model, return_word_alignment=True, return_alignment=True)
+    assert score.word_alignment is not None and score.alignment is not None
+    found = set(score.word_alignment.split())
+    assert len(found) == len(target.split()) and found >= set(links.split())
+    assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in score.alignment.weights)
+    assert server.metric("dragoman_request_success_total", **labels) == before + 1
+    assert score.score > client.score(source, "Eine Katze.", model=model).score
+
+
+def test_the_command_line_scores_two_files(server: Server, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("A dog runs through the snow.\nTwo men play soccer on a field.\n")
+    target.write_text("Ein Hund rennt durch den Schnee.\n\n")
+    files = ("--source", source, "--target", target, "--alignment")
+    lines = dragoman("score", "--server", server.address, "--model", "en-de", *files).stdout.splitlines()
+    (score, log_prob, links), (empty_score, empty_log_prob, no_links) = (line.split("\t") for line in lines)
+    assert float(log_prob) < float(score) < 0 and "0-0" in links.split()
+    assert float(empty_score) == float(empty_log_prob) < float(log_prob) and no_links == ""
+
+
+def test_a_model_scores_when_its_bundle_has_gone(short: Path, tmp_path: Path) -> None:
+    """The first pair reads no file, as the first text does."""
+    bundle = shutil.copytree(short, tmp_path / "alpha")
+    with serving(bundle) as server, Client(server.address) as client:
+        wait_until(lambda: bool(server.logged(Event.SCORER_LOADED)), "the scorer is loaded")
+        bundle.rename(tmp_path / "away")
+        assert client.score("a dog runs", "over the grass").log_prob < 0
+
+
+# Attention
+
+
+def test_cross_attention_of_a_server_is_the_checkpoints(client: Client) -> None:
+    (ours,) = look_into(CHECKPOINTS / "en-de", SOURCE, TARGET, PAGE_ROOM, kinds=[Kind.CROSS]).parts
+    (theirs,) = ask(client, SOURCE, TARGET, PAGE_ROOM, model=("en-de", "")).parts
+    assert (theirs.rows, theirs.columns) == (ours.rows, ours.columns)
+
+    def mean(tables: Any) -> list[list[float]]:
+        return [[sum(cells) / len(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
+
+    layers = [mean([each.weights for each in maps]) for maps in ours.layers()]
+    assert [told.layer for told in theirs.maps] == [*range(len(layers)), None]
+    for told, table in zip(theirs.maps, [*layers, mean(layers)], strict=True):
+        for row, wanted in zip(told.weights, table, strict=True):
+            assert row == pytest.approx(wanted, abs=1e-4)
+    look = ask(client, SOURCE, None, PAGE_ROOM, layer=1, model=("en-de", ""))
+    assert (look.model, look.target) == ("en-de", client.generate(SOURCE, model="en-de", num_beams=1).text)
+    assert [drawn.layer for part in look.parts for drawn in part.maps] == [1]
+
+
+# The load generator
+
+
+def test_the_first_command_of_the_page_on_load_testing_works(server: Server, tmp_path: Path) -> None:
+    page = (ROOT / "docs/load-testing.md").read_text(encoding="utf-8")
+    first = re.findall(r"^\$ dragoman load (.*)$", page, re.MULTILINE)[0]
+    arguments = (*shlex.split(first, comments=True), "--duration", 4)
+    done = dragoman("load", *arguments, folder=tmp_path, DRAGOMAN_SERVER=server.address)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "errors: none" in done.stdout and done.stderr == ""
+    result = json.loads((tmp_path / "before.json").read_text())
+    assert result["total"]["counts"]["num_ok"] > 0 and result["errors"] == []
+    assert {model["name"] for model in result["models"]} == {"en-de", "en-fr"}
+    for model in ((), ("--model", "en-xx")):
+        done = dragoman("load", "--rate", 10, *model, folder=tmp_path, DRAGOMAN_SERVER=server.address)
+        assert done.returncode == 2 and done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        assert server.address in line and "--model: " in line and "en-de, en-fr" in line

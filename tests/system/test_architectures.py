@@ -49,7 +49,6 @@ def server(folder: Path) -> Iterator[Server]:
     """Pieces of prompts are 8 tokens long: a quarter of what is read between two steps."""
     with serving(folder / "bundles", "--prefill-tokens-per-step", "32", "--max-slots", "24") as running:
         yield running
-        assert running.terminate() == 0
 
 
 @pytest.fixture(scope="module")

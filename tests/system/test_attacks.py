@@ -22,10 +22,9 @@ from dragoman.client.sync import Client
 from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest, ScoreRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.certificates import make_certificates
-from tests.system.harness.callers import OPTIONS, Callers, bearer, connection, generate
+from tests.system.harness.callers import OPTIONS, Callers, bearer, connection, generate, unharmed
 from tests.system.harness.http2 import PING, PREFACE, RST_STREAM, SETTINGS, Http2, frame
 from tests.system.harness.server import LONG, Event, Server, resident_bytes, serving, wait_until
-from tests.system.harness.unharmed import unharmed
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +39,6 @@ def server(endless: Path) -> Iterator[Server]:
         with Callers(server) as callers:  # pools of threads, arenas and caches fill
             callers.wait_for_more(100)
         yield server
-        assert server.terminate() == 0
 
 
 @contextmanager
@@ -251,7 +249,6 @@ def guarded(endless: Path, folder: Path) -> Iterator[Server]:
         yield server
         server.wait_until_idle()
         assert server.problems() == [] and server.metric("dragoman_engine_restarts_total") == 0
-        assert server.terminate() == 0
 
 
 @contextmanager

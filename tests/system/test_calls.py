@@ -18,18 +18,17 @@ from grpc_status import rpc_status
 
 from dragoman.v1.generation_pb2 import GenerateBulkRequest, GenerateRequest, ListModelsRequest, ScoreRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.system.harness.callers import bearer
 from tests.system.harness.grpc_client import failure
 from tests.system.harness.openinference import infer_body
-from tests.system.harness.protocol import Method, ProtocolClient, Query, Refused
-from tests.system.harness.protocols import PROTOCOLS
-from tests.system.harness.server import Event, Server, wait_until
+from tests.system.harness.protocol import Method, ProtocolClient
+from tests.system.harness.protocols import each_protocol, eventually, query, refusal
+from tests.system.harness.server import Event, Server, serving, wait_until
 
 pytestmark = pytest.mark.e2e
-each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 
 TOKEN, SECRET = "web-token", "nobody else may read this"
-BEARER = (("authorization", f"Bearer {TOKEN}"),)
-HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+BEARER = bearer(TOKEN)
 REQUEST = GenerateRequest(model="alpha", text="a")
 CALLERS = f"""
 [callers.web]
@@ -48,11 +47,9 @@ NOT_UTF8, CUT_OFF = b"\x12\x02\xc3\x28", b"\x0a\x05a"
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], translators: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    callers = tmp_path_factory.mktemp("callers") / "callers.toml"
-    callers.write_text(CALLERS)
+def server(translators: Path) -> Iterator[Server]:
     flags = ("--max-slots", "4", "--max-waiting-requests", "12", "--max-messages-per-second", str(RATE))
-    with serve(translators, "--auth-tokens-file", str(callers), *flags) as started:
+    with serving(translators, *flags, callers=CALLERS) as started:
         yield started
         assert started.terminate() == 0
         assert not started.problems()
@@ -61,10 +58,6 @@ def server(serve: Callable[..., Any], translators: Path, tmp_path_factory: pytes
 
 def lines(server: Server, request_id: str) -> list[dict[str, Any]]:
     return [line for line in server.logged(Event.CALL) if line.get("request_id") == request_id]
-
-
-def query(method: Method, text: str = SECRET, **more: Any) -> Query:
-    return Query([text] * method.num_texts, **{"model": "alpha"} | more)
 
 
 def over_all_methods(server: Server, protocol: type[ProtocolClient], check: Callable[[str, Method], Any]) -> None:
@@ -83,8 +76,8 @@ def test_a_call_has_its_id_and_caller_in_the_log_and_is_counted(server: Server, 
 
     async def check(name: str, method: Method) -> None:
         request_id, before = f"{protocol.name} {name}", counts()
-        [answer, *_] = await method.call(query(method, headers={"x-request-id": request_id}))
-        await asyncio.to_thread(wait_until, lambda: bool(lines(server, request_id)), f"the log has {request_id}")
+        [answer, *_] = await method.call(query(method, SECRET, headers={"x-request-id": request_id}))
+        await eventually(lambda: bool(lines(server, request_id)), f"the log has {request_id}")
         [line] = lines(server, request_id)
         assert (line["code"], line["caller"], line["level"]) == ("OK", "web", "info") and line["seconds"] >= 0
         assert line["generated_tokens"] == 6 * method.num_texts and line["source_tokens"] > 0
@@ -99,27 +92,25 @@ def test_a_refused_call_is_counted_by_its_cause_and_unfit_ids_are_refused(server
     async def check(name: str, method: Method) -> None:
         for model, text, cause in (("alpha", "x " * 100, "invalid"), ("nobody", "a", "unknown_model")):
             before = server.metric("dragoman_requests_rejected_total", reason=cause)
-            with pytest.raises(Refused):
-                await method.call(query(method, text, model=model))
+            await refusal(method.call(query(method, text, model=model)))
 
             def is_counted(before: float = before, cause: str = cause) -> bool:
                 return server.metric("dragoman_requests_rejected_total", reason=cause) > before
 
             if protocol.name != "LibreTranslate" or cause == "invalid":
-                await asyncio.to_thread(wait_until, is_counted, f"{cause} is counted")
-        with pytest.raises(Refused, match="x-request-id: 129 characters; at most 128 are allowed"):
-            await method.call(query(method, headers={"x-request-id": "x" * 129}))
+                await eventually(is_counted, f"{cause} is counted")
+        error = await refusal(method.call(query(method, headers={"x-request-id": "x" * 129})))
+        assert "x-request-id: 129 characters; at most 128 are allowed" in error.message
         if protocol.name in ("gRPC", "OIP gRPC") and method.num_texts == 1:
             for request_id in ("a\tb", "x" * 129):
-                with pytest.raises(Refused) as caught:
-                    await method.call(query(method, request_id=request_id))
-                assert caught.value.message.startswith(("request_id: ", "id: "))
+                error = await refusal(method.call(query(method, request_id=request_id)))
+                assert error.message.startswith(("request_id: ", "id: "))
 
     over_all_methods(server, protocol, check)
 
 
-def test_ids_of_the_message_come_before_those_beside_it_and_are_returned(server: Server, stub: Any) -> None:
-    theirs = (*BEARER, ("x-request-id", "theirs"))
+def test_ids_of_the_message_come_before_those_beside_it_and_are_returned_and_logged(server: Server, stub: Any) -> None:
+    theirs = [*BEARER, ("x-request-id", "theirs")]
     ids = [stub.Generate(GenerateRequest(model="alpha", text="a", request_id="mine"), metadata=theirs).request_id]
     ids += [stub.Generate(REQUEST, metadata=metadata).request_id for metadata in (theirs, BEARER, BEARER)]
     assert ids[:2] == ["mine", "theirs"] and len(set(ids)) == 4 and all(ids)
@@ -130,15 +121,10 @@ def test_ids_of_the_message_come_before_those_beside_it_and_are_returned(server:
         ("/v2/models/alpha/infer", infer_body("a", id="o-1"), "o-1"),
         ("/v2/models/alpha/generate", {"text_input": "a", "id": "o-2"}, "o-2"),
     ):
-        response = requests.post(f"{server.http_address}{path}", json=body, headers=HEADERS | {"X-Request-Id": "h-1"}, timeout=60)
+        headers = {"Authorization": f"Bearer {TOKEN}", "X-Request-Id": "h-1"}
+        response = requests.post(f"{server.http_address}{path}", json=body, headers=headers, timeout=60)
         answer = response.json()
         assert response.headers["X-Request-Id"] == request_id == answer.get("requestId", answer.get("id"))
-    names = [f"at-once-{number}" for number in range(4)]
-    calls = [stub.Generate.future(GenerateRequest(model="alpha", text="a", request_id=name), metadata=BEARER) for name in names]
-    assert [call.result().request_id for call in calls] == names
-
-
-def test_an_error_has_the_id_that_the_log_has(server: Server, stub: Any) -> None:
     for send in (stub.Generate, stub.GenerateStream):
         with pytest.raises(grpc.RpcError) as caught:
             list(send(GenerateRequest(), metadata=BEARER))
@@ -148,7 +134,7 @@ def test_an_error_has_the_id_that_the_log_has(server: Server, stub: Any) -> None
         assert lines(server, info.request_id)[0]["code"] == caught.value.code().name
 
 
-def test_every_rpc_but_health_needs_a_token(server: Server, channel: grpc.Channel) -> None:
+def test_every_call_but_probes_and_documents_needs_a_token(server: Server, channel: grpc.Channel) -> None:
     services = {
         "dragoman.v1.Generation": "Generate GenerateStream GenerateBatch GenerateBulk Score ListModels GetModel",
         "inference.GRPCInferenceService": "ModelInfer ModelStreamInfer ModelMetadata ServerMetadata RepositoryIndex",
@@ -159,29 +145,27 @@ def test_every_rpc_but_health_needs_a_token(server: Server, channel: grpc.Channe
     for service, methods in services.items():
         for method in methods.split():
             send = channel.stream_stream(f"/{service}/{method}")
-            for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", f"Basic {TOKEN}"),)):
+            for metadata in ((), bearer("wrong"), (("authorization", f"Basic {TOKEN}"),)):
                 code, _ = failure(lambda send=send, metadata=metadata: send(iter([b""]), metadata=metadata))
                 assert code == "UNAUTHENTICATED", (service, method)
     assert HealthStub(channel).Check(HealthCheckRequest()).status == HealthCheckResponse.SERVING
     assert server.metric("dragoman_requests_rejected_total", reason="unauthenticated") > before
-    _, reason = failure(lambda: GenerationStub(channel).Generate(REQUEST, metadata=(("authorization", "Bearer gone"),)))
+    _, reason = failure(lambda: GenerationStub(channel).Generate(REQUEST, metadata=bearer("gone")))
     assert reason == "authorization: caller 'gone' expired at 2001-01-01T00:00:00Z"
 
-
-def test_paths_without_a_token_are_those_of_probes_and_documents(server: Server) -> None:
-    def send(method: str, path: str, **headers: str) -> requests.Response:
-        body = None if method == "GET" else {}
+    def send_http(method: str, path: str, token: str = "") -> requests.Response:
+        body, headers = None if method == "GET" else {}, {"Authorization": token} if token else {}
         return requests.request(method, f"{server.http_address}{path}", json=body, headers=headers, timeout=60)
 
     public = ["/openapi.json", "/docs", "/", "/languages", "/health"]
     public += ["/v2/health/live", "/v2/health/ready", "/v2/models/alpha/ready"]
-    assert {path: send("GET", path).status_code for path in public} == dict.fromkeys(public, 200)
-    assert send("GET", "/v2/models/nobody/ready").status_code == 503
+    assert {path: send_http("GET", path).status_code for path in public} == dict.fromkeys(public, 200)
+    assert send_http("GET", "/v2/models/nobody/ready").status_code == 503
     closed = [("GET", path) for path in ("/v1/models", "/v2", "/v2/models/alpha", "/console/engine", "/console/models")]
     closed += [("POST", path) for path in ("/v1/generate", "/v1/score", "/v2/models/alpha/infer", "/v2/repository/index")]
     for method, path in closed:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
-            response = send(method, path, **headers)
+        for token in ("", "Bearer wrong", f"Basic {TOKEN}"):
+            response = send_http(method, path, token)
             assert (response.status_code, response.headers["WWW-Authenticate"]) == (401, "Bearer"), path
 
 
@@ -197,9 +181,8 @@ def test_malformed_messages_are_invalid_arguments(server: Server, channel: grpc.
         code, details = failure(lambda messages=messages: send(iter(messages), metadata=BEARER, timeout=30))
         assert code == "INVALID_ARGUMENT" and details.startswith(f"request: {reason}")
     huge = GenerateRequest(model="x" * 100_000, text="a")
-    assert failure(lambda: GenerationStub(channel).Generate(huge, metadata=BEARER))[1].startswith(
-        "model: 100000 characters; at most"
-    )
+    details = failure(lambda: GenerationStub(channel).Generate(huge, metadata=BEARER))[1]
+    assert details.startswith("model: 100000 characters; at most")
 
 
 def test_a_call_whose_message_never_comes_is_refused_or_counted(server: Server, channel: grpc.Channel) -> None:
@@ -217,7 +200,7 @@ def test_a_call_whose_message_never_comes_is_refused_or_counted(server: Server, 
         send, before = channel.stream_stream(f"/dragoman.v1.Generation/{method}"), count()
         assert failure(lambda send=send: send(never(), timeout=20))[0] == "UNAUTHENTICATED"
         assert failure(lambda send=send: send(never(), metadata=BEARER, timeout=0.3))[0] == "DEADLINE_EXCEEDED"
-        late = failure(lambda send=send: send(never(), metadata=(("authorization", "Bearer late"),)))
+        late = failure(lambda send=send: send(never(), metadata=bearer("late")))
         reason = "the server's deadline (default_deadline_seconds of 0.1 seconds) passed before the request came"
         assert late == ("DEADLINE_EXCEEDED", reason)
         wait_until(lambda before=before: count() == before + 2, "the calls are counted")

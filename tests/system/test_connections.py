@@ -2,7 +2,7 @@
 
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.system.harness.grpc_client import failure
 from tests.system.harness.http2 import DATA, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, Http2, frame
-from tests.system.harness.server import Server, stopped, wait_until
+from tests.system.harness.server import Server, serving, stopped, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -40,8 +40,8 @@ FLAGS = {
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], translators: Path) -> Iterator[Server]:
-    with serve(translators, *(text for name, value in FLAGS.items() for text in (f"--{name}", str(value)))) as started:
+def server(translators: Path) -> Iterator[Server]:
+    with serving(translators, *(text for name, value in FLAGS.items() for text in (f"--{name}", str(value)))) as started:
         yield started
         assert started.terminate() == 0
         assert not started.problems()

@@ -22,7 +22,7 @@ from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.system.harness.chromium import Tab, chromium
 from tests.system.harness.models import ModelFolder
-from tests.system.harness.server import ROOT, Event, Server
+from tests.system.harness.server import ROOT, Event, Server, serving
 
 pytestmark = pytest.mark.e2e
 
@@ -37,17 +37,14 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    browser: Any, serve: Callable[..., Any], shipped_bundle: Callable[..., Path], endless: Path, tmp_path_factory: Any
-) -> Iterator[Server]:
+def server(browser: Any, shipped_bundle: Callable[..., Path], endless: Path, tmp_path_factory: Any) -> Iterator[Server]:
     """A server of a translator, a language model, and a model that never ends; without a browser nothing is made."""
     folder = tmp_path_factory.mktemp("console")
     for name in ("en-de", "en-captions"):
         (folder / name).symlink_to(shipped_bundle(name))
     (folder / "alpha").symlink_to(endless / "alpha")
-    with serve(folder) as started:
+    with serving(folder) as started:
         yield started
-        assert started.terminate() == 0
 
 
 @contextmanager
@@ -266,11 +263,11 @@ def test_models_are_described_by_cards_and_reports(browser: Any, server: Server)
         assert panel.get_by_role("button").count() == 0
 
 
-def test_an_operator_changes_models_and_sees_the_outcome(browser: Any, serve: Any, models: ModelFolder, tmp_path: Path) -> None:
+def test_an_operator_changes_models_and_sees_the_outcome(browser: Any, models: ModelFolder, tmp_path: Path) -> None:
     (tmp_path / "operators").write_text("anna:an-operators-long-token\n")
     models.put("alpha", "1", "one")
     flags = ("--admin-tokens-file", str(tmp_path / "operators"), "--http-admin", "true", "--models-poll-seconds", "3600")
-    with serve(models.path, *flags) as server, opened(browser, server.http_address, view="models", is_refused=True) as tab:
+    with serving(models.path, *flags) as server, opened(browser, server.http_address, view="models", is_refused=True) as tab:
         page, panel = tab.page, tab.page.get_by_role("article", name="alpha", exact=True)
         panel.wait_for()
         assert "operator's token" in page.inner_text("#lifecycle-note") and panel.get_by_role("button").count() == 0
@@ -296,12 +293,12 @@ def test_an_operator_changes_models_and_sees_the_outcome(browser: Any, serve: An
 
 
 def test_a_token_stays_in_the_session_and_a_server_that_is_gone_is_shown(
-    browser: Any, serve: Any, shipped_bundle: Callable[..., Path], tmp_path: Path
+    browser: Any, shipped_bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     token = "a-long-and-random-token"
     (tmp_path / "tokens").write_text(f"web:{token}\n")
     flags = ("--auth-tokens-file", str(tmp_path / "tokens"))
-    with serve(shipped_bundle("en-de"), *flags) as server, opened(browser, server.http_address, is_refused=True) as tab:
+    with serving(shipped_bundle("en-de"), *flags) as server, opened(browser, server.http_address, is_refused=True) as tab:
         page = tab.page
         page.locator("#token").wait_for()
         for given in ("wrong", token):

@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 
 from tests.system.harness.http_client import events
 from tests.system.harness.models import ModelFolder
-from tests.system.harness.server import ROOT, Server, kill, stopped
+from tests.system.harness.server import ROOT, Server, kill, serving, stopped
 
 pytestmark = pytest.mark.e2e
 
@@ -56,9 +56,7 @@ def generate(session: ClientSession, model: str, **fields: Any) -> Awaitable[Any
 
 
 @pytest.mark.parametrize("topology", [("--replicas", "2"), ("--front-ends", "2")], ids=["replicas", "frontends"])
-def test_requests_are_seen_to_come_to_grow_and_to_end(
-    serve: Any, endless: Path, people: tuple[str, ...], topology: tuple[str, ...]
-) -> None:
+def test_requests_are_seen_to_come_to_grow_and_to_end(endless: Path, people: tuple[str, ...], topology: tuple[str, ...]) -> None:
     async def run(server: Server) -> None:
         async with asyncio.timeout(120), AsyncExitStack() as stack:
             session = await stack.enter_async_context(ClientSession(server.http_address))
@@ -91,12 +89,12 @@ def test_requests_are_seen_to_come_to_grow_and_to_end(
             assert [answer.status for answer in await asyncio.gather(*sent)] == [200] * 11
             await until(views, lambda models: not any(one["slots"] or one["callers"] for one in models.values()))
 
-    with serve(endless, *FLAGS, *people, *topology) as server:
+    with serving(endless, *FLAGS, *people, *topology) as server:
         asyncio.run(run(server))
         assert not server.problems() and server.terminate() == 0
 
 
-def test_callers_see_their_models_and_names_are_for_operators(serve: Any, endless: Path, people: tuple[str, ...]) -> None:
+def test_callers_see_their_models_and_names_are_for_operators(endless: Path, people: tuple[str, ...]) -> None:
     async def run(address: str) -> None:
         async with asyncio.timeout(120), AsyncExitStack() as stack:
             session = await stack.enter_async_context(ClientSession(address))
@@ -139,10 +137,9 @@ def test_callers_see_their_models_and_names_are_for_operators(serve: Any, endles
             }
             assert re.fullmatch("[0-9a-f]{64}", beta["origin"]["weightsSha256"])
 
-    with serve(endless, *FLAGS, *people) as server:
+    with serving(endless, *FLAGS, *people) as server:
         asyncio.run(run(server.http_address))
         check_files(server)
-        assert server.terminate() == 0
 
 
 def check_files(server: Server) -> None:
@@ -198,7 +195,7 @@ def test_the_files_have_no_address_of_another_host_and_no_markup_from_data() -> 
     assert re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL) == [""]
 
 
-def test_views_go_on_while_engines_are_killed_and_operators_change_models(serve: Any, endless: Path, people: Any) -> None:
+def test_views_go_on_while_engines_are_killed_and_operators_change_models(endless: Path, people: Any) -> None:
     async def run(server: Server) -> None:
         async with asyncio.timeout(120), ClientSession(server.http_address) as session, watching(session, ANNA) as views:
 
@@ -229,17 +226,17 @@ def test_views_go_on_while_engines_are_killed_and_operators_change_models(serve:
                     ends = [view["isDraining"] async for view in seen]
             assert ends[-1] and sum(ends) == 1 and (await sent).status == 200
 
-    with serve(endless, *FLAGS, *people) as server:
+    with serving(endless, *FLAGS, *people) as server:
         asyncio.run(run(server))
         assert server.wait() == 0
 
 
-def test_operators_change_versions_over_http_and_nobody_else_does(serve: Any, models: ModelFolder, people: tuple[str, ...]) -> None:
+def test_operators_change_versions_over_http_and_nobody_else_does(models: ModelFolder, people: tuple[str, ...]) -> None:
     models.put("alpha", "1", "one")
     models.put("alpha", "2", "two")
     models.put("beta", "1", "other")
     models.say("alpha", "[swap]\nprobation_seconds = 0\n")
-    with serve(models.path, *FLAGS, *people) as server:
+    with serving(models.path, *FLAGS, *people) as server:
         root = f"{server.http_address}/v1/repository"
 
         def change(path: str, who: str = "anna", **message: str) -> tuple[int, Any]:
@@ -292,15 +289,12 @@ def test_operators_change_versions_over_http_and_nobody_else_does(serve: Any, mo
             assert response.status_code == expected, response.text
             assert response.text == "" if reason is None else reason in json.loads(response.text)["error"]
         assert listed()[1]["models"][0]["requested"]["isUnloaded"] is True
-        assert server.terminate() == 0
 
 
-def test_console_operators_and_detection_may_be_absent(
-    serve: Any, translators: Path, people: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_console_operators_and_detection_may_be_absent(translators: Path, people: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['py3langid'] = None")
     without_detection = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    with serve(translators, *people[:4], "--console", "false", environment=without_detection) as server:
+    with serving(translators, *people[:4], "--console", "false", environment=without_detection) as server:
 
         def post(path: str, message: Any, headers: dict[str, str] = ALICE) -> requests.Response:
             return requests.post(server.http_address + path, json=message, headers=headers, timeout=60)
@@ -313,7 +307,6 @@ def test_console_operators_and_detection_may_be_absent(
         assert translated["detectedLanguage"] == {"confidence": 0.0, "language": "en"}, "there is one source only"
         detected = post("/detect", {"q": "a"})
         assert detected.status_code == 400 and detected.json()["error"].startswith("source: languages are not detected here")
-        assert server.terminate() == 0
 
 
 def test_viewers_are_limited(shared_server: Server) -> None:

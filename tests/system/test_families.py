@@ -23,6 +23,7 @@ from tests.oracles.checkpoints import make_checkpoint
 from tests.oracles.reference import Answer, Question, Reference, questions
 from tests.oracles.variants import VARIANTS
 from tests.shelf import Shelf
+from tests.system.harness.server import serving
 
 pytestmark = pytest.mark.e2e
 
@@ -59,14 +60,13 @@ def folders(shelf: Shelf) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="module")
-def address(folders: Callable[[str], Path], serve: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of one server with every variant."""
     models = tmp_path_factory.mktemp("families")
     for name in NAMES:
         (models / name).symlink_to(folders(name) / name)
-    with serve(models) as server:
+    with serving(models) as server:
         yield server.address
-        assert server.terminate() == 0
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from dragoman.v1.generation_pb2 import (
 )
 from tests.system.harness.http_client import events
 from tests.system.harness.openinference import JSON, infer_body, json_tensor, rest_outputs
-from tests.system.harness.server import ROOT, Event, Server, stopped, wait_until
+from tests.system.harness.server import ROOT, Event, Server, serving, stopped, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -87,8 +87,8 @@ FLAGS = ("--max-connection-idle-seconds", "1", "--max-message-bytes", "65536", "
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], translators: Path) -> Iterator[Server]:
-    with serve(translators, *FLAGS, "--http-allowed-origins", f"{ORIGIN}, moz-extension://1-2") as started:
+def server(translators: Path) -> Iterator[Server]:
+    with serving(translators, *FLAGS, "--http-allowed-origins", f"{ORIGIN}, moz-extension://1-2") as started:
         yield started
         assert started.terminate() == 0
         assert not started.problems() and "s3cret" not in str(started.events)
@@ -434,7 +434,6 @@ def test_answers_are_as_the_openapi_document_describes_them(server: Server) -> N
             assert post(server, f"/v2/models/alpha/{path}", json=body).status_code == 200, (name, path)
 
 
-def test_http_can_be_turned_off(serve: Callable[..., Any], endless: Path) -> None:
-    with serve(endless, "--http", "false") as server:
+def test_http_can_be_turned_off(endless: Path) -> None:
+    with serving(endless, "--http", "false") as server:
         assert "http_port" not in server.logged(Event.SERVING)[0]
-        assert server.terminate() == 0

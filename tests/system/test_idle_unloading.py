@@ -55,7 +55,6 @@ def test_a_request_of_any_kind_loads_a_model_that_is_unloaded_when_idle(endless:
         assert "dragoman_engine_up{" not in server.metrics_text(), "no engine is missed that is not to be there"
         assert server.metric("dragoman_requests_failed_total") == 0
         assert server.metric("dragoman_model_wakes_total", model="beta") == 0
-        assert server.terminate() == 0
 
 
 @TOPOLOGIES
@@ -89,7 +88,6 @@ def test_many_models_in_the_memory_of_one_give_way_to_each_other_and_lose_nothin
         assert most[0] == 1 and most[1] < 0.15 * 2**30
         assert server.metric("dragoman_model_sleeps_total", cause="memory") >= len(names) - 1
         assert server.metric("dragoman_requests_failed_total") == server.metric("dragoman_engine_restarts_total") == 0
-        assert server.terminate() == 0
     assert server.engines() == []
 
 
@@ -101,7 +99,6 @@ def test_who_cannot_wait_is_told_when_to_come_back_and_finds_the_model_loaded_th
         server.wait_for(Event.MODEL_LOADED, model="alpha")
         assert generate(channel).result().answers
         assert server.metric("dragoman_requests_rejected_total", model="alpha", reason="not_ready") == 1
-        assert server.terminate() == 0
 
 
 def test_a_model_that_never_fits_is_refused_by_name(endless: Path) -> None:
@@ -114,7 +111,6 @@ def test_a_model_that_never_fits_is_refused_by_name(endless: Path) -> None:
         assert told["reason"].startswith("it may take ") and "51 MiB of 51 MiB (models_memory_gib) is left" in told["reason"]
         assert server.metric("dragoman_model_wakes_total", model="alpha", outcome="failed") == 1
         assert is_unloaded(server, "alpha"), "there may be memory another time"
-        assert server.terminate() == 0
 
 
 @ONLY_LINUX
@@ -131,4 +127,3 @@ def test_frontends_that_are_killed_while_a_model_is_loaded_leave_it_loadable(end
         with Client(server.address, timeout_seconds=60) as client:
             for model in ("alpha", "beta"):
                 assert client.generate("a dog", model=model, max_new_tokens=2).tokens
-        assert server.terminate() == 0

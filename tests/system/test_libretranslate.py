@@ -2,7 +2,7 @@
 
 import json
 import urllib.error
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import requests
 from libretranslatepy import LibreTranslateAPI
 
-from tests.system.harness.server import Event, Server, wait_until
+from tests.system.harness.server import Event, Server, serving, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -33,14 +33,14 @@ MAX_MESSAGE_BYTES = 65536
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], bundles: Path, endless: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(bundles: Path, endless: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of two translators, and of a model without languages before them."""
     folder = tmp_path_factory.mktemp("models")
     for bundle in (endless / "alpha", bundles / "en-de", bundles / "en-fr"):
         (folder / bundle.name).symlink_to(bundle)
     callers = tmp_path_factory.mktemp("callers") / "callers.toml"
     callers.write_text(CALLERS)
-    with serve(folder, "--auth-tokens-file", str(callers), "--max-message-bytes", str(MAX_MESSAGE_BYTES)) as started:
+    with serving(folder, "--auth-tokens-file", str(callers), "--max-message-bytes", str(MAX_MESSAGE_BYTES)) as started:
         yield started
         assert started.terminate() == 0
         assert not started.problems() and "a-key" not in str(started.events)

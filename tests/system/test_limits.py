@@ -2,24 +2,23 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import requests
 
 from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
-from tests.system.harness.grpc_client import NativeGrpc
-from tests.system.harness.libretranslate_client import LibreTranslate
-from tests.system.harness.protocol import Method, ProtocolClient, Query, Refused
-from tests.system.harness.protocols import PROTOCOLS
-from tests.system.harness.server import Event, Server, stopped, wait_until
+from tests.system.harness.callers import bearer
+from tests.system.harness.grpc_client import NativeGrpc, failure
+from tests.system.harness.http_client import LibreTranslate
+from tests.system.harness.protocol import ProtocolClient
+from tests.system.harness.protocols import PROTOCOLS, each_protocol, query, refusal
+from tests.system.harness.server import Event, Server, serving, stopped, wait_until
 
 pytestmark = pytest.mark.e2e
-each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 
 LIMITED = ("RESOURCE_EXHAUSTED", "429")
 # Callers of one limit each; every protocol has its own, for buckets are shared by all connections of a caller. Over LibreTranslate
@@ -40,32 +39,15 @@ def caller(limit: str, protocol: type[ProtocolClient]) -> str:
     return f"{limit}-{PROTOCOLS.index(protocol)}"
 
 
-def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {token}"),)
-
-
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], translators: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    callers = tmp_path_factory.mktemp("callers") / "callers.toml"
+def server(translators: Path) -> Iterator[Server]:
     entries = []
     for limit, protocol in itertools.product(LIMITS, PROTOCOLS):
         burst = f"requests_burst = {1 + (protocol is LibreTranslate)}\n" if limit == "rate" else ""
         entries.append(f'[callers.{caller(limit, protocol)}]\ntoken = "{caller(limit, protocol)}"\n{LIMITS[limit]}\n{burst}')
-    callers.write_text("".join(entries))
-    with serve(translators, "--auth-tokens-file", str(callers), "--max-slots", "8") as started:
+    with serving(translators, "--max-slots", "8", callers="".join(entries)) as started:
         yield started
-        assert started.terminate() == 0
         assert not started.problems()
-
-
-def query(method: Method, **more: Any) -> Query:
-    return Query(["a dog"] * method.num_texts, **{"model": "alpha"} | more)
-
-
-async def refused(call: Any) -> Refused:
-    with pytest.raises(Refused) as caught:
-        await call
-    return caught.value
 
 
 def refusals(server: Server, name: str, limit: str) -> float:
@@ -84,7 +66,7 @@ def test_a_used_up_rate_is_refused_with_its_name_and_a_retry_hint(
             first, *methods = client.methods.values()
             await first.call(query(first))
             for method in (first, *methods):
-                error = await refused(method.call(query(method)))
+                error = await refusal(method.call(query(method)))
                 assert error.status in LIMITED and f"{field}: 0.01 are allowed" in error.message, error
                 assert f"limit of caller {name}" in error.message
                 assert error.retry_after_seconds is not None and error.retry_after_seconds > 30
@@ -111,7 +93,7 @@ def test_requests_under_way_are_bounded_and_leaving_frees_their_place(server: Se
                 await asyncio.to_thread(server.wait_for_metric, 1, "dragoman_caller_requests_running", caller=name)
                 for method in client.methods.values():
                     if method.num_texts == 1 or protocol is NativeGrpc:
-                        error = await refused(method.call(query(method)))
+                        error = await refusal(method.call(query(method)))
                         reason = "1 streams are open" if protocol is LibreTranslate else "1 are under way"
                         assert error.status in LIMITED and f"max_requests: {reason}" in error.message
                         assert error.retry_after_seconds == 1
@@ -135,13 +117,13 @@ def test_slots_priorities_and_models_of_a_caller_are_bounded_by_name(server: Ser
             async with protocol.connect(server, caller(limit, protocol)) as client:
                 for key, method in client.methods.items():
                     if client.supports(key, options):
-                        error = await refused(method.call(query(method, options=options)))
+                        error = await refusal(method.call(query(method, options=options)))
                         assert error.status in ("INVALID_ARGUMENT", "400") and message in error.message
                         fewer = {name: value - 1 for name, value in options.items()}
                         assert await method.call(query(method, options=fewer))
         async with protocol.connect(server, caller("models", protocol)) as client:
             for method in client.methods.values():
-                hidden, unknown = [await refused(method.call(query(method, model=name))) for name in ("alpha", "gamma")]
+                hidden, unknown = [await refusal(method.call(query(method, model=name))) for name in ("alpha", "gamma")]
                 assert hidden.status == unknown.status and (protocol is LibreTranslate or "beta" in hidden.message)
                 assert hidden.message == unknown.message.replace("gamma", "alpha"), "of hidden models nothing is told"
                 assert await method.call(query(method, model="beta", languages=("en", "fr")))
@@ -156,13 +138,9 @@ def test_callers_see_the_models_they_may_use(server: Server, stub: Any) -> None:
             headers = {"Authorization": f"Bearer {name}"}
             listed = requests.get(server.http_address + path, headers=headers, timeout=60).json()["models"]
             assert [model if isinstance(model, str) else model["name"] for model in listed] == models
-    for call, code in (
-        (lambda: stub.GetModel(GetModelRequest(model="alpha"), metadata=bearer("models-0")), "NOT_FOUND"),
-        (lambda: stub.Score(ScoreRequest(model="beta", text="a", priority=1), metadata=bearer("priority-0")), "INVALID_ARGUMENT"),
-    ):
-        with pytest.raises(grpc.RpcError) as caught:
-            call()
-        assert caught.value.code().name == code  # type: ignore[attr-defined]
+    pair = ScoreRequest(model="beta", text="a", priority=1)
+    assert failure(lambda: stub.GetModel(GetModelRequest(model="alpha"), metadata=bearer("models-0")))[0] == "NOT_FOUND"
+    assert failure(lambda: stub.Score(pair, metadata=bearer("priority-0")))[0] == "INVALID_ARGUMENT"
 
 
 def test_requests_of_a_stream_are_refused_one_by_one(server: Server, stub: Any) -> None:

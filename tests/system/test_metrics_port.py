@@ -3,15 +3,14 @@
 import gzip
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
 
-from tests.system.harness.server import Server
+from tests.system.harness.server import Server, serving
 
 pytestmark = pytest.mark.e2e
 
@@ -19,8 +18,8 @@ MAX_HEAD_BYTES, MAX_CONNECTIONS = 8192, 256
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], endless: Path) -> Iterator[Server]:
-    with serve(endless / "alpha") as started:
+def server(endless: Path) -> Iterator[Server]:
+    with serving(endless / "alpha") as started:
         yield started
         assert started.terminate() == 0
         assert not started.problems()

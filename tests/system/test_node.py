@@ -12,6 +12,7 @@ import pytest
 from dragoman.client.search import Search
 from dragoman.client.sync import Client
 from tests.protos.packages import FOLDER, install
+from tests.system.harness.server import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "A dog runs through the snow."
@@ -33,17 +34,16 @@ def node() -> tuple[str, dict[str, str]]:
     return node, os.environ | {"NODE_PATH": str(packages / "node_modules"), "no_proxy": "127.0.0.1", "no_grpc_proxy": "127.0.0.1"}
 
 
-def test_node_calls_the_server_with_nothing_but_the_contract(node: Any, serve: Any, bundles: Path) -> None:
+def test_node_calls_the_server_with_nothing_but_the_contract(node: Any, bundles: Path) -> None:
     program, environment = node
     # So small that a crowd of 32 is too much, and large enough for the rest.
-    with serve(bundles, "--max-slots", "4", "--max-waiting-requests", "4") as server:
+    with serving(bundles, "--max-slots", "4", "--max-waiting-requests", "4") as server:
         command = [program, str(FOLDER / "client.js"), server.address, "en-de", str(ROOT / "protos")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr
         with Client(server.address) as client:
             ours = client.generate(TEXT, model="en-de")
             beams = client.generate(TEXT, model="en-de", search=Search(num_beams=3, num_return_sequences=2, return_log_probs=True))
-        assert server.terminate() == 0
     said = {line["call"]: line["outcome"] for line in map(json.loads, done.stdout.splitlines())}
 
     generated = said["generate"]

@@ -1,12 +1,11 @@
 """Every protocol: the same answers, the status of its protocol for each kind of error, slots that are free at once.
 
-By default 500 sentences go through every method of every protocol without options, and some of them with each of the options. With
-`TEST_LONG=1` all of them do with all options.
+By default 150 sentences go through every method of every protocol without options, and some of them with each of the options. With
+`TEST_LONG=1` 500 of them do with all options.
 """
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,32 +14,25 @@ import pytest
 
 from dragoman.model.corpus import read_lines
 from tests.system.harness.grpc_client import NativeGrpc
-from tests.system.harness.libretranslate_client import LibreTranslate
-from tests.system.harness.protocol import Answer, Method, ProtocolClient, Query, Refused
-from tests.system.harness.protocols import PROTOCOLS
-from tests.system.harness.server import Event, Server, is_stopped, stopped, wait_until
+from tests.system.harness.http_client import LibreTranslate
+from tests.system.harness.protocol import Answer, Method, ProtocolClient, Query
+from tests.system.harness.protocols import PROTOCOLS, each_protocol, eventually, query, refusal
+from tests.system.harness.server import LONG, ROOT, Event, Server, is_stopped, serving, stopped
 
-ROOT = Path(__file__).resolve().parents[2]
-NUM_SENTENCES = 500
-NUM_WITH_OPTIONS = NUM_SENTENCES if os.environ.get("TEST_LONG") else 10
+pytestmark = pytest.mark.e2e
+
+NUM_SENTENCES = 500 if LONG else 150
+NUM_WITH_OPTIONS = NUM_SENTENCES if LONG else 10
 CONCURRENCY = 48
 OPTIONS: dict[str, dict[str, Any]] = {
-    "beams": {"num_beams": 4},
     "n-best": {"num_beams": 3, "num_return_sequences": 3},
-    "length penalty": {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.6},
-    "early stopping": {"num_beams": 3, "early_stopping": True, "length_penalty": -0.3},
-    "sampling": {"do_sample": True, "seed": 2**40 + 1, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
-    "samples": {"do_sample": True, "seed": 3, "num_return_sequences": 3},
-    "prefix": {"forced_prefix": "Ein"},
-    "max tokens": {"max_new_tokens": 5},
-    "min tokens": {"min_new_tokens": 12, "max_new_tokens": 16},
-    "log-probabilities": {"return_log_probs": True},
+    "beams": {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.6, "early_stopping": True},
+    "sampling": {"do_sample": True, "seed": 2**40 + 1, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "num_return_sequences": 3},
+    "lengths": {"forced_prefix": "Ein", "min_new_tokens": 12, "max_new_tokens": 16, "return_log_probs": True},
     "likeliest tokens": {"num_beams": 2, "num_return_sequences": 2, "top_log_probs": 3, "max_new_tokens": 60},
     "alternatives": {"return_alternatives": True, "num_return_sequences": 3, "forced_prefix": "Ein"},
-    "repetition": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
-    "suppressed tokens": {"suppressed_tokens": [5, 6, 7]},
-    "truncation and priority": {"truncate": True, "priority": 3},
-    "languages": {"source_language": "en", "target_language": "de"},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "suppressed_tokens": [5, 6, 7]},
+    "others": {"truncate": True, "priority": 3, "source_language": "en", "target_language": "de"},
 }
 TOKEN, OTHER, HURRIED, LATE, LATEST = "web-token", "other-token", "hurried-token", "late-token", "latest-token"
 # Deadlines of the last three pass before there can be an answer.
@@ -63,13 +55,10 @@ MAX_MESSAGE_BYTES = 64 * 2**10
 # No answer to one caller may have these.
 SECRETS = ("Traceback", ".py", str(ROOT), OTHER, "the neighbour's text")
 
-pytestmark = pytest.mark.e2e
-each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-
 
 @pytest.fixture(scope="session")
 def sentences(request: pytest.FixtureRequest, captions: list[str]) -> list[str]:
-    """500 texts of one sentence, of the corpus where that is there, else made up."""
+    """Texts of one sentence, of the corpus where that is there, else made up."""
     try:
         lines = read_lines(request.getfixturevalue("multi30k") / "test_2016_flickr.en.gz")
     except pytest.skip.Exception:
@@ -77,10 +66,6 @@ def sentences(request: pytest.FixtureRequest, captions: list[str]) -> list[str]:
     single = [line for line in lines if line.endswith(".") and line.count(".") == 1 and not {*line} & {*'!?…"()'}]
     assert len(single) >= NUM_SENTENCES
     return single[:NUM_SENTENCES]
-
-
-async def eventually(condition: Callable[[], bool], what: str) -> None:
-    await asyncio.to_thread(wait_until, condition, what)
 
 
 async def answers(client: ProtocolClient, method: Method, texts: list[str], options: dict[str, Any]) -> list[Answer]:
@@ -139,36 +124,23 @@ def documented() -> dict[str, dict[str, str]]:
 STATUSES = documented()
 
 
-def check_refusal(client: ProtocolClient, kind: str, refused: Refused) -> None:
+async def refuse(client: ProtocolClient, kind: str, call: Any, reason: str = "") -> None:
+    refused = await refusal(call)
     assert refused.status == STATUSES[client.name][kind], (kind, refused)
-    assert refused.message and not any(secret in refused.message for secret in SECRETS), (kind, refused)
+    assert refused.message and reason in refused.message, (kind, refused)
+    assert not any(secret in refused.message for secret in SECRETS), (kind, refused)
     if kind in ("queue full", "draining"):
         assert refused.retry_after_seconds is not None and refused.retry_after_seconds > 0, (kind, refused)
 
 
-def query(method: Method, text: str = "a dog", **more: Any) -> Query:
-    return Query(**{"texts": [text] * method.num_texts, "model": "alpha"} | more)
-
-
-async def refuse(client: ProtocolClient, kind: str, call: Any, reason: str = "") -> None:
-    with pytest.raises(Refused) as caught:
-        await call
-    check_refusal(client, kind, caught.value)
-    assert reason in caught.value.message
+NARROW_FLAGS = ("--max-slots", "1", "--max-waiting-requests", "1", "--max-message-bytes", str(MAX_MESSAGE_BYTES))
 
 
 @pytest.fixture(scope="module")
-def narrow(serve: Callable[..., Any], slow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def narrow(slow: Path) -> Iterator[Server]:
     """A server with one slot, one place to wait, small messages, and callers."""
-    with narrow_server(serve, slow, tmp_path_factory.mktemp("callers")) as server:
+    with serving(slow, *NARROW_FLAGS, callers=CALLERS) as server:
         yield server
-        assert server.terminate() == 0
-
-
-def narrow_server(serve: Callable[..., Any], bundles: Path, folder: Path) -> Any:
-    (folder / "callers.toml").write_text(CALLERS)
-    limits = ("--max-slots", "1", "--max-waiting-requests", "1", "--max-message-bytes", str(MAX_MESSAGE_BYTES))
-    return serve(bundles, *limits, "--auth-tokens-file", str(folder / "callers.toml"))
 
 
 @asynccontextmanager
@@ -229,7 +201,7 @@ def test_each_kind_of_error_has_its_protocols_status(narrow: Server, protocol: t
     asyncio.run(run())
 
 
-def test_a_drain_has_its_status_over_every_protocol(serve: Callable[..., Any], slow: Path, tmp_path: Path) -> None:
+def test_a_drain_has_its_status_over_every_protocol(slow: Path) -> None:
     """The engine is stopped meanwhile, so that the drain does not end."""
 
     async def run(server: Server) -> None:
@@ -242,17 +214,16 @@ def test_a_drain_has_its_status_over_every_protocol(serve: Callable[..., Any], s
                         for method in client.methods.values():
                             await refuse(client, "draining", method.call(query(method)))
 
-    with narrow_server(serve, slow, tmp_path) as server:
+    with serving(slow, *NARROW_FLAGS, callers=CALLERS) as server:
         asyncio.run(run(server))
         assert server.wait() == 0
 
 
 @pytest.fixture(scope="module")
-def roomy(serve: Callable[..., Any], slow: Path) -> Iterator[Server]:
+def roomy(slow: Path) -> Iterator[Server]:
     """A server with two slots."""
-    with serve(slow, "--max-slots", "2") as server:
+    with serving(slow, "--max-slots", "2") as server:
         yield server
-        assert server.terminate() == 0
 
 
 class Work(NamedTuple):
@@ -279,7 +250,7 @@ def test_a_caller_that_leaves_frees_its_slot_within_two_steps(roomy: Server, pro
         """Return the work of the stopped engine, once the frontend has read all its reports."""
         found = Work.of(roomy)
         while True:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
             before, found = found, Work.of(roomy)
             if before == found:
                 return found

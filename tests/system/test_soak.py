@@ -171,4 +171,3 @@ def test_a_mixed_load_loses_nothing_and_leaves_nothing(topology: tuple[str, ...]
             most = least + sum(answer.kind in ("late", "cancelled", "closed channel") for answer in misbehaving.answers)
             assert least <= server.metric("dragoman_request_success_total") - answered <= most
             assert server.problems() == []
-        assert server.terminate() == 0

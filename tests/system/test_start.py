@@ -168,7 +168,6 @@ def test_an_fp16_bundle_is_served_on_the_cpu(shipped_bundle: Callable[..., Path]
         assert (model.precision, model.device) == ("fp16", "cpu")
         assert client.generate("A dog runs through the snow.").text.startswith("Ein Hund")
         assert -20 < client.score("A dog.", "Ein Hund.").log_prob < 0
-        assert server.terminate() == 0
 
 
 def test_two_servers_do_not_share_a_port_and_an_engine_may_run_in_the_servers_process(endless: Path) -> None:
@@ -177,12 +176,10 @@ def test_two_servers_do_not_share_a_port_and_an_engine_may_run_in_the_servers_pr
         port = server.address.rpartition(":")[2]
         for other in (flags, ()):
             assert port in refusal(endless / "alpha", *other, "--port", port)
-        assert server.terminate() == 0
     with serving(endless, "--engine", "inline") as server, Client(server.address) as client:
         assert processes(server) == {server.process.pid}
         assert [model.name for model in client.models()] == ["alpha", "beta"] and client.is_ready("beta")
         assert client.generate("a dog runs", model="beta", max_new_tokens=2).finish_reason == "length"
-        assert server.terminate() == 0
 
 
 def mapped(pid: int) -> str:
@@ -212,7 +209,6 @@ def test_a_server_writes_nothing_but_its_sockets_and_loads_no_more_than_it_needs
         assert "libtorch" not in mapped(server.process.pid) + mapped(engine)
         assert "onnxruntime" in mapped(engine) and "onnxruntime" not in mapped(server.process.pid)
         assert "grpc" in mapped(server.process.pid) and "grpc" not in mapped(engine)
-        assert server.terminate() == 0
     assert list(temporary.iterdir()) == [] and list(home.rglob("*")) == []
 
 

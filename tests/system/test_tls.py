@@ -5,7 +5,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import requests
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.certificates import make_certificates
-from tests.system.harness.server import Event, Server, wait_until
+from tests.system.harness.server import Event, Server, serving, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -68,9 +68,9 @@ def mount(folder: Path, source: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], translators: Path, mounted: Path) -> Iterator[Server]:
+def server(translators: Path, mounted: Path) -> Iterator[Server]:
     flags = (text for name, file in FILES.items() for text in (f"--{name}", str(mounted / file)))
-    with serve(translators, *flags) as started:
+    with serving(translators, *flags) as started:
         yield started
         assert started.terminate() == 0
         assert {event["event"] for event in started.problems()} <= {Event.NOT_RELOADED}

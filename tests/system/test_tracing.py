@@ -1,6 +1,6 @@
 """Traces of the real process, at a collector on a real port: spans of calls, phases and items, their attributes, and no texts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dragoman.client.sync import Client
 from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest, ScoreRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.conftest import Collector
-from tests.system.harness.server import Event, Server, stopped, wait_until
+from tests.system.harness.server import Event, Server, serving, stopped, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -43,7 +43,7 @@ def traces() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], translators: Path, traces: Collector, tmp_path_factory: Any) -> Iterator[Server]:
+def server(translators: Path, traces: Collector, tmp_path_factory: Any) -> Iterator[Server]:
     tokens = tmp_path_factory.mktemp("tokens") / "tokens"
     tokens.write_text("web:a-long-token\n")
     flags = (
@@ -56,7 +56,7 @@ def server(serve: Callable[..., Any], translators: Path, traces: Collector, tmp_
         "--max-slots",
         "4",
     )
-    with serve(translators, *flags, environment={"OTEL_BSP_SCHEDULE_DELAY": "20"}) as started:
+    with serving(translators, *flags, environment={"OTEL_BSP_SCHEDULE_DELAY": "20"}) as started:
         yield started
         assert started.terminate() == 0
         assert not [text for text in (SECRET, "Nein.") if text in str(traces.spans) or text in str(started.events)]
@@ -241,13 +241,12 @@ def test_the_python_client_continues_its_callers_trace(server: Server, traces: C
     assert TEXT not in str(traces.spans) and TARGET not in str(traces.spans)
 
 
-def test_a_collector_that_hangs_holds_up_neither_answers_nor_the_end(serve: Any, translators: Path, collector: Any) -> None:
+def test_a_collector_that_hangs_holds_up_neither_answers_nor_the_end(translators: Path, collector: Any) -> None:
     collector.gate.clear()
-    with serve(translators, "--tracing-endpoint", collector.endpoint, environment={"OTEL_BSP_SCHEDULE_DELAY": "50"}) as server:
-        with Client(server.address) as client:
-            first = client.generate(TEXT, model="alpha").text
-            assert collector.arrived.wait(30)
-            assert {client.generate(TEXT, model="alpha").text for _ in range(20)} == {first}
-        assert server.terminate() == 0
+    flags, delay = ("--tracing-endpoint", collector.endpoint), {"OTEL_BSP_SCHEDULE_DELAY": "50"}
+    with serving(translators, *flags, environment=delay) as server, Client(server.address) as client:
+        first = client.generate(TEXT, model="alpha").text
+        assert collector.arrived.wait(30)
+        assert {client.generate(TEXT, model="alpha").text for _ in range(20)} == {first}
     assert [event["level"] for event in server.events if event["event"].startswith("the collector takes no spans")] == ["warning"]
     assert server.events[-1]["event"] == Event.STOPPED

@@ -57,7 +57,6 @@ def server(request: pytest.FixtureRequest, folder: ModelFolder) -> Iterator[Serv
         server.wait_until_idle()
         assert server.metric("dragoman_engine_restarts_total") == 0 and server.problems() == []
         everything = processes(server)
-        assert server.terminate() == 0
     wait_until(lambda: not any(map(is_running, everything)), "all processes have ended", 5)
 
 
@@ -218,7 +217,6 @@ def test_a_frontend_that_is_started_again_does_not_need_the_folder(models: Model
         server.wait_for(Event.FRONTEND_READY, front_end=1)
         with connection(server, 1) as channel:
             assert {name: generate(channel, model=name).result().model_version for name in versions} == versions
-        assert server.terminate() == 0
 
 
 @pytest.mark.parametrize("when", ["loading", "probation", "finishing"])

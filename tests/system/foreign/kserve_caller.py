@@ -1,58 +1,84 @@
-"""A caller with the stubs of KServe's SDK, which are loaded without the rest of it; prints what it was answered as JSON."""
+"""KServe's SDK: its stubs for gRPC and its REST client; prints what they were answered as JSON.
 
+The package's own `__init__` imports a model server and a client of Kubernetes, too; the rest is loaded without them, as it is.
+"""
+
+import asyncio
 import importlib.util
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import grpc
+import numpy as np
+
+found = importlib.util.find_spec("kserve")
+assert found is not None and found.submodule_search_locations is not None
+package = ModuleType("kserve")
+package.__path__ = list(found.submodule_search_locations)
+sys.modules["kserve"] = package
+
+import httpx  # noqa: E402
+from kserve.inference_client import InferenceRESTClient, RESTConfig  # noqa: E402
+from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb  # noqa: E402
+from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub  # noqa: E402
+from kserve.protocol.infer_type import InferInput, InferRequest, RequestedOutput  # noqa: E402
+
+MODEL = "en-de"
 
 
-def load(name: str) -> Any:
-    """Import a module of KServe's by its file."""
-    found = importlib.util.find_spec("kserve")
-    assert found is not None and found.origin is not None
-    spec = importlib.util.spec_from_file_location(
-        name, Path(found.origin).parent / "protocol/grpc" / f"{name.rpartition('.')[2]}.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-pb = load("grpc_predict_v2_pb2")
-for parent in ("kserve", "kserve.protocol", "kserve.protocol.grpc"):
-    sys.modules[parent] = ModuleType(parent)
-sys.modules["kserve.protocol.grpc"].grpc_predict_v2_pb2 = pb  # type: ignore[attr-defined]
-sys.modules["kserve.protocol.grpc.grpc_predict_v2_pb2"] = pb
-
-
-def main(address: str, text: str) -> None:
+def over_grpc(address: str, text: str) -> dict[str, Any]:
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-
-        def call(name: str, request: Any) -> Any:
-            method = channel.unary_unary(
-                f"/inference.GRPCInferenceService/{name}",
-                request_serializer=lambda message: message.SerializeToString(),
-                response_deserializer=getattr(pb, f"{name}Response").FromString,
-            )
-            return method(request, timeout=60)
-
-        request = pb.ModelInferRequest(model_name="en-de")
+        stub = GRPCInferenceServiceStub(channel)
+        request = pb.ModelInferRequest(model_name=MODEL)
         request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(text.encode())
         request.parameters["num_beams"].int64_param = 2
-        response = call("ModelInfer", request)
+        response = stub.ModelInfer(request)
         assert response.outputs[0].name == "text_output"
         ready = [
-            call("ServerLive", pb.ServerLiveRequest()).live,
-            call("ServerReady", pb.ServerReadyRequest()).ready,
-            call("ModelReady", pb.ModelReadyRequest(name="en-de")).ready,
+            stub.ServerLive(pb.ServerLiveRequest()).live,
+            stub.ServerReady(pb.ServerReadyRequest()).ready,
+            stub.ModelReady(pb.ModelReadyRequest(name=MODEL)).ready,
         ]
-        print(json.dumps({"ready": ready, "text": response.raw_output_contents[0][4:].decode()}))
+        return {"ready": ready, "text": response.raw_output_contents[0][4:].decode()}
+
+
+def request(*texts: str, is_binary: bool, model: str = MODEL, **more: Any) -> Any:
+    tensor = InferInput("text_input", [len(texts)], "BYTES")
+    tensor.set_data_from_numpy(np.array([text.encode() for text in texts], dtype=np.object_), binary_data=is_binary)
+    return InferRequest(model, [tensor], request_id="mine", parameters={"num_beams": 2}, **more)
+
+
+def told(response: Any) -> dict[str, Any]:
+    outputs = {output.name: output.as_numpy().ravel().tolist() for output in response.outputs}
+    texts = [text.decode() if isinstance(text, bytes) else text for text in outputs["text_output"]]
+    return {"id": response.id, "text": texts, "score": outputs["score"]}
+
+
+async def over_rest(address: str, *texts: str) -> dict[str, Any]:
+    client = InferenceRESTClient(RESTConfig(protocol="v2"))
+    wanted = [RequestedOutput(name, parameters={"binary_data": True}) for name in ("score", "text_output")]
+    asked = [{"is_binary": False}, {"is_binary": True}, {"is_binary": True, "request_outputs": wanted}]
+    answers = [told(await client.infer(address, request(*texts, **each), MODEL)) for each in asked]
+    errors = []
+    for refused in (request(" ", is_binary=False), request("a", is_binary=True, model="nobody")):
+        try:
+            await client.infer(address, refused, refused.model_name)
+        except httpx.HTTPStatusError as failed:
+            errors.append([failed.response.status_code, str(failed)])
+    ready = [
+        await client.is_server_live(address),
+        await client.is_server_ready(address),
+        await client.is_model_ready(address, MODEL),
+        await client.is_model_ready(address, "nobody"),
+    ]
+    await client.close()
+    return {"ready": ready, "answers": answers, "errors": errors}
+
+
+def main(grpc_address: str, http_address: str, *texts: str) -> None:
+    print(json.dumps([over_grpc(grpc_address, texts[0]), asyncio.run(over_rest(http_address, *texts))]))
 
 
 main(*sys.argv[1:])

@@ -1,37 +1,93 @@
-"""A caller with Triton's gRPC client as it is; prints what it was answered as JSON. Run by `test_open_inference.py`."""
+"""Triton's client over gRPC or HTTP, as it is; prints what it was answered as JSON.
+
+python triton_caller.py PROTOCOL ADDRESS (everything | cancel | operate) [ARGUMENT ...]
+"""
 
 import asyncio
+import importlib
 import json
 import queue
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import tritonclient.grpc as triton
-import tritonclient.grpc.aio as triton_aio
+import numpy as np
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from triton_shared import MODEL, Kit, is_ready
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+PROTOCOL, ADDRESS, *ARGUMENTS = sys.argv[1:]
+IS_HTTP = PROTOCOL == "http"
+triton = importlib.import_module(f"tritonclient.{PROTOCOL}")
+triton_aio = importlib.import_module(f"tritonclient.{PROTOCOL}.aio")
+MODEL = "en-de"
+NAMES = ("text_output", "score", "finish_reason", "tokens", "num_input_tokens", "num_output_tokens")
+IN_JSON = {"binary_data": False} if IS_HTTP else {}
+
+
+def tensor(name: str, values: Any, **set_options: bool) -> Any:
+    array = np.array(values, dtype=np.object_ if isinstance(np.ravel(values)[0], str) else None)
+    made = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    made.set_data_from_numpy(array, **set_options)
+    return made
+
+
+def text(*texts: str, **set_options: bool) -> Any:
+    return tensor("text_input", [[each] for each in texts], **set_options)
+
+
+def tensors(options: Mapping[str, Any], **set_options: bool) -> list[Any]:
+    return [tensor(name, value if isinstance(value, list) else [value], **set_options) for name, value in options.items()]
 
 
 def ways(options: dict[str, Any], texts: list[str]) -> dict[str, list[dict[str, Any]]]:
-    # No version of the client sends a list or a priority of ours as a parameter, and some send no fractions.
-    plain = {name: value for name, value in options.items() if name not in ("suppressed_tokens", "priority")}
-    rest = {name: value for name, value in options.items() if name not in plain}
-    document = kit.tensor("sampling_parameters", [json.dumps(options)])
-    parameters = {name: json.dumps(value) if isinstance(value, float) else value for name, value in plain.items()}
-    return {
-        "tensors": [{"inputs": [kit.text(each), *kit.tensors(options)]} for each in texts],
-        "parameters": [{"inputs": [kit.text(each), *kit.tensors(rest)], "parameters": parameters} for each in texts],
-        "sampling_parameters": [{"inputs": [kit.text(each), document]} for each in texts],
-        "together": [{"inputs": [kit.text(*texts), *kit.tensors(options)]}],
+    """Return the arguments of each way to say the same options and texts."""
+    # The client keeps `priority` for itself; over gRPC none of its versions sends a list, and some send no fractions.
+    rest = {name: value for name, value in options.items() if name == "priority" or (isinstance(value, list) and not IS_HTTP)}
+    plain = {name: value for name, value in options.items() if name not in rest}
+    if not IS_HTTP:
+        plain = {name: json.dumps(value) if isinstance(value, float) else value for name, value in plain.items()}
+    document = tensor("sampling_parameters", [json.dumps(options)], **IN_JSON)
+    found: dict[str, list[dict[str, Any]]] = {
+        "tensors": [{"inputs": [text(each), *tensors(options)]} for each in texts],
+        "parameters": [{"inputs": [text(each, **IN_JSON), *tensors(rest)], "parameters": plain} for each in texts],
+        "sampling_parameters": [{"inputs": [text(each), document]} for each in texts],
+        "together": [{"inputs": [text(*texts), *tensors(options)]}],
     }
+    if IS_HTTP:
+        listed = [triton.InferRequestedOutput(name, binary_data=False) for name in NAMES]
+        mixed = [triton.InferRequestedOutput(name, binary_data=number % 2 == 0) for number, name in enumerate(NAMES)]
+        for call in found["parameters"]:
+            call["outputs"] = mixed
+        in_json = [[text(each, **IN_JSON), *tensors(options, **IN_JSON)] for each in texts]
+        found["json"] = [{"inputs": inputs, "outputs": listed} for inputs in in_json]
+        found["together in json"] = [{"inputs": [text(*texts, **IN_JSON), *tensors(options)], "outputs": listed}]
+    return found
 
 
-kit = Kit(triton, triton_aio, ways)
+def rows(results: list[Any], count: int) -> list[dict[str, Any]]:
+    """Return the answer to each text, from a result for each or one result for all."""
+    places = [(result, 0) for result in results] if len(results) > 1 else [(results[0], number) for number in range(count)]
+    return [{name: elements(result, name, number) for name in NAMES} for result, number in places]
 
 
-async def run_aio(address: str, asked: dict[str, Any]) -> Any:
-    async with triton_aio.InferenceServerClient(address) as client:
-        return await kit.run_aio(client, asked)
+def elements(result: Any, name: str, number: int) -> list[Any]:
+    values = [value.decode() if isinstance(value, bytes) else value for value in result.as_numpy(name)[number].tolist()]
+    return [json.loads(value) for value in values] if name == "tokens" else values
+
+
+def is_ready(client: Any) -> list[Any]:
+    return [client.is_server_live(), client.is_server_ready(), client.is_model_ready(MODEL), client.is_model_ready("x")]
+
+
+async def ask_aio(options: list[dict[str, Any]], texts: list[str]) -> Any:
+    async with triton_aio.InferenceServerClient(ADDRESS) as client:
+        found = []
+        for each in options:
+            results = {}
+            for way, calls in ways(each, texts).items():
+                results[way] = await asyncio.gather(*(client.infer(MODEL, **call) for call in calls))
+            found.append({way: rows(list(answers), len(texts)) for way, answers in results.items()})
+        return found, await asyncio.gather(*is_ready(client))
 
 
 class Pieces:
@@ -49,12 +105,13 @@ class Pieces:
             self.score = [result.as_numpy("score")[0][0].item()]
 
 
-def run_stream(address: str, client: Any, texts: list[str]) -> Any:
+def stream(client: Any, texts: list[str]) -> Any:
+    """Return the pieces of each text from both clients, and the error of a blank text."""
     arrived: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client.start_stream(callback=lambda result, error: arrived.put((result, error)))
     for number, each in enumerate(texts):
-        client.async_stream_infer(MODEL, [kit.text(each)], request_id=str(number), enable_empty_final_response=True)
-    client.async_stream_infer(MODEL, [kit.text(" ")], request_id="blank")
+        client.async_stream_infer(MODEL, [text(each)], request_id=str(number), enable_empty_final_response=True)
+    client.async_stream_infer(MODEL, [text(" ")], request_id="blank")
     found, error = {str(number): Pieces() for number in range(len(texts))}, ""
     while not error or any(not pieces.num_final for pieces in found.values()):
         result, failed = arrived.get(timeout=120)
@@ -63,17 +120,17 @@ def run_stream(address: str, client: Any, texts: list[str]) -> Any:
         else:
             found[result.get_response().id].add(result)
     client.stop_stream()
-    found |= asyncio.run(run_aio_stream(address, texts))
+    found |= asyncio.run(stream_aio(texts))
     return {name: vars(pieces) for name, pieces in found.items()} | {"error": error}
 
 
-async def run_aio_stream(address: str, texts: list[str]) -> dict[str, Pieces]:
+async def stream_aio(texts: list[str]) -> dict[str, Pieces]:
     async def requests() -> Any:
         for number, each in enumerate(texts):
-            yield {"model_name": MODEL, "inputs": [kit.text(each)], "request_id": f"aio-{number}"}
+            yield {"model_name": MODEL, "inputs": [text(each)], "request_id": f"aio-{number}"}
 
     found = {f"aio-{number}": Pieces() for number in range(len(texts))}
-    async with triton_aio.InferenceServerClient(address) as client:
+    async with triton_aio.InferenceServerClient(ADDRESS) as client:
         async for result, error in client.stream_infer(requests()):
             assert error is None
             found[result.get_response().id].add(result)
@@ -81,48 +138,112 @@ async def run_aio_stream(address: str, texts: list[str]) -> dict[str, Pieces]:
 
 
 def describe(client: Any) -> Any:
+    as_json = {} if IS_HTTP else {"as_json": True}
     return {
         "ready": is_ready(client),
-        "metadata": client.get_model_metadata(MODEL, as_json=True),
-        "config": client.get_model_config(MODEL, as_json=True),
-        "index": client.get_model_repository_index(as_json=True),
-        "statistics": client.get_inference_statistics(as_json=True),
-        "server": client.get_server_metadata(as_json=True),
+        "metadata": client.get_model_metadata(MODEL, **as_json),
+        "config": client.get_model_config(MODEL, **as_json),
+        "index": client.get_model_repository_index(**as_json),
+        "statistics": client.get_inference_statistics(**as_json),
+        "server": client.get_server_metadata(**as_json),
     }
 
 
-def contract() -> Any:
-    """Return what the client's stubs were made of, in two files."""
+def refusal(attempt: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[str, str]:
+    """Return status and message of a call that is refused; `done` if it is not."""
+    try:
+        attempt(*arguments, **options)
+    except InferenceServerException as failed:
+        return str(failed.status()), failed.message()
+    except Exception as failed:  # of the library that carries the client's calls
+        return type(failed).__name__, ""
+    return "done", ""
+
+
+def errors(client: Any) -> dict[str, tuple[str, str]]:
+    dog, infer = [text("A dog.")], client.infer
+    found = {
+        "blank": refusal(infer, MODEL, [text("A dog.", " ")]),
+        "no model": refusal(infer, "nobody", dog),
+        "no version": refusal(infer, MODEL, dog, model_version="17"),
+        "unknown input": refusal(infer, MODEL, [*dog, tensor("beams", [2])]),
+        "unknown output": refusal(infer, MODEL, dog, outputs=[triton.InferRequestedOutput("beams")]),
+        "unknown parameter": refusal(infer, MODEL, dog, parameters={"beams": 2}),
+        "timeout": refusal(infer, MODEL, dog, timeout=1),
+        "shared memory": refusal(client.get_system_shared_memory_status),
+        "load": refusal(client.load_model, MODEL),
+    }
+    if IS_HTTP:
+        found["compressed"] = refusal(infer, MODEL, dog, request_compression_algorithm="gzip")
+        found["settings"] = refusal(client.get_log_settings)
+        hasty = triton.InferenceServerClient(ADDRESS, network_timeout=0.001)
+        found["deadline of its own"] = refusal(hasty.infer, MODEL, [*dog, tensor("max_new_tokens", [64])])
+    else:
+        found["deadline of its own"] = refusal(infer, MODEL, dog, client_timeout=0.0001)
+    return found
+
+
+def contract() -> list[str]:
+    """Return the files that the client's stubs were made of."""
     from tritonclient.grpc import model_config_pb2, service_pb2
 
-    files = []
-    for stubs in (service_pb2, model_config_pb2):
-        file = FileDescriptorProto()
+    files = [FileDescriptorProto(), FileDescriptorProto()]
+    for stubs, file in zip((service_pb2, model_config_pb2), files, strict=True):
         stubs.DESCRIPTOR.CopyToProto(file)
-        files.append(file.SerializeToString().hex())
-    return files
+    return [file.SerializeToString().hex() for file in files]
 
 
-def main(address: str, do: str, *arguments: str) -> None:
-    asked = json.loads(arguments[0]) if arguments else {}
-    client = triton.InferenceServerClient(address)
+def everything(client: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    texts, options = asked["texts"], asked["options"]
+    found: dict[str, Any] = {"describe": describe(client), "errors": errors(client)}
+    found["sync"] = [
+        {way: rows([client.infer(MODEL, **call) for call in calls], len(texts)) for way, calls in ways(each, texts).items()}
+        for each in options
+    ]
+    found["aio"], found["ready"] = asyncio.run(ask_aio(options, texts))
+    if IS_HTTP:
+        pending = [client.async_infer(MODEL, [text(each)]) for each in texts]
+        found["later"] = rows([each.get_result() for each in pending], len(texts))
+        found["id"] = client.infer(MODEL, [text("A dog.")], request_id="mine", model_version="").get_response()["id"]
+    else:
+        found |= {"stream": stream(client, texts), "contract": contract()}
+    return found
+
+
+async def cancel() -> str:
+    """Begin many long answers in one message, and leave when told to."""
+    async with triton_aio.InferenceServerClient(ADDRESS) as client:
+        inputs = [text(*["a dog"] * 64), tensor("max_new_tokens", [900])]
+        call = asyncio.ensure_future(client.infer("alpha", inputs))
+        await asyncio.to_thread(sys.stdin.readline)
+        call.cancel()
+        await asyncio.wait([call])
+    return "left"
+
+
+def operate(client: Any, token: str, model: str) -> dict[str, tuple[str, str]]:
+    """Change a model as an operator."""
+    mine = {"headers": {"authorization": f"Bearer {token}"}}
+    return {
+        "without a token": refusal(client.unload_model, model),
+        "unload": refusal(client.unload_model, model, **mine),
+        "otherwise": refusal(client.load_model, model, config="{}", **mine),
+        "another": refusal(client.load_model, "none", **mine),
+        "load": refusal(client.load_model, model, **mine),
+    }
+
+
+def main(do: str, *arguments: str) -> None:
+    client = triton.InferenceServerClient(ADDRESS)
     match do:
-        case "sync":
-            found: Any = kit.run_sync(client, asked)
-        case "aio":
-            found = asyncio.run(run_aio(address, asked))
-        case "stream":
-            found = run_stream(address, client, asked["texts"])
-        case "describe":
-            found = describe(client)
-        case "errors":
-            late = {"deadline": lambda: client.infer(MODEL, [kit.text("A dog.")], client_timeout=0.0001)}
-            found = kit.errors(client, late)
-        case "contract":
-            found = contract()
+        case "everything":
+            found: Any = everything(client, json.loads(arguments[0]))
+        case "operate":
+            found = operate(client, *arguments)
         case _:
-            found = asyncio.run(kit.cancel(address))
+            found = asyncio.run(cancel())
+    client.close()
     print(json.dumps(found))
 
 
-main(*sys.argv[1:])
+main(*ARGUMENTS)

@@ -1,4 +1,4 @@
-"""What is sent to the server: every method there is, messages that are right, nearly right or noise, and how the call is treated.
+"""Calls of every method, with messages that are right, nearly right or noise, some in a form that no library would write.
 
 A case depends on the seed and on its own number alone, so that one that failed can be made again without the others.
 """
@@ -6,11 +6,12 @@ A case depends on the seed and on its own number alone, so that one that failed 
 import base64
 import copy
 import random
+import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -18,7 +19,6 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthListRequest
 from grpc_reflection.v1alpha.reflection_pb2 import ExtensionRequest, ServerReflectionRequest
 
 from dragoman.v1.generation_pb2 import GenerateBulkRequest, GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
-from tests.system.fuzz.wire import mutate, noise
 
 REQUEST_ID_KEY = "x-request-id"
 UNKNOWN_METHODS = (
@@ -40,31 +40,31 @@ GENERATE = tuple(
         {"text": TEXT * 40, "truncate": True, "return_alternatives": True, "num_return_sequences": 3},
     )
 )
-SCORE = tuple(
-    ScoreRequest(**{"text": TEXT, "target": "a dog"} | fields)
-    for fields in (
-        {},
-        {"model": "alpha", "return_alignment": True, "return_word_alignment": True, "alignment_layer": 1},
-        {"target": "", "priority": -3, "length_penalty": 2.0},
-        {"source_language": "DEU_latn", "target_language": "fr_FR", "return_word_alignment": True},
-    )
-)
-REFLECTION = (
-    ServerReflectionRequest(list_services=""),
-    ServerReflectionRequest(file_containing_symbol="dragoman.v1.Generation"),
-    ServerReflectionRequest(file_by_filename="dragoman/v1/generation.proto", host="localhost"),
-    ServerReflectionRequest(file_containing_extension=ExtensionRequest(containing_type="dragoman.v1.Error", extension_number=3)),
-    ServerReflectionRequest(all_extension_numbers_of_type="dragoman.v1.Model"),
-)
 SEEDS: Mapping[type[Message], tuple[Message, ...]] = {
     GenerateRequest: GENERATE,
     GenerateBulkRequest: (GenerateBulkRequest(requests=GENERATE[:3]), GenerateBulkRequest(requests=GENERATE[2:4])),
-    ScoreRequest: SCORE,
+    ScoreRequest: tuple(
+        ScoreRequest(**{"text": TEXT, "target": "a dog"} | fields)
+        for fields in (
+            {},
+            {"model": "alpha", "return_alignment": True, "return_word_alignment": True, "alignment_layer": 1},
+            {"target": "", "priority": -3, "length_penalty": 2.0},
+            {"source_language": "DEU_latn", "target_language": "fr_FR", "return_word_alignment": True},
+        )
+    ),
     ListModelsRequest: (ListModelsRequest(),),
     GetModelRequest: (GetModelRequest(model="alpha"), GetModelRequest()),
     HealthCheckRequest: (HealthCheckRequest(), HealthCheckRequest(service="alpha"), HealthCheckRequest(service="liveness")),
     HealthListRequest: (HealthListRequest(),),
-    ServerReflectionRequest: REFLECTION,
+    ServerReflectionRequest: (
+        ServerReflectionRequest(list_services=""),
+        ServerReflectionRequest(file_containing_symbol="dragoman.v1.Generation"),
+        ServerReflectionRequest(file_by_filename="dragoman/v1/generation.proto", host="localhost"),
+        ServerReflectionRequest(
+            file_containing_extension=ExtensionRequest(containing_type="dragoman.v1.Error", extension_number=3)
+        ),
+        ServerReflectionRequest(all_extension_numbers_of_type="dragoman.v1.Model"),
+    ),
 }
 # How often a method is chosen; the rest have 1.
 WEIGHTS = {"Generate": 8, "GenerateStream": 4, "GenerateBatch": 4, "GenerateBulk": 4, "Score": 5, "Check": 2}
@@ -77,23 +77,27 @@ METADATA_KEYS = (
     REQUEST_ID_KEY, "traceparent", "tracestate", "authorization", "x-forwarded-for", "accept-language",
     "grpc-previous-rpc-attempts",
 )  # fmt: skip
+VARINT, FIXED64, BYTES, START_GROUP, END_GROUP, FIXED32 = range(6)
+INTEGERS = (
+    *(0, 1, 2, 3, 20, 21, 64, 65, 127, 256, 1000, 1001),
+    *(2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 10, 2**64 - 1),
+)
+FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-45, 1e-6, 0.5, 0.9, 10.0, 10.1, 100.0, 100.1, 3.4e38, float("inf"), float("-inf"), float("nan"))
+TEXTS = (
+    b"deu_Latn", b"DE-at", b"fr", b"zz", b"_-_", b"", b" ", b"\0", b"\r\n", b"a dog runs", b"alpha", b"liveness",
+    b"../../etc/passwd", b"%s%n{0}", b"a" * 128, b"a" * 129, b"x " * 700, b"\x7f", b"dragoman.v1.Generation",
+    "é".encode(), "\u202e\u200b\ufeff".encode(), "\U0001f415".encode() * 9, "a\u0301".encode() * 50,
+    b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"a dog\x80runs",
+)  # fmt: skip
+HUGE_SIZES = (5_000, 70_000, 1_000_000, 4 * 2**20 - 60)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One call.
 
-    Attributes:
-        number: Which of the seed's.
-        path: Of the method.
-        method: Its descriptor; None for one that no server has.
-        messages: What is sent, in turn.
-        is_as_meant: Whether nothing about it is wrong: such a call must be answered.
-        is_half_closed: Whether the caller says that there is no more.
-        metadata: What goes with it.
-        timeout_seconds: Its deadline, None for none.
-        cancel_seconds: When the caller cancels it, None for never.
-        reads: How many answers are read at the most before the caller stops doing so and waits to cancel.
+    `method` is None for one that no server has. A call that `is_as_meant` has nothing wrong about it and must be answered.
+    `is_half_closed` tells whether the caller ends the stream. After so many `reads` it reads no more and waits to cancel.
     """
 
     number: int
@@ -108,9 +112,8 @@ class Case:
     reads: int
 
     @property
-    def is_cut_short(self) -> bool:
-        """Whether the caller may see it end before the server has answered."""
-        return self.timeout_seconds is not None or self.cancel_seconds is not None
+    def name(self) -> str:
+        return "" if self.method is None else self.method.name
 
     def describe(self) -> str:
         """Return all there is to know, messages compressed: base64 of zlib."""
@@ -120,13 +123,13 @@ class Case:
 
 
 def methods(services: list[str]) -> dict[str, MethodDescriptor]:
-    """Return what the server can be asked, by path; `services` is what it says it has."""
+    """Return the methods of services by path."""
     found = (Default().FindServiceByName(name) for name in services)
     return {f"/{service.full_name}/{method.name}": method for service in found for method in service.methods}
 
 
 def cases(seed: int, known: Mapping[str, MethodDescriptor], num_messages: int) -> Iterator[Case]:
-    """Give cases that have so many messages together, or a few more."""
+    """Yield cases that have so many messages together, or a few more."""
     number = 0
     while num_messages > 0:
         case = make_case(seed, number, known)
@@ -136,7 +139,6 @@ def cases(seed: int, known: Mapping[str, MethodDescriptor], num_messages: int) -
 
 
 def make_case(seed: int, number: int, known: Mapping[str, MethodDescriptor]) -> Case:
-    """Return one case."""
     chance = random.Random(f"{seed}/{number}")
     paths = [*known, *UNKNOWN_METHODS]
     weights = [WEIGHTS.get(known[path].name, 1) for path in known] + [1 / len(UNKNOWN_METHODS)] * len(UNKNOWN_METHODS)
@@ -148,9 +150,8 @@ def make_case(seed: int, number: int, known: Mapping[str, MethodDescriptor]) -> 
     messages = tuple(_message(chance, method, is_as_meant, f"{number}-{i}") for i in range(count))
     metadata: tuple[tuple[str, str], ...] = ()
     if not is_as_meant and chance.random() < 0.2:
-        metadata = tuple(
-            (chance.choice(METADATA_KEYS), chance.choice(METADATA_VALUES)) for _ in range(chance.choice((1, 1, 2, 40)))
-        )
+        pairs = range(chance.choice((1, 1, 2, 40)))
+        metadata = tuple((chance.choice(METADATA_KEYS), chance.choice(METADATA_VALUES)) for _ in pairs)
     is_watch = method is not None and method.name == "Watch"
     is_half_closed = is_as_meant or chance.random() < 0.95
     timeout, cancel = _treatment(chance, must_end=is_watch or not is_half_closed, may_end=not is_as_meant)
@@ -177,7 +178,82 @@ def _message(chance: random.Random, method: MethodDescriptor | None, is_as_meant
     if is_as_meant:
         return message.SerializeToString()
     if chance.random() < 0.05:
-        return noise(chance)
+        return chance.randbytes(chance.choice((1, 2, 3, 5, 8, 40, 300)))
     if chance.random() < 0.03:
-        message = chance.choice(chance.choice(tuple(SEEDS.values())))
-    return mutate(chance, message)
+        message = copy.deepcopy(chance.choice(chance.choice(tuple(SEEDS.values()))))
+    return _mutated(chance, message)
+
+
+# The wire format
+
+
+def _mutated(chance: random.Random, message: Message) -> bytes:
+    """Return the bytes of a message that lacks fields or has more: of what comes twice, parsers keep the last, or both."""
+    for field in message.DESCRIPTOR.fields:
+        if chance.random() < 0.05:
+            message.ClearField(field.name)
+    parts = [message.SerializeToString()]
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        parts += [_record(chance, message.DESCRIPTOR)] * chance.choice((1,) * 20 + (2, 1000))
+    data = b"".join(chance.sample(parts, len(parts)) if chance.random() < 0.1 else parts)
+    if chance.random() >= 0.15:
+        return data
+    place = chance.randrange(len(data) + 1)
+    before, after = data[:place], data[place:]
+    flipped = bytes([after[0] ^ 1 << chance.randrange(8)]) + after[1:] if after else b""
+    return before + chance.choice((b"", flipped, after[chance.randrange(1, 5) :], chance.randbytes(chance.randrange(1, 5)) + after))
+
+
+def _record(chance: random.Random, descriptor: Descriptor) -> bytes:
+    """Return a field at an end of what it may be or beyond, or one of a wrong type, or one that no message has or may have."""
+    known = [field.number for field in descriptor.fields] or [1]
+    if descriptor.fields and chance.random() < 0.5:
+        field = chance.choice(descriptor.fields)
+        number, (wire_type, content) = field.number, _extreme(chance, field)
+    else:
+        number = chance.choice((chance.choice(known), chance.choice((0, 17, 99, 19_000, 2**29 - 1, 2**29))))
+        wire_type = chance.randrange(8)
+        content = _content(chance, wire_type)
+    return _varint(number << 3 | wire_type) + content
+
+
+def _extreme(chance: random.Random, field: FieldDescriptor) -> tuple[int, bytes]:
+    if field.cpp_type in (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_MESSAGE):
+        return BYTES, _delimited(_text(chance))
+    if field.is_repeated:
+        count = chance.choice((1, 2, 255, 256, 257, 5_000))
+        numbers = [chance.choice((*INTEGERS, chance.randrange(280))) for _ in range(min(count, 257))]
+        return BYTES, _delimited(b"".join(map(_varint, numbers)) * -(-count // 257))
+    number = chance.choice((*FLOATS, chance.uniform(-20, 120)))
+    if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
+        return FIXED32, struct.pack("<f", number)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+        return FIXED64, struct.pack("<d", number)
+    return VARINT, _varint(chance.choice((*INTEGERS, chance.randrange(100))))
+
+
+def _content(chance: random.Random, wire_type: int) -> bytes:
+    if wire_type == VARINT:
+        return chance.choice((_varint(chance.choice(INTEGERS)), b"\xff" * 9 + b"\x01", b"\xff" * 11))
+    if wire_type == BYTES:
+        return _delimited(_text(chance))
+    if wire_type == START_GROUP:  # groups in groups: parsers have a depth at which they give up
+        return _varint(99 << 3 | START_GROUP) * chance.choice((0, 5, 200, 100_000))
+    return chance.randbytes({FIXED64: 8, FIXED32: 4}.get(wire_type, 0))
+
+
+def _text(chance: random.Random) -> bytes:
+    at = chance.random()
+    if at < 0.03:
+        return chance.choice((b"a", b"a ", "é".encode(), b"\0")) * (chance.choice(HUGE_SIZES) // 2)
+    if at < 0.2:
+        return "".join(chr(chance.choice((chance.randrange(32, 127), chance.randrange(0xD800)))) for _ in range(20)).encode()
+    return chance.choice(TEXTS)
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + _varint(value >> 7)
+
+
+def _delimited(content: bytes) -> bytes:
+    return _varint(len(content)) + content

@@ -21,11 +21,12 @@ from grpc import aio
 
 from dragoman.client.aio import AsyncClient
 from dragoman.client.retry import RetryPolicy
+from dragoman.client.sync import Client
 from dragoman.v1.generation_pb2 import GenerateBulkRequest, GenerateRequest, ListModelsRequest, ScoreRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.system.harness.protocol import Query, Refused
 from tests.system.harness.protocols import PROTOCOLS
-from tests.system.harness.server import Event, Server, wait_until
+from tests.system.harness.server import Event, Server, footprint, growth, processes, wait_until
 
 CALL_SECONDS = 60.0
 PATIENT = RetryPolicy(max_attempts=1000, max_backoff_seconds=1.0)
@@ -38,17 +39,9 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The outcome of a request.
+    """The outcome of a request, sent and answered whole at times in seconds since 1970.
 
-    Attributes:
-        kind: Of call.
-        model: That was asked.
-        began: When the caller sent it, seconds since 1970.
-        ended: When the whole answer was there, or the error.
-        text: That was asked about.
-        version: That answered, by its content; empty for an error, and where the protocol does not tell it.
-        content: The whole answer without its times: the same for the same question to the same version.
-        error: Status and message; empty for an answer.
+    The version and the content, which has no times, are empty for an error; `error` is status and message, empty for an answer.
     """
 
     kind: str
@@ -62,7 +55,6 @@ class Answer:
 
     @property
     def status(self) -> str:
-        """Name of the error's status; empty for an answer."""
         return self.error.partition(":")[0]
 
 
@@ -170,11 +162,7 @@ OTHER_PROTOCOLS: dict[str, Kind] = {each.name: over(each.name) for each in PROTO
 
 
 class Callers:
-    """Callers that ask while the `with` lasts; on leaving, those under way are awaited.
-
-    Attributes:
-        answers: Outcomes so far, of each request.
-    """
+    """Callers that ask while the `with` lasts; on leaving, those under way are awaited. `answers` are all outcomes so far."""
 
     def __init__(
         self,
@@ -189,18 +177,10 @@ class Callers:
         seed: int = 0,
         **options: Any,
     ) -> None:
-        """Describe them.
+        """Describe so many callers, who choose among models, by weights if there are any, kinds of calls and texts.
 
-        Args:
-            server: Whom to ask, or a target of gRPC; other protocols need a server.
-            models: To choose from.
-            kinds: Of calls, to choose from.
-            texts: To choose from.
-            num: Callers.
-            pause_seconds: Mean pause of a caller between two calls.
-            weights: How often each model is asked; evenly without.
-            seed: Of all choices.
-            options: Fields of `dragoman.v1.GenerateRequest`, for all calls.
+        `server` may be a target of gRPC, which other protocols than gRPC cannot ask. `pause_seconds` is the mean pause of a caller
+        between two calls. `options` are fields of `dragoman.v1.GenerateRequest` for all calls.
         """
         self._server, self._address = server, server if isinstance(server, str) else server.address
         self._models, self._weights, self._kinds, self._texts = models, weights, kinds, texts
@@ -226,12 +206,10 @@ class Callers:
 
     @property
     def failures(self) -> list[Answer]:
-        """Requests that were not answered."""
         return [answer for answer in self.answers if answer.error]
 
     @property
     def statuses(self) -> Counter[str]:
-        """Failures by status."""
         return Counter(answer.status for answer in self.failures)
 
     def wait_for_more(self, count: int = 20) -> None:
@@ -317,3 +295,32 @@ def generate(channel: grpc.Channel, num_tokens: int = 2, token: str = "", **fiel
     """Begin a call of Generate."""
     request = GenerateRequest(**{"text": "a dog runs", "model": "alpha", "max_new_tokens": num_tokens} | fields)
     return GenerationStub(channel).Generate.future(request, timeout=CALL_SECONDS, metadata=bearer(token))
+
+
+KNOWN = {"text": "a dog runs over the grass", "num_beams": 4, "num_return_sequences": 4, "return_log_probs": True}
+
+
+@contextmanager
+def unharmed(server: Server, *, max_bytes: int = 64 * 2**20) -> Iterator[None]:
+    """Check that the server is ready and idle before and after, answers a known request alike, and holds no more than it did.
+
+    Its processes must be the same ones, and its log has no errors. What grows once, such as pools of threads, arenas and caches,
+    is to have grown before. Allocators may keep `max_bytes` of what was in use.
+    """
+
+    def answer() -> object:
+        with connection(server) as channel:
+            return outcome(generate(channel, 20, **KNOWN).result())
+
+    right = answer()
+    server.wait_until_idle()
+    everything = processes(server)
+    before = footprint(everything)
+    yield
+    server.wait_until_idle()
+    with Client(server.address) as client:
+        assert client.is_ready() and client.is_ready("liveness")
+    assert answer() == right, "a known request has another answer"
+    assert processes(server) == everything, "processes have ended or come"
+    wait_until(lambda: not growth(before, max_bytes), f"processes hold what they did: {growth(before, max_bytes)}")
+    assert server.problems() == []

@@ -1,7 +1,7 @@
-"""The native API over gRPC, in each of its methods."""
+"""The native API and the Open Inference Protocol over gRPC, in each of their methods."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,40 +9,37 @@ import grpc
 from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
-from dragoman.v1.generation_pb2 import (
-    FinishReason,
-    GenerateBatchResponse,
-    GenerateBulkRequest,
-    GenerateRequest,
-    GenerateResponse,
-    TokenLogProb,
-)
+from dragoman.inference.inference_pb2 import ModelInferRequest, RepositoryModelLoadRequest
+from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
+from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1.generation_pb2_grpc import GenerationStub
-from tests.system.harness.protocol import Answer, Connection, LogProb, Method, Query, Refused
+from tests.system.harness import openinference as oip
+from tests.system.harness.protocol import NUM_TEXTS, Answer, Connection, LogProb, Method, ProtocolClient, Query, Refused
 
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_send_message_length", -1)]
-NUM_TEXTS = 10
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
-def request_of(query: Query, number: int, **more: Any) -> GenerateRequest:
-    return GenerateRequest(model=query.model, text=query.texts[number], **{"request_id": query.request_id, **query.options, **more})
+def request_of(query: Query, number: int, **more: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        model=query.model, text=query.texts[number], **{"request_id": query.request_id, **query.options, **more}
+    )
 
 
-def requests_of(query: Query) -> list[GenerateRequest]:
+def requests_of(query: Query) -> list[pb.GenerateRequest]:
     return [request_of(query, number, request_id=f"{query.request_id}{number}") for number in range(len(query.texts))]
 
 
-def log_prob(token: TokenLogProb) -> LogProb:
+def log_prob(token: pb.TokenLogProb) -> LogProb:
     return token.token, token.piece, token.log_prob, tuple(map(log_prob, token.top))
 
 
-def answer_of(response: GenerateResponse) -> Answer:
+def answer_of(response: pb.GenerateResponse) -> Answer:
     return Answer(
         texts=[answer.text for answer in response.answers],
         scores=[answer.score for answer in response.answers],
         tokens=[list(answer.tokens) for answer in response.answers],
-        endings=[FinishReason.Name(answer.finish_reason)[14:].lower() for answer in response.answers],
+        endings=[pb.FinishReason.Name(answer.finish_reason)[14:].lower() for answer in response.answers],
         log_probs=[list(map(log_prob, answer.log_probs)) for answer in response.answers],
         counts=(response.usage.source_tokens, response.usage.generated_tokens),
         is_truncated=response.is_truncated,
@@ -70,14 +67,12 @@ def failure(call: Callable[[], Any]) -> tuple[str, str]:
     raise AssertionError("the call has not failed")
 
 
-class GrpcClient:
+class GrpcClient(ProtocolClient):
     """A connection over gRPC: one channel for unary calls and one for streams of requests.
 
     Such streams are read on a thread: grpc.aio forgets the status of a call that ends while it writes.
     """
 
-    name: str
-    methods: Mapping[str, Method]
     stub_type: Callable[[Any], Any]
 
     def __init__(self, channel: grpc.aio.Channel, streams: grpc.Channel, token: str) -> None:
@@ -90,9 +85,6 @@ class GrpcClient:
         with grpc.insecure_channel(server.address, options=OPTIONS) as streams:
             async with grpc.aio.insecure_channel(server.address, options=OPTIONS) as channel:
                 yield cls(channel, streams, token)
-
-    def supports(self, method: str, options: Mapping[str, Any]) -> bool:
-        return True
 
     def beside(self, query: Query | None) -> dict[str, Any]:
         """Return metadata and deadline of a call."""
@@ -124,8 +116,6 @@ class GrpcClient:
 
 
 class NativeGrpc(GrpcClient):
-    """A client of it."""
-
     name = "gRPC"
     stub_type = GenerationStub
 
@@ -137,9 +127,6 @@ class NativeGrpc(GrpcClient):
             "GenerateBatch": Method(self._batch, NUM_TEXTS),
             "GenerateBulk": Method(self._bulk, NUM_TEXTS),
         }
-
-    def project(self, answer: Answer) -> Answer:
-        return answer
 
     async def call_unimplemented(self) -> None:
         await self.unary(self._channel.unary_unary("/dragoman.v1.Generation/Nothing"), b"")
@@ -156,14 +143,56 @@ class NativeGrpc(GrpcClient):
         return in_order(await self.stream(self._streams.GenerateBatch, requests_of(query), query))
 
     async def _bulk(self, query: Query) -> list[Answer]:
-        messages = await self.stream(self._streams.GenerateBulk, [GenerateBulkRequest(requests=requests_of(query))], query)
+        messages = await self.stream(self._streams.GenerateBulk, [pb.GenerateBulkRequest(requests=requests_of(query))], query)
         return in_order([answer for message in messages for answer in message.answers])
 
 
-def in_order(answers: list[GenerateBatchResponse]) -> list[Answer]:
+def in_order(answers: list[pb.GenerateBatchResponse]) -> list[Answer]:
     for answer in answers:
         if answer.HasField("error"):
             error = answer.error
             seconds = error.retry_after_seconds if error.HasField("retry_after_seconds") else None
             raise Refused(CODES[error.code], error.message, seconds)
     return [answer_of(answer.response) for answer in sorted(answers, key=lambda answer: answer.index)]
+
+
+def infer_request_of(query: Query) -> ModelInferRequest:
+    """Return a message of all texts: options as parameters, but for a list, which only a tensor has."""
+    plain = {name: value for name, value in query.options.items() if not isinstance(value, list)}
+    request = oip.with_parameters(oip.infer_request(*query.texts, model=query.model, id=query.request_id), **plain)
+    for name in query.options.keys() - plain.keys():
+        oip.with_tensor(request, name, query.options[name])
+    return request
+
+
+class OpenInferenceGrpc(GrpcClient):
+    name = "OIP gRPC"
+    stub_type = GRPCInferenceServiceStub
+
+    def __init__(self, channel: grpc.aio.Channel, streams: grpc.Channel, token: str) -> None:
+        super().__init__(channel, streams, token)
+        self.methods = {
+            "ModelInfer": Method(self._infer),
+            "ModelInfer of several": Method(self._infer, NUM_TEXTS),
+            "ModelStreamInfer": Method(self._stream),
+        }
+
+    def project(self, answer: Answer) -> Answer:
+        return oip.project(answer)
+
+    async def call_unimplemented(self) -> None:
+        await self.unary(self._stub.RepositoryModelLoad, RepositoryModelLoadRequest())
+
+    async def _infer(self, query: Query) -> list[Answer]:
+        response = await self.unary(self._stub.ModelInfer, infer_request_of(query), query)
+        return oip.answers_of(oip.elements(oip.grpc_outputs(response)), len(query.texts))
+
+    async def _stream(self, query: Query) -> list[Answer]:
+        messages = await self.stream(self._streams.ModelStreamInfer, [infer_request_of(query)], query)
+        last = messages[-1].infer_response
+        if messages[-1].error_message:
+            status, _, reason = messages[-1].error_message.partition(": ")
+            seconds = last.parameters["retry_after_seconds"].double_param if "retry_after_seconds" in last.parameters else None
+            raise Refused(status, reason, seconds)
+        assert last.parameters["triton_final_response"].bool_param
+        return [oip.joined([oip.elements(oip.grpc_outputs(message.infer_response)) for message in messages])]

@@ -1,4 +1,4 @@
-"""The native API over HTTP, whole and as server-sent events."""
+"""The native API, the Open Inference Protocol and LibreTranslate's API over HTTP."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -9,8 +9,9 @@ from aiohttp import ClientResponse, ClientSession, ClientTimeout, TCPConnector
 from google.protobuf import json_format
 
 from dragoman.v1.generation_pb2 import GenerateResponse, GenerateStreamResponse
+from tests.system.harness import openinference as oip
 from tests.system.harness.grpc_client import CODES, answer_of, request_of
-from tests.system.harness.protocol import Answer, Connection, Method, Query, Refused
+from tests.system.harness.protocol import NUM_TEXTS, Answer, Connection, Method, ProtocolClient, Query, Refused
 
 
 def session_of(server: Any, token: str = "") -> ClientSession:
@@ -20,7 +21,7 @@ def session_of(server: Any, token: str = "") -> ClientSession:
     return ClientSession(server.http_address, headers=headers, **limits)
 
 
-class HttpClient:
+class HttpClient(ProtocolClient):
     """A connection over HTTP."""
 
     def __init__(self, session: ClientSession, token: str = "") -> None:
@@ -31,9 +32,6 @@ class HttpClient:
     async def connect(cls, server: Any, token: str = "") -> Connection:
         async with session_of(server, token) as session:
             yield cls(session, token)
-
-    def supports(self, method: str, options: Mapping[str, Any]) -> bool:
-        return True
 
     @asynccontextmanager
     async def post(self, path: str, query: Query | None = None, **arguments: Any) -> AsyncIterator[ClientResponse]:
@@ -69,16 +67,11 @@ async def events(response: ClientResponse) -> AsyncIterator[tuple[str, Any]]:
 
 
 class NativeHttp(HttpClient):
-    """A client of it."""
-
     name = "HTTP/JSON"
 
     def __init__(self, session: ClientSession, token: str = "") -> None:
         super().__init__(session, token)
         self.methods: Mapping[str, Method] = {"generate": Method(self._generate), "generate:stream": Method(self._stream)}
-
-    def project(self, answer: Answer) -> Answer:
-        return answer
 
     def message_of(self, error: Mapping[str, Any]) -> str:
         assert CODES[error["code"]] != "OK"
@@ -99,3 +92,99 @@ class NativeHttp(HttpClient):
         pieces = [json_format.ParseDict(piece, GenerateStreamResponse()) for _, piece in found]
         assert "".join(piece.text for piece in pieces) == pieces[-1].result.text
         return [answer_of(pieces[-1].result)]
+
+
+def as_lists(named: Mapping[str, Any]) -> dict[str, list[Any]]:
+    return {name: value if isinstance(value, list) else [value] for name, value in named.items()}
+
+
+class OpenInferenceRest(HttpClient):
+    name = "OIP REST"
+
+    def __init__(self, session: ClientSession, token: str = "") -> None:
+        super().__init__(session, token)
+        self.methods: Mapping[str, Method] = {
+            "infer": Method(self._infer),
+            "infer of several": Method(self._infer, NUM_TEXTS),
+            "infer of several in bytes": Method(self._infer_in_bytes, NUM_TEXTS),
+            "generate": Method(self._generate),
+            "generate_stream": Method(self._stream),
+        }
+
+    def project(self, answer: Answer) -> Answer:
+        return oip.project(answer)
+
+    async def call_unimplemented(self) -> None:
+        async with self.post("/v2/repository/models/en-de/load"):
+            pass
+
+    async def _infer(self, query: Query) -> list[Answer]:
+        body = oip.infer_body(*query.texts, parameters=dict(query.options))
+        async with self.post(f"/v2/models/{query.model}/infer", query, json=body) as response:
+            return oip.answers_of(oip.elements(oip.rest_outputs(await response.json())), len(query.texts))
+
+    async def _infer_in_bytes(self, query: Query) -> list[Answer]:
+        request = oip.infer_request(*query.texts, model=query.model)
+        sent, headers = oip.binary_body(request, parameters=dict(query.options) | {"binary_data_output": True})
+        async with self.post(f"/v2/models/{query.model}/infer", query, data=sent, headers=headers) as response:
+            body, head = await response.read(), int(response.headers["Inference-Header-Content-Length"])
+        return oip.answers_of(oip.elements(oip.rest_outputs(json.loads(body[:head]), body[head:])), len(query.texts))
+
+    async def _generate(self, query: Query) -> list[Answer]:
+        body = {"text_input": query.texts[0], **query.options}
+        async with self.post(f"/v2/models/{query.model}/generate", query, json=body) as response:
+            return oip.answers_of(as_lists(await response.json()), 1)
+
+    async def _stream(self, query: Query) -> list[Answer]:
+        body = {"text_input": query.texts[0], **query.options}
+        async with self.post(f"/v2/models/{query.model}/generate_stream", query, json=body) as response:
+            return [oip.joined([as_lists(event) async for _, event in events(response)])]
+
+
+class LibreTranslate(HttpClient):
+    """Texts one by one and in lists; answers carry texts alone. The token is the key in each message."""
+
+    name = "LibreTranslate"
+
+    def __init__(self, session: ClientSession, token: str = "") -> None:
+        super().__init__(session, token)
+        self.methods: Mapping[str, Method] = {
+            "translate": Method(self._translate),
+            "translate of several": Method(self._translate, NUM_TEXTS),
+        }
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, server: Any, token: str = "") -> Connection:
+        async with session_of(server) as session:
+            yield cls(session, token)
+
+    def supports(self, method: str, options: Mapping[str, Any]) -> bool:
+        """Its only option is the number of answers, of a beam search of as many beams."""
+        return not options or (
+            options.keys() == {"num_beams", "num_return_sequences"} and options["num_beams"] == options["num_return_sequences"]
+        )
+
+    def project(self, answer: Answer) -> Answer:
+        """Keep each text once."""
+        return Answer(list(dict.fromkeys(answer.texts)))
+
+    async def call_unimplemented(self) -> None:
+        async with self.post("/suggest", json={"q": "a", "s": "b", "api_key": self._token}):
+            pass
+
+    async def _translate(self, query: Query) -> list[Answer]:
+        source, target = query.languages
+        message: dict[str, Any] = {"q": list(query.texts), "source": source, "target": target, "model": query.model}
+        if len(query.texts) == 1:
+            message["q"] = query.texts[0]
+        if query.options:
+            message["alternatives"] = query.options["num_return_sequences"] - 1
+        if self._token:
+            message["api_key"] = self._token
+        async with self.post("/translate", query, json=message) as response:
+            answer = await response.json()
+        best, others = answer["translatedText"], answer.get("alternatives", [])
+        if len(query.texts) == 1:
+            best, others = [best], [others]
+        return [Answer([text, *rest]) for text, rest in zip(best, others or [[]] * len(best), strict=True)]

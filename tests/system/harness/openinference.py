@@ -119,6 +119,10 @@ def log_prob(token: Mapping[str, Any]) -> LogProb:
     return token["token"], token["piece"], token["log_prob"], tuple(map(log_prob, token.get("top", ())))
 
 
+def elements(outputs: Mapping[str, tuple[Any, list[Any]]]) -> dict[str, list[Any]]:
+    return {name: values for name, (_, values) in outputs.items()}
+
+
 def answers_of(outputs: Mapping[str, Sequence[Any]], num_texts: int) -> list[Answer]:
     """Return the answer to each text of outputs whose elements are row by row."""
 

@@ -1,26 +1,21 @@
 """One client interface for every protocol of the server: the same queries, answers and refusals, in words of no protocol."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 # Token, its text, its log-probability, and the most likely tokens at its place, each so.
 LogProb: TypeAlias = tuple[int, bytes | str, float, tuple[Any, ...]]
+Connection: TypeAlias = AsyncIterator[Any]
+NUM_TEXTS = 10
+"""Texts in one message of a method of several."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Texts, each to be answered by itself.
+    """Texts, as many as the method has in one message, each answered by itself, with the same options for all.
 
-    Attributes:
-        texts: As many as the method has in one message.
-        options: Fields of `dragoman.v1.GenerateRequest`, the same for all texts.
-        model: Its name.
-        languages: Of source and target, for a protocol that chooses the model by them.
-        request_id: Of the message; empty for none.
-        headers: HTTP headers or gRPC metadata beside it.
-        timeout_seconds: The client's deadline; None for none.
+    Options are fields of `dragoman.v1.GenerateRequest`; `languages` are for a protocol that chooses the model by them.
     """
 
     texts: Sequence[str]
@@ -34,17 +29,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one text; None where the protocol does not carry a field.
+    """The answer to one text, the best hypothesis first; None where the protocol does not carry a field.
 
-    Attributes:
-        texts: The answers, the best first.
-        scores: Of each.
-        tokens: Of each.
-        endings: Of each, `eos` or `length`.
-        log_probs: Of each, of each token.
-        counts: Tokens of the source, tokens generated.
-        is_truncated: Whether the source was cut.
-        seed: Of samples.
+    `endings` are `eos` or `length`; `counts` are tokens of the source and tokens generated.
     """
 
     texts: list[str]
@@ -58,13 +45,7 @@ class Answer:
 
 
 class Refused(Exception):
-    """The server has refused or failed a query.
-
-    Attributes:
-        status: As the protocol has it.
-        message: The reason.
-        retry_after_seconds: When to try again; None without a hint.
-    """
+    """The server has refused or failed a query; the status is as the protocol has it."""
 
     def __init__(self, status: str, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(status, message, retry_after_seconds)
@@ -72,44 +53,27 @@ class Refused(Exception):
 
 
 class Method(NamedTuple):
-    """A method of a protocol.
-
-    Attributes:
-        call: Send a query and return the answer to each text.
-        num_texts: Texts in one message.
-    """
+    """A method of a protocol, and the number of texts in one of its messages."""
 
     call: Callable[[Query], Awaitable[list[Answer]]]
     num_texts: int = 1
 
 
-class ProtocolClient(Protocol):
-    """A client of one protocol.
+class ProtocolClient:
+    """A client of one protocol, whose name is that of its column in docs/http.md's table of statuses.
 
-    Attributes:
-        name: As in the table of statuses in docs/http.md.
-        methods: By name.
+    Each has a class method `connect(server, token)`, an asynchronous context, and `call_unimplemented`.
     """
 
     name: str
     methods: Mapping[str, Method]
-
-    @classmethod
-    def connect(cls, server: Any, token: str = "") -> AbstractAsyncContextManager["ProtocolClient"]:
-        """Connect to a server with a token."""
-        ...
+    connect: Any
+    call_unimplemented: Any
 
     def supports(self, method: str, options: Mapping[str, Any]) -> bool:
         """Return whether a method can carry these options."""
-        ...
+        return True
 
     def project(self, answer: Answer) -> Answer:
         """Return the part of a complete answer that the protocol carries."""
-        ...
-
-    async def call_unimplemented(self) -> None:
-        """Call a method that the server does not offer."""
-        ...
-
-
-Connection: TypeAlias = AsyncIterator[Any]
+        return answer

@@ -1,10 +1,32 @@
 """Every protocol of the server; a new one is added here and has its column in docs/http.md's table."""
 
-from tests.system.harness.grpc_client import NativeGrpc
-from tests.system.harness.http_client import NativeHttp
-from tests.system.harness.libretranslate_client import LibreTranslate
-from tests.system.harness.openinference_grpc_client import OpenInferenceGrpc
-from tests.system.harness.openinference_rest_client import OpenInferenceRest
-from tests.system.harness.protocol import ProtocolClient
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.system.harness.grpc_client import NativeGrpc, OpenInferenceGrpc
+from tests.system.harness.http_client import LibreTranslate, NativeHttp, OpenInferenceRest
+from tests.system.harness.protocol import Method, ProtocolClient, Query, Refused
+from tests.system.harness.server import wait_until
 
 PROTOCOLS: tuple[type[ProtocolClient], ...] = (NativeGrpc, OpenInferenceGrpc, NativeHttp, OpenInferenceRest, LibreTranslate)
+each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+
+
+def query(method: Method, text: str = "a dog", **more: Any) -> Query:
+    """Return a message of a method with the same text as often as it has texts."""
+    return Query(**{"texts": [text] * method.num_texts, "model": "alpha"} | more)
+
+
+async def refusal(call: Awaitable[Any]) -> Refused:
+    """Return the error that a call ends with."""
+    with pytest.raises(Refused) as caught:
+        await call
+    return caught.value
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Return once a condition holds, from a coroutine."""
+    await asyncio.to_thread(wait_until, condition, what)

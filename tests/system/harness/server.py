@@ -10,6 +10,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -29,6 +30,7 @@ QUICK_RESTARTS = ("--restart-backoff-initial-seconds", "0.1", "--restart-backoff
 class Event:
     """Names of log events that scenarios wait for. They are no documented contract, and are said here alone."""
 
+    SCORER_LOADED = "scorer loaded"
     SERVING, DRAINING, DRAIN_TIME_OVER, STOPPED = "serving", "draining", "drain time is over", "stopped"
     CANNOT_SERVE = "cannot serve"
     CALL, ITEM, CALLS_NOT_LOGGED = "call", "item", "lines of failed calls not written"
@@ -45,11 +47,7 @@ class Event:
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Return once a condition holds.
-
-    Raises:
-        AssertionError: If that takes longer; it names what did not happen.
-    """
+    """Return once a condition holds; fail with the name of what did not happen if that takes longer."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"never happened: {what}"
@@ -59,14 +57,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) ->
 class Server:
     """A running `dragoman serve`; settings of the caller's environment do not reach it, except through `environment`.
 
-    Attributes:
-        process: The process that was started.
-        address: Of the gRPC port.
-        http_address: URL of the HTTP port.
-        metrics_address: URL of the metrics port.
-        events: The log so far: JSON lines as they are, other lines as `{"event": line}`.
-        num_engines: Of each model, by the flags.
-        num_frontends: By the flags.
+    `events` is the log so far: JSON lines as they are, other lines as `{"event": line}`. Addresses of HTTP and of metrics are URLs.
     """
 
     def __init__(
@@ -77,15 +68,7 @@ class Server:
         prefix: Sequence[str] = (),
         source: Path = ROOT,
     ) -> None:
-        """Start it and wait until it serves.
-
-        Args:
-            models: The folder of models, or a bundle.
-            flags: Of `dragoman serve`.
-            environment: Further variables.
-            prefix: A command that runs it, such as `nohup`.
-            source: The checkout whose server is started.
-        """
+        """Start it, below a command such as `nohup` and from another checkout if these are given, and wait until it serves."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
         ports = {"DRAGOMAN_PORT": "0", "DRAGOMAN_HTTP_PORT": "0", "DRAGOMAN_METRICS_PORT": "0", "PYTHONPATH": str(source)}
         self.process = subprocess.Popen(
@@ -95,8 +78,9 @@ class Server:
             env=kept | ports | dict(environment or {}),
             text=True,
         )
-        self.num_engines = int(_flag(flags, "--replicas"))
-        self.num_frontends = int(_flag(flags, "--front-ends"))
+        self.num_engines, self.num_frontends = (
+            int(flags[flags.index(name) + 1]) if name in flags else 1 for name in ("--replicas", "--front-ends")
+        )
         self.events: list[dict[str, Any]] = []
         self._arrivals: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -132,12 +116,10 @@ class Server:
                 return event
 
     def logged(self, name: str) -> list[dict[str, Any]]:
-        """Return the log events of that name so far."""
         return [event for event in list(self.events) if event["event"] == name]
 
     @property
     def admin_address(self) -> str:
-        """Address of the admin service."""
         return f"127.0.0.1:{self.logged('admin service listens')[0]['port']}"
 
     def engine_pids(self) -> list[int]:
@@ -170,11 +152,9 @@ class Server:
         wait_until(lambda: not any(self.metric(f"dragoman_{name}") for name in gauges), "nothing runs or waits")
 
     def problems(self) -> list[dict[str, Any]]:
-        """Return the log's errors."""
         return [event for event in list(self.events) if event.get("level") in ("error", "critical") or "Traceback" in str(event)]
 
     def metrics_text(self) -> str:
-        """Return the text of the metrics port."""
         return str(urllib.request.urlopen(f"{self.metrics_address}/metrics", timeout=10).read().decode())
 
     def metric(self, name: str, **labels: str) -> float:
@@ -187,7 +167,6 @@ class Server:
         )
 
     def wait_for_metric(self, expected: float, name: str, **labels: str) -> None:
-        """Return once a metric has a value."""
         wait_until(lambda: self.metric(name, **labels) == expected, f"{name}{labels or ''} is {expected}")
 
     def terminate(self) -> int:
@@ -196,7 +175,6 @@ class Server:
         return self.wait()
 
     def wait(self) -> int:
-        """Return the exit code."""
         code = self.process.wait(timeout=STOP_SECONDS)
         self._reader.join(10)
         assert self.process.stderr is not None
@@ -204,21 +182,26 @@ class Server:
         return code
 
 
-def _flag(flags: Sequence[str], name: str) -> str:
-    """Return the value of a flag that stands before it as a word of its own; 1 without."""
-    return flags[flags.index(name) + 1] if name in flags else "1"
-
-
 @contextmanager
-def serving(models: Path, *flags: str, **keywords: Any) -> Iterator[Server]:
-    """Start a server; it is killed, if it still runs, when the `with` ends."""
-    server = Server(models, *flags, **keywords)
-    try:
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.wait()
+def serving(models: Path, *flags: str, callers: str = "", **keywords: Any) -> Iterator[Server]:
+    """Start a server, with a file of callers if their text is given; if it still runs in the end, its drain must end cleanly.
+
+    After an error it is killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if callers:
+            file = Path(folder) / "callers.toml"
+            file.write_text(callers)
+            flags = (*flags, "--auth-tokens-file", str(file))
+        server = Server(models, *flags, **keywords)
+        try:
+            yield server
+            if server.process.poll() is None:
+                assert server.terminate() == 0
+        finally:
+            if server.process.poll() is None:
+                server.process.kill()
+                server.wait()
 
 
 def dragoman(*arguments: object, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -236,7 +219,6 @@ def start_in_vain(models: Path | str, *flags: str, **environment: str) -> subpro
 
 
 def kill(*pids: int) -> None:
-    """Send SIGKILL."""
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
@@ -266,7 +248,6 @@ def descendants(root: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
     fields = _stat(pid)
     return bool(fields) and fields[0] != "Z"
 
@@ -282,8 +263,7 @@ def processes(server: Server) -> set[int]:
 
 
 def is_engine(pid: int) -> bool:
-    """Return whether a process is an engine."""
-    return b"dragoman.server.engine" in _command_line(pid)
+    return "dragoman.server.engine" in _proc(pid, "cmdline")
 
 
 def next_engine(server: Server, before: set[int]) -> int:
@@ -329,23 +309,18 @@ def cpu_seconds(*pids: int) -> float:
 
 def resident_bytes(pid: int) -> int:
     """Return the resident memory of a process, without what it shares with others."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
+    pages = _proc(pid, "statm").split() or ("0", "0", "0")
     return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _stat(pid: int) -> list[str]:
     """Return the fields of a process's `stat` behind its name; nothing if it has gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    return _proc(pid, "stat").rpartition(")")[2].split()
 
 
-def _command_line(pid: int) -> bytes:
+def _proc(pid: int, name: str) -> str:
+    """Return a file of `/proc`, empty if the process has gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return b""
+        return ""
