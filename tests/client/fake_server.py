@@ -1,8 +1,8 @@
-"""A gRPC server on a real port whose answers are scripted by the test."""
+"""A gRPC server on a real port whose answers are scripted by the test, with the admin service where a test asks for it."""
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
@@ -14,7 +14,7 @@ from google.rpc import code_pb2, error_details_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from dragoman.v1 import generation_pb2, generation_pb2_grpc
+from dragoman.v1 import generation_pb2, generation_pb2_grpc, repository_pb2, repository_pb2_grpc
 
 PATIENCE_SECONDS = 60
 EOS = generation_pb2.FINISH_REASON_EOS
@@ -45,7 +45,7 @@ def filled(kind: type[Message], **values: Any) -> Any:
 
 
 def plain(message: Any) -> Any:
-    """Return a message as dictionaries and tuples, with None for what is not there: the plain data that callers get."""
+    """Return a message as the plain data that callers get: dictionaries and tuples, with None for an absent field."""
     if not isinstance(message, Message):
         return message
     values = {}
@@ -79,6 +79,8 @@ def answer_to(request: Any) -> generation_pb2.GenerateResponse:
         tokens=tokens,
         finish_reason=EOS,
         answers=answers,
+        usage=generation_pb2.Usage(source_tokens=5, generated_tokens=4),
+        timings=generation_pb2.Timings(queue_seconds=0.001, total_seconds=0.002),
     )
 
 
@@ -101,18 +103,34 @@ def make_status(code: str, message: str = "no", retry_after: tuple[int, int] | N
     return status
 
 
+class Failed(Exception):
+    """A call, or one request of a batch, ends with a status."""
+
+    def __init__(self, status: generation_pb2.Error) -> None:
+        self.status = status
+
+
+@contextmanager
+def ending(context: Any) -> Iterator[None]:
+    """End the call with the status of a `Failed`."""
+    try:
+        yield
+    except Failed as failed:
+        context.abort_with_status(rpc_status.to_status(failed.status))
+
+
 def failing(code: str, message: str = "no", retry_after: tuple[int, int] | None = None, place: str = "start") -> Behaviour:
     """Return a behaviour that fails with a status, at its place in a stream."""
 
-    def fail(context: Any) -> None:
-        context.abort_with_status(rpc_status.to_status(make_status(code, message, retry_after)))
+    def fail(_: Any) -> None:
+        raise Failed(make_status(code, message, retry_after))
 
     fail.place = place
     return fail
 
 
 def in_turn(*behaviours: Behaviour) -> Behaviour:
-    """Return a behaviour that acts as these do, each once, and then as nothing."""
+    """Return a behaviour that acts as each of these once, and then does nothing."""
     left = deque(behaviours)
     return lambda context: left.popleft()(context) if left else None
 
@@ -124,6 +142,7 @@ class Held:
         self.place = place
         self._began, self._over, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._was_cancelled = False
+        self.release = self._over.set
 
     def __call__(self, context: Any) -> None:
         if context.add_callback(self._over.set):
@@ -135,16 +154,13 @@ class Held:
     def wait_until_began(self) -> None:
         assert self._began.wait(PATIENCE_SECONDS)
 
-    def release(self) -> None:
-        self._over.set()
-
     def assert_cancelled(self) -> None:
         assert self._ended.wait(PATIENCE_SECONDS)
         assert self._was_cancelled
 
 
 class Service(generation_pb2_grpc.GenerationServicer):
-    """Answers by the next behaviour of the script, by that of the text, or as `answer_to` and `score_of` do.
+    """Answers by the next behaviour of the script, by that of the text, or with `answer` and `score`.
 
     Attributes:
         script: Behaviours of the next calls.
@@ -156,6 +172,7 @@ class Service(generation_pb2_grpc.GenerationServicer):
     """
 
     def __init__(self) -> None:
+        self.answer, self.score = answer_to, score_of
         self.script: deque[Behaviour] = deque()
         self.behaviours: dict[str, Behaviour] = {}
         self.breaks: deque[tuple[int, Behaviour]] = deque()
@@ -169,16 +186,19 @@ class Service(generation_pb2_grpc.GenerationServicer):
         self._num_running = self.max_running = 0
         self._lock = threading.Lock()
 
+    def begin(self, request: Any) -> Behaviour | None:
+        """Record a request and return its behaviour."""
+        self.requests.append(request)
+        return self.script.popleft() if self.script else self.behaviours.get(getattr(request, "text", None))
+
     @contextmanager
     def _running(self, method: str, request: Any, context: Any) -> Iterator[Behaviour | None]:
-        """Count and record a call, and give its behaviour."""
         with self._lock:
-            self.requests.append(request)
             self.seconds_left.append(context.time_remaining())
             self.metadata.append((method, dict(context.invocation_metadata())))
             self._num_running += 1
             self.max_running = max(self.max_running, self._num_running)
-            behave = self.script.popleft() if self.script else self.behaviours.get(getattr(request, "text", None))
+            behave = self.begin(request)
         try:
             yield behave
         finally:
@@ -190,13 +210,16 @@ class Service(generation_pb2_grpc.GenerationServicer):
             return (behave and behave(context)) or answer(request)
 
     def Generate(self, request, context):
-        return self._serve("Generate", request, context, answer_to)
+        with ending(context):
+            return self._serve("Generate", request, context, self.answer)
 
     def Score(self, request, context):
-        return self._serve("Score", request, context, score_of)
+        with ending(context):
+            return self._serve("Score", request, context, self.score)
 
     def ListModels(self, request, context):
-        return self._serve("ListModels", request, context, lambda _: generation_pb2.ListModelsResponse(models=self.models))
+        with ending(context):
+            return self._serve("ListModels", request, context, lambda _: generation_pb2.ListModelsResponse(models=self.models))
 
     def GetModel(self, request, context):
         found = [model for model in self.models if model.name == request.model]
@@ -206,8 +229,8 @@ class Service(generation_pb2_grpc.GenerationServicer):
 
     def GenerateStream(self, request, context):
         """Answer in two halves; a behaviour acts at its place: at the start, in the middle or at the end."""
-        whole, half = answer_to(request), len(request.text) // 2
-        with self._running("GenerateStream", request, context) as behave:
+        whole, half = self.answer(request), len(request.text) // 2
+        with ending(context), self._running("GenerateStream", request, context) as behave:
             acts = {getattr(behave, "place", "start"): behave} if behave else {}
             acts.get("start", str)(context)
             yield generation_pb2.GenerateStreamResponse(text=whole.text[:half], tokens=whole.tokens[:half])
@@ -217,38 +240,38 @@ class Service(generation_pb2_grpc.GenerationServicer):
             acts.get("end", str)(context)
 
     def GenerateBatch(self, messages, context):
-        yield from self._answer_batch("GenerateBatch", messages, context, lambda message: [message])
+        yield from self._answer_batch("GenerateBatch", messages, context)
 
     def GenerateBulk(self, messages, context):
         if not self.has_bulk:
             self.metadata.append(("GenerateBulk", dict(context.invocation_metadata())))
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-        sizes = []
-        self.messages.append(sizes)
+        self.messages.append(sizes := [])
 
-        def unpack(message: Any) -> Any:
-            sizes.append(len(message.requests))
-            return message.requests
+        def requests() -> Iterator[Any]:
+            for message in messages:
+                sizes.append(len(message.requests))
+                yield from message.requests
 
-        for answer in self._answer_batch("GenerateBulk", messages, context, unpack):
+        for answer in self._answer_batch("GenerateBulk", requests(), context):
             yield generation_pb2.GenerateBulkResponse(answers=[answer])
 
-    def _answer_batch(self, method: str, messages: Any, context: Any, unpack: Callable[[Any], Iterable[Any]]) -> Any:
+    def _answer_batch(self, method: str, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         seen, answers = [], SimpleQueue()
         self.batches.append(seen)
         num_answers, end = self.breaks.popleft() if self.breaks else (None, None)
 
         def serve(request: Any) -> None:
-            item = _Item(context)
             try:
-                answers.put({"response": self._serve(method, request, item, answer_to), "request_id": request.request_id})
-            except _Aborted:
-                answers.put({"error": item.error, "request_id": request.request_id})
+                answer = {"response": self._serve(method, request, context, self.answer)}
+            except Failed as failed:
+                answer = {"error": failed.status}
+            answers.put(answer | {"request_id": request.request_id})
 
         def read() -> None:
             # The threads end before the stream does, so that a stream breaks after the answers that it is to give.
             with ThreadPoolExecutor(32) as threads, suppress(grpc.RpcError):
-                for request in (request for message in messages for request in unpack(message)):
+                for request in requests:
                     seen.append(request)
                     if len(seen) - 1 == num_answers:
                         break
@@ -261,36 +284,48 @@ class Service(generation_pb2_grpc.GenerationServicer):
         while isinstance(answer := answers.get(), dict):
             yield generation_pb2.GenerateBatchResponse(**answer)
         if answer is not None:
-            answer(context)
+            with ending(context):
+                answer(context)
         reading.join()
 
 
-class _Aborted(Exception):
-    """A request of a batch failed."""
+class AdminService(repository_pb2_grpc.RepositoryServicer):
+    """Records requests and tokens, and answers each with the same model, or with the failure of the requested model's name."""
 
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.tokens: list[Any] = []
+        self.failures: dict[str, Behaviour] = {}
+        self.model = repository_pb2.RepositoryModel(name="en-de", versions=[repository_pb2.RepositoryVersion(name="3", state=6)])
+        self.problem = ""
 
-class _Item:
-    """The context of one request of a batch."""
+    def __getattribute__(self, name: str) -> Any:
+        return self._answer if name[0].isupper() else super().__getattribute__(name)
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.error = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def abort_with_status(self, status: Any) -> None:
-        self.error = generation_pb2.Error.FromString(dict(status.trailing_metadata)["grpc-status-details-bin"])
-        raise _Aborted
+    def _answer(self, request: Any, context: Any) -> Any:
+        self.requests.append(request)
+        self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
+        with ending(context):
+            self.failures.get(getattr(request, "model", ""), str)(context)
+        if type(request).__name__ in ("ListRepositoryRequest", "RefreshRepositoryRequest"):
+            return repository_pb2.ListRepositoryResponse(models=[self.model], problem=self.problem)
+        return self.model
 
 
 class FakeServer:
-    """A server that can be stopped and started again on its port."""
+    """A server that can be stopped and started again on its port; it has the admin service if one is given."""
 
-    def __init__(self) -> None:
-        self.service = Service()
+    def __init__(
+        self,
+        service: Service | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+        admin: AdminService | None = None,
+    ) -> None:
+        self.service = service or Service()
         self.health = health.HealthServicer()
         self.port = 0
+        self._credentials = credentials
+        self._admin = admin
         self._server: grpc.Server | None = None
 
     @property
@@ -298,11 +333,16 @@ class FakeServer:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self._threads = ThreadPoolExecutor(48)
+        self._threads = ThreadPoolExecutor(64)
         self._server = grpc.server(self._threads, options=[("grpc.so_reuseport", 0)])
         generation_pb2_grpc.add_GenerationServicer_to_server(self.service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        if self._admin is not None:
+            repository_pb2_grpc.add_RepositoryServicer_to_server(self._admin, self._server)
+        if self._credentials is None:
+            self.port = self._server.add_insecure_port(self.target)
+        else:
+            self.port = self._server.add_secure_port(self.target, self._credentials)
         self._server.start()
 
     def stop(self) -> None:
@@ -310,6 +350,13 @@ class FakeServer:
             self._server.stop(None).wait()
             self._threads.shutdown()
             self._server = None
+
+    def __enter__(self) -> "FakeServer":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def set_health(self, name: str, is_serving: bool) -> None:
         kind = health_pb2.HealthCheckResponse
