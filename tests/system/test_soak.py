@@ -27,7 +27,15 @@ SECONDS = float(os.environ.get("TEST_SOAK_SECONDS") or (600 if LONG else 15))
 PREFACE, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes.fromhex("000000040000000000")
 LONG_ANSWER: dict[str, Any] = {"min_new_tokens": 50, "max_new_tokens": 60}
 # Endings of calls that were in a killed process; over HTTP the connection ends.
-CUT = {"UNAVAILABLE", "503", "ServerDisconnectedError", "ClientOSError", "ClientPayloadError", "ConnectionResetError"}
+CUT = {
+    "UNAVAILABLE",
+    "503",
+    "error event",
+    "ServerDisconnectedError",
+    "ClientOSError",
+    "ClientPayloadError",
+    "ConnectionResetError",
+}
 
 
 def refused(code: str, message: bytes, method: str = "Generate") -> Kind:

@@ -88,7 +88,10 @@ class NativeHttp(HttpClient):
     async def _stream(self, query: Query) -> list[Answer]:
         async with self.post("/v1/generate:stream", query, json=json_format.MessageToDict(request_of(query, 0))) as response:
             found = [event async for event in events(response)]
-        assert not any(name for name, _ in found), found[-1]
+        name, last = found[-1]
+        if name == "error":
+            raise Refused(CODES[last["code"]], self.message_of(last))
+        assert not any(name for name, _ in found)
         pieces = [json_format.ParseDict(piece, GenerateStreamResponse()) for _, piece in found]
         assert "".join(piece.text for piece in pieces) == pieces[-1].result.text
         return [answer_of(pieces[-1].result)]
@@ -138,7 +141,10 @@ class OpenInferenceRest(HttpClient):
     async def _stream(self, query: Query) -> list[Answer]:
         body = {"text_input": query.texts[0], **query.options}
         async with self.post(f"/v2/models/{query.model}/generate_stream", query, json=body) as response:
-            return [oip.joined([as_lists(event) async for _, event in events(response)])]
+            pieces = [event async for _, event in events(response)]
+        if "error" in pieces[-1]:
+            raise Refused("error event", self.message_of(pieces[-1]))  # without a status after the first piece
+        return [oip.joined(list(map(as_lists, pieces)))]
 
 
 class LibreTranslate(HttpClient):
