@@ -19,7 +19,6 @@ from dragoman.client.aio_batch_stream import EndStatus
 from dragoman.client.batch import Batch, Outcome, Sending
 from dragoman.client.errors import InternalError, InvalidArgument, Overloaded, TooLarge, Unavailable, Unimplemented
 from dragoman.client.grouping import MAX_BYTES, MAX_REQUESTS, Grouping, apart, together
-from dragoman.client.many import InOrder
 from dragoman.client.request import Request
 from dragoman.client.results import Answer, Result, Timings, Usage
 from dragoman.client.retry import RetryPolicy
@@ -71,18 +70,29 @@ def test_no_requests_open_no_stream(call, service) -> None:
             call(method, [], concurrency=0)
 
 
-def test_a_large_request_is_a_message_of_its_own(call, service) -> None:
+def test_messages_have_as_many_requests_as_server_and_client_take(client, call, service) -> None:
     large = "x" * (MAX_BYTES + 1)
-    assert by_place(call("generate_batch", asked("a", large, "b"))) == ["A", large.upper(), "B"]
-    assert len(service.messages[0]) >= 2
+    assert by_place(list(client.generate_batch(asked("a", large, "b")))) == ["A", large.upper(), "B"]
+    assert len(service.messages[0]) >= 2, "a large request is a message of its own"
+    for limit, is_bulk in ((-1, True), (128 * 1024, True), (128 * 1024 - 1, False)):
+        service.messages.clear()
+        call("generate_batch", asked("a", "b"), options={"options": {"grpc.max_receive_message_length": limit}})
+        assert bool(service.messages) == is_bulk
+    service.has_bulk = False
+    service.messages.clear()
+    service.metadata.clear()
+    for _ in range(2):
+        assert by_place(list(client.generate_batch(asked("a", "b")))) == ["A", "B"]
+    assert [result.text for result in client.generate_many(["a", "", "b"])] == ["A", "", "B"]
+    assert service.messages == [] and [len(seen) for seen in service.batches[-3:]] == [2, 2, 2]
+    assert [method for method, _ in service.metadata].count("GenerateBulk") == 1, "an older server is asked once"
 
 
-@pytest.mark.parametrize("blank", ["", "\t\n", "\u2003"])
-def test_a_blank_text_among_many_is_answered_without_the_server(call, service, blank: str) -> None:
-    results = call("generate_many", ["a", blank, "b", blank], model="en-fr")
-    assert [result.text for result in results] == ["A", "", "B", ""]
+def test_a_blank_text_among_many_is_answered_without_the_server(call, service) -> None:
+    results = call("generate_many", ["a", "", "b", "\t\n", "\u2003"], model="en-fr")
+    assert [result.text for result in results] == ["A", "", "B", "", ""]
     nothing = Usage(0, 0), Timings(0.0, 0.0, 0.0, 0.0, 0.0), (Answer("", (), "eos", 0.0),)
-    assert results[1] == results[3] == Result("", (), "eos", False, "en-fr", "", "", *nothing)
+    assert results[1] == results[3] == results[4] == Result("", (), "eos", False, "en-fr", "", "", *nothing)
     assert sorted(request.text for request in service.requests) == ["a", "b"]
 
 
@@ -106,19 +116,14 @@ def test_outcomes_come_as_they_are_finished_and_many_in_order(client, service, h
     assert service.max_running == 4
 
 
-def test_a_request_fails_alone(call, service, has_bulk: bool) -> None:
+def test_a_request_fails_alone_or_is_tried_again_on_the_same_stream(call, service, clock, has_bulk: bool) -> None:
     service.behaviours["bad"] = failing("INVALID_ARGUMENT", "text: too long")
-    outcomes = call("generate_batch", asked("a", "bad", "\udcff", "b"))
-    assert by_place(outcomes) == ["A", "INVALID_ARGUMENT", "INVALID_ARGUMENT", "B"]
+    service.behaviours["busy"] = in_turn(failing("UNAVAILABLE"), failing("RESOURCE_EXHAUSTED", retry_after=(7, 0)))
+    outcomes = call("generate_batch", asked("a", "bad", "\udcff", "busy"), options=PLAIN)
+    assert by_place(outcomes) == ["A", "INVALID_ARGUMENT", "INVALID_ARGUMENT", "BUSY"]
     [bad] = [outcome for outcome in outcomes if outcome.index == 1]
     assert isinstance(bad.error, InvalidArgument)
     assert (bad.error.message, bad.error.request_id) == ("text: too long", "r-1")
-    assert len(service.batches) == 1
-
-
-def test_a_refused_request_is_tried_again_on_the_same_stream(call, service, clock, has_bulk: bool) -> None:
-    service.behaviours["busy"] = in_turn(failing("UNAVAILABLE"), failing("RESOURCE_EXHAUSTED", retry_after=(7, 0)))
-    assert by_place(call("generate_batch", asked("a", "busy", "b"), options=PLAIN)) == ["A", "BUSY", "B"]
     [seen] = service.batches
     assert [request.text for request in seen].count("busy") == 3 and len({request.request_id for request in seen}) == 5
     assert clock.waits == [pytest.approx(0.1), pytest.approx(7.0)]
@@ -138,25 +143,19 @@ def test_a_broken_stream_is_opened_again_for_unanswered_requests(call, service, 
     assert len(service.batches) == 4 and len(clock.waits) == 2
 
 
-def test_streams_that_keep_breaking_end_the_batch(call, service, clock, has_bulk: bool) -> None:
-    service.breaks.extend([(0, failing("UNAVAILABLE", f"down {n}")) for n in range(9)])
+def test_streams_that_cannot_be_opened_again_end_the_batch(call, service, clock, has_bulk: bool) -> None:
+    service.breaks.extend([(0, failing("UNAVAILABLE", f"down {n}")) for n in range(5)])
     with pytest.raises(Unavailable, match="down 4"):
         call("generate_batch", asked("a", "b"), options=PLAIN)
     assert len(service.batches) == 5
     assert clock.waits == [pytest.approx(wait) for wait in (0.1, 0.2, 0.4, 0.8)]
-
-
-@pytest.mark.parametrize("code", ["UNAUTHENTICATED", "INTERNAL", "UNIMPLEMENTED"])
-def test_a_final_failure_of_the_stream_ends_the_batch(call, service, clock, code: str) -> None:
-    service.has_bulk = False
-    service.breaks.append((0, failing(code)))
-    with pytest.raises(errors.CallError) as caught:
-        call("generate_batch", asked("a"))
-    assert (caught.value.code, clock.waits) == (code, [])
-
-
-def test_a_stream_that_ends_too_early_is_an_error(call, service, has_bulk: bool) -> None:
-    service.breaks.append((1, lambda context: None))
+    clock.waits.clear()
+    for code in ("UNAUTHENTICATED", "INTERNAL", *([] if has_bulk else ["UNIMPLEMENTED"])):
+        service.breaks.append((0, failing(code)))
+        with pytest.raises(errors.CallError) as caught:
+            call("generate_batch", asked("a"))
+        assert (caught.value.code, clock.waits) == (code, [])
+    service.breaks.append((1, str))
     with pytest.raises(InternalError, match="1 requests unanswered"):
         call("generate_batch", asked("a", "b"), concurrency=1)
 
@@ -247,32 +246,16 @@ def test_an_outcome_is_yielded_before_a_slow_input_goes_on(connect, kind: str, h
         assert [outcome.result.text for outcome in outcomes] == ["B"]
 
 
-def test_an_older_server_is_asked_for_bulk_once(client, service) -> None:
-    service.has_bulk = False
-    for _ in range(2):
-        assert by_place(list(client.generate_batch(asked("a", "b")))) == ["A", "B"]
-    assert [result.text for result in client.generate_many(["a", "", "b"])] == ["A", "", "B"]
-    assert service.messages == [] and [len(seen) for seen in service.batches] == [2, 2, 2]
-    assert [method for method, _ in service.metadata].count("GenerateBulk") == 1
-
-
-def test_a_client_that_takes_small_answers_sends_single_requests(call, service) -> None:
-    for limit, is_bulk in ((-1, True), (128 * 1024, True), (128 * 1024 - 1, False)):
-        service.messages.clear()
-        call("generate_batch", asked("a", "b"), options={"options": {"grpc.max_receive_message_length": limit}})
-        assert bool(service.messages) == is_bulk
-
-
-@pytest.mark.parametrize("num_breaks", [0, 2])
-def test_a_batch_leaves_no_threads_or_tasks_behind(loop, server, service, clock, sync_client, num_breaks: int) -> None:
-    service.breaks.extend([(0, failing("UNAVAILABLE"))] * num_breaks)
+def test_a_batch_leaves_no_threads_or_tasks_behind(loop, server, service, clock, sync_client) -> None:
+    breaks = [(0, failing("UNAVAILABLE"))] * 2
+    service.breaks.extend(breaks)
     before = {*threading.enumerate()}
     assert len(list(sync_client.generate_batch(asked("a", "b")))) == 2
     for thread in {*threading.enumerate()} - before:
         if thread.name == "client-batch":
             thread.join(PATIENCE_SECONDS)
             assert not thread.is_alive()
-    service.breaks.extend([(0, failing("UNAVAILABLE"))] * num_breaks)
+    service.breaks.extend(breaks)
 
     async def main() -> None:
         async with AsyncClient(server.target, clock=clock, sleep=clock.sleep) as client:
@@ -389,25 +372,23 @@ def test_a_broken_stream_sends_unanswered_requests_again_under_their_ids(batch) 
     assert batch.take(generation_pb2.GenerateBatchResponse(index=1, error=refusal)).error.request_id == "c"
 
 
-def test_breaks_without_an_answer_between_them_end_the_batch(batch) -> None:
+def test_breaks_without_an_answer_between_them_and_requests_on_each_broken_stream_are_given_up(batch) -> None:
     for number in range(4):  # each answer shows that the server is there
         sending = batch.add(Request("a"))
         assert batch.interrupt(Unavailable("gone"))[0] == 1.0
         assert batch.take(answer(sending)).index == number
+    batch.add(Request("poison", request_id="poison"))
+    steps = []
+    for _ in range(3):
+        batch.take(answer(batch.add(Request("good"))))
+        steps += batch.interrupt(Unavailable("crashed"))[1]
+    assert [(step.index, step.error.message) for step in steps if isinstance(step, Outcome)] == [(4, "crashed")]
+    assert batch.num_open == 0
+    batch.take(answer(batch.add(Request("a"))))
     batch.add(Request("a"))
     assert [batch.interrupt(Unavailable("gone"))[0] for _ in range(2)] == [1.0, 2.0]
     with pytest.raises(Unavailable, match="for good"):
         batch.interrupt(Unavailable("for good"))
-
-
-def test_a_request_that_is_on_each_broken_stream_is_given_up(batch) -> None:
-    batch.add(Request("poison", request_id="poison"))
-    steps = []
-    for number in range(3):
-        batch.take(answer(batch.add(Request("good", request_id=f"good {number}"))))
-        steps += batch.interrupt(Unavailable("crashed"))[1]
-    assert [(step.index, step.error.message) for step in steps if isinstance(step, Outcome)] == [(0, "crashed")]
-    assert batch.num_open == 0
 
 
 def test_requests_expire_each_at_its_time(clock) -> None:
@@ -427,28 +408,26 @@ def test_requests_expire_each_at_its_time(clock) -> None:
     assert [outcome.index for outcome in batch.expire()] == [2] and batch.seconds_until_expiry == math.inf
 
 
-@pytest.mark.parametrize(
-    ("largest", "error", "is_cured", "is_bulk", "max_bytes"),
-    [
+def test_a_refused_message_teaches_how_to_put_requests_together() -> None:
+    too_large = TooLarge("no", max_bytes=1000)
+    for largest, error, is_cured, is_bulk, max_bytes in (
         (10, Unimplemented("no"), True, False, MAX_BYTES),
         (10, Unavailable("no"), False, True, MAX_BYTES),
         (10, TooLarge("no", is_answer=True, max_bytes=100), False, True, MAX_BYTES),
-        (10, TooLarge("no", max_bytes=1000), True, True, 1000),
-        (984, TooLarge("no", max_bytes=1000), True, True, 1000),
-        (985, TooLarge("no", max_bytes=1000), True, False, MAX_BYTES),  # fits only without a message around it
-        (1000, TooLarge("no", max_bytes=1000), True, False, MAX_BYTES),
-        (1001, TooLarge("no", max_bytes=1000), False, True, 1000),
+        (10, too_large, True, True, 1000),
+        (984, too_large, True, True, 1000),
+        (985, too_large, True, False, MAX_BYTES),  # fits only without a message around it
+        (1000, too_large, True, False, MAX_BYTES),
+        (1001, too_large, False, True, 1000),
         (10, TooLarge("no", max_bytes=MAX_BYTES), False, True, MAX_BYTES),
         (10, TooLarge("no"), True, True, 0),
-    ],
-)
-def test_a_refused_message_teaches_how_to_put_requests_together(largest, error, is_cured, is_bulk, max_bytes) -> None:
-    grouping = Grouping()
-    assert grouping.learn(error, largest, replace(grouping)) == is_cured
-    assert grouping == Grouping(is_bulk, max_bytes)
-    assert grouping.learn(error, largest, Grouping()) == is_cured, "a stream that began before"
-    if is_cured and max_bytes in (0, MAX_BYTES):
-        assert not grouping.learn(error, largest, replace(grouping))
+    ):
+        grouping = Grouping()
+        assert grouping.learn(error, largest, replace(grouping)) == is_cured
+        assert grouping == Grouping(is_bulk, max_bytes)
+        assert grouping.learn(error, largest, Grouping()) == is_cured, "a stream that began before"
+        if is_cured and max_bytes in (0, MAX_BYTES):
+            assert not grouping.learn(error, largest, replace(grouping))
 
 
 def test_several_requests_go_in_a_message_up_to_a_count_and_a_size() -> None:
@@ -461,25 +440,12 @@ def test_several_requests_go_in_a_message_up_to_a_count_and_a_size() -> None:
     assert together([request, request], is_bulk=True) == generation_pb2.GenerateBulkRequest(requests=[request, request])
     single = generation_pb2.GenerateBatchResponse(index=3)
     assert list(apart(single)) == list(apart(generation_pb2.GenerateBulkResponse(answers=[single]))) == [single]
-
-
-def test_requests_refused_for_their_company_are_sent_again_under_the_same_ids(clock) -> None:
-    batch = Batch(RetryPolicy(max_attempts=1), math.inf, clock, grouping=Grouping())
+    # Those in a message that is too large are sent again under the same ids.
+    batch = Batch(RetryPolicy(max_attempts=1), math.inf, lambda: 0.0, grouping=Grouping())
     first = [batch.add(request) for request in asked("a", "b")]
     batch.begin_stream()
     wait, again = batch.interrupt(TooLarge("no", max_bytes=100))
     assert (wait, again) == (0, first)
-
-
-def test_results_wait_for_those_before_them(clock) -> None:
-    batch, order = Batch(POLICY, math.inf, clock, is_blank_answered=True), InOrder(2)
-    outcomes = [batch.add(Request(" ")) for _ in range(4)]
-    order.num_read = 3
-    assert order.has_room
-    order.num_read = 4
-    assert not order.has_room
-    assert [len(list(order.put(outcomes[i]))) for i in (1, 0, 3, 2)] == [0, 2, 0, 2]
-    assert order.has_room
 
 
 async def immediately(value: Any) -> Any:
@@ -500,14 +466,13 @@ class EndingCall:
 
 
 @pytest.mark.parametrize("ends", ["write told", "told write", "write OK", "write"])
-def test_a_failure_to_write_does_not_hide_the_servers_status(loop, monkeypatch, ends: str) -> None:
+def test_a_failure_to_write_does_not_hide_the_servers_status(loop, ends: str) -> None:
     details = make_status("UNAVAILABLE", "draining", retry_after=(3, 0)).SerializeToString()
     statuses = {
         "write": (grpc.StatusCode.INTERNAL, "Internal error from Core", ()),
         "told": (grpc.StatusCode.UNAVAILABLE, "draining", (("grpc-status-details-bin", details),)),
         "OK": (grpc.StatusCode.OK, "", ()),
     }
-    monkeypatch.setattr("dragoman.client.aio_batch_stream._STATUS_SECONDS", 0.01 if ends == "write" else PATIENCE_SECONDS)
 
     async def main() -> Any:
         call = EndingCall()

@@ -2,10 +2,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.load.harness import Scripted, serving
+from tests.load.harness import LoadService, serving
 
 
 @pytest.fixture
-def server() -> Iterator[Scripted]:
+def server() -> Iterator[LoadService]:
     with serving() as service:
         yield service

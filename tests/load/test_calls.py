@@ -2,9 +2,9 @@
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from grpc import aio
 
@@ -13,47 +13,45 @@ from dragoman.load.items import Items
 from dragoman.load.plan import Injections, Plan
 from dragoman.load.tally import Outcome
 from dragoman.v1 import generation_pb2_grpc
-from tests.load.harness import PATIENCE_SECONDS, Scripted, make_plan
+from tests.client.fake_server import PATIENCE_SECONDS, failing, in_turn
+from tests.load.harness import LoadService, make_plan
 from tests.system.harness.server import wait_until
 
 KINDS = pytest.mark.parametrize("kind", ["unary", "stream", "batch"])
 SIZES = {"unary": 1, "stream": 1, "batch": 2}
 
 
-def call(plan: Plan, num_calls: int = 1, beside: Any = None) -> list[Outcome]:
-    """Make calls one after another and return the outcomes."""
+def plan_of(kind: str, server: LoadService, **fields: Any) -> Plan:
+    return make_plan(server.address, work={"mix": {kind: 1.0}, "batch_size": 2}, **fields)
+
+
+def call(plan: Plan, beside: Any = None) -> list[Outcome]:
+    """Make one call and return the outcomes."""
     outcomes = []
 
     async def main() -> None:
         async with aio.insecure_channel(plan.server.target) as channel:
             start = time.monotonic()
             caller = Caller(plan, [generation_pb2_grpc.GenerationStub(channel)], outcomes.append, lambda: time.monotonic() - start)
-            for number in range(num_calls):
-                task = asyncio.create_task(caller.call(Items(plan).make(number), 0.0))
-                if beside is not None:
-                    await beside(task)
-                await asyncio.wait_for(asyncio.wait([task]), PATIENCE_SECONDS)
+            task = asyncio.create_task(caller.call(Items(plan).make(0), 0.0))
+            if beside is not None:
+                await beside(task)
+            await asyncio.wait_for(asyncio.wait([task]), PATIENCE_SECONDS)
 
     asyncio.run(main())
     return outcomes
 
 
 @KINDS
-def test_an_answer_has_its_tokens_and_times(server: Scripted, kind: str) -> None:
-    outcomes = call(make_plan(server.address, work={"mix": {kind: 1.0}, "batch_size": 3}), 2)
-    assert len(outcomes) == (6 if kind == "batch" else 2)
+def test_an_answer_has_its_tokens_and_times(server: LoadService, kind: str) -> None:
+    outcomes = call(plan_of(kind, server))
+    assert len(outcomes) == SIZES[kind]
     for outcome in outcomes:
         assert (outcome.group, outcome.code, outcome.is_injected) == (kind, "OK", False)
         assert (outcome.source_tokens, outcome.generated_tokens) == (5, 4)
         assert (outcome.queue_seconds, outcome.server_seconds) == (0.001, 0.002)
         assert 0 < outcome.ended < PATIENCE_SECONDS
-        assert (outcome.first_token is not None, len(outcome.gaps)) == ((True, 2) if kind == "stream" else (False, 0))
-
-
-def test_the_token_is_sent(server: Scripted) -> None:
-    call(make_plan(server.address))
-    call(make_plan(server.address, "secret"))
-    assert [metadata.get("authorization") for metadata in server.metadata] == [None, "Bearer secret"]
+        assert (outcome.first_token is not None, len(outcome.gaps)) == ((True, 1) if kind == "stream" else (False, 0))
 
 
 def injected(**fields: float) -> dict[str, Any]:
@@ -78,23 +76,33 @@ ENDINGS = {
 @KINDS
 @pytest.mark.parametrize(("fields", "failures", "expected"), ENDINGS.values(), ids=ENDINGS)
 def test_each_request_has_the_status_of_its_call(
-    server: Scripted, kind: str, fields: dict[str, Any], failures: list[str] | None, expected: tuple
+    server: LoadService, kind: str, fields: dict[str, Any], failures: list[str] | None, expected: tuple
 ) -> None:
-    server.failures = [grpc.StatusCode[name] for name in failures or ()]
+    group, *ending = expected
     if failures is None:
         server.stall.set()
-    group, *ending = expected
-    outcomes = call(make_plan(server.address, work={"mix": {kind: 1.0}, "batch_size": 2}, **fields))
+    elif kind == "batch" and group != "malformed":
+        server.breaks.extend((0, failing(name)) for name in failures)
+    else:
+        server.script.extend(map(failing, failures))
+    outcomes = call(plan_of(kind, server, **fields))
     found = [[outcome.group, outcome.code, outcome.is_intended, outcome.num_retries] for outcome in outcomes]
     assert found == [[group or kind, *ending]] * (1 if group == "malformed" else SIZES[kind])
     if group == "cancel":
         wait_until(lambda: server.num_cancelled > 0, "cancellation")
 
 
-def test_a_request_of_a_batch_fails_alone(server: Scripted, tmp_path) -> None:
-    (tmp_path / "texts").write_text("refuse this\n")
-    outcomes = call(make_plan(server.address, work={"mix": {"batch": 1.0}, "batch_size": 2, "texts": str(tmp_path / "texts")}))
-    assert [outcome.code for outcome in outcomes] == ["INVALID_ARGUMENT"] * 2
+def test_a_request_of_a_batch_fails_or_is_retried_alone(server: LoadService, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("refused\n")
+    for status, num_retries, expected in (
+        ("INVALID_ARGUMENT", 2, {("OK", 0), ("INVALID_ARGUMENT", 0)}),
+        ("UNAVAILABLE", 0, {("OK", 0), ("UNAVAILABLE", 0)}),
+        ("UNAVAILABLE", 2, {("OK", 0), ("OK", 1)}),
+    ):
+        server.behaviours["refused"] = in_turn(failing(status))
+        work = {"mix": {"batch": 1.0}, "batch_size": 2, "texts": str(tmp_path / "texts")}
+        outcomes = call(make_plan(server.address, work=work, num_retries=num_retries))
+        assert {(outcome.code, outcome.num_retries) for outcome in outcomes} == expected
 
 
 class HalfClosed:
@@ -119,18 +127,14 @@ def test_a_batch_whose_end_cannot_be_written_has_the_status_of_its_cause(timeout
     assert [outcome.code for outcome in outcomes] == [code] * 2
 
 
-def test_slow_readers_wait_after_each_message(server: Scripted) -> None:
-    (outcome,) = call(make_plan(server.address, injections=Injections(slow_share=1.0, slow_seconds=0.05)))
+def test_slow_readers_wait_after_each_message(server: LoadService) -> None:
+    (outcome,) = call(make_plan(server.address, injections=Injections(slow_share=1.0, slow_seconds=0.1)))
     assert (outcome.group, outcome.code, outcome.is_injected) == ("slow", "OK", True)
-    assert outcome.ended >= 0.2  # four messages
-
-
-def test_a_server_that_is_not_there_is_a_failure() -> None:
-    assert [outcome.code for outcome in call(make_plan())] == ["UNAVAILABLE"]
+    assert outcome.ended >= 0.2  # two messages
 
 
 @KINDS
-def test_a_call_whose_task_is_cancelled_has_its_outcomes(server: Scripted, kind: str) -> None:
+def test_a_call_whose_task_is_cancelled_has_its_outcomes(server: LoadService, kind: str) -> None:
     server.stall.set()
 
     async def cancel(task: asyncio.Task) -> None:
@@ -138,5 +142,5 @@ def test_a_call_whose_task_is_cancelled_has_its_outcomes(server: Scripted, kind:
             await asyncio.sleep(0.01)
         task.cancel()
 
-    outcomes = call(make_plan(server.address, work={"mix": {kind: 1.0}, "batch_size": 2}), beside=cancel)
+    outcomes = call(plan_of(kind, server), beside=cancel)
     assert [outcome.code for outcome in outcomes] == ["UNFINISHED"] * SIZES[kind]

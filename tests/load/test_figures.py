@@ -69,9 +69,8 @@ def test_latency_counts_by_the_time_due_and_throughput_by_the_end() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("fields", "is_good"),
-    [
+def test_an_answer_is_good_within_every_limit() -> None:
+    for fields, is_good in (
         ({}, True),
         ({"seconds": 0.5}, True),
         ({"seconds": 0.625}, False),
@@ -81,12 +80,10 @@ def test_latency_counts_by_the_time_due_and_throughput_by_the_end() -> None:
         ({"first_token": 10.05, "gaps": [0.03, 0.03]}, False),
         ({"code": "INTERNAL"}, False),
         ({"is_injected": True}, False),
-    ],
-)
-def test_an_answer_is_good_within_every_limit(fields: dict, is_good: bool) -> None:
-    tally = tally_of([outcome(10.0, **({"seconds": 0.4} | fields))], {"e2e": 0.5, "ttft": 0.125, "itl": 0.02})
-    group, due = tally.groups["unary"], tally.slices[10]
-    assert group.num_good == group.num_done_good == due.num_good == is_good
+    ):
+        tally = tally_of([outcome(10.0, **({"seconds": 0.4} | fields))], {"e2e": 0.5, "ttft": 0.125, "itl": 0.02})
+        group, due = tally.groups["unary"], tally.slices[10]
+        assert group.num_good == group.num_done_good == due.num_good == is_good, fields
 
 
 def test_intended_failures_and_injected_times_are_counted_apart() -> None:
@@ -138,21 +135,19 @@ def test_a_timeline_stays_bounded_and_loses_nothing() -> None:
 
 
 def test_failures_are_bounded_in_number_and_length_and_the_most_frequent_come_first() -> None:
-    failures, other = Failures(), Failures()
+    failures, other, many = Failures(), Failures(), Failures()
     for code, message in (("INTERNAL", "a"), ("UNAVAILABLE", "b"), ("UNAVAILABLE", "b"), ("UNAVAILABLE", "c")):
         failures.add(code, message)
     other.add("INTERNAL", "a", 5)
     failures.merge(other)
     expected = [("INTERNAL", "a", 6), ("UNAVAILABLE", "b", 2), ("UNAVAILABLE", "c", 1)]
     assert failures.most_frequent() == [Failure(*fields) for fields in expected]
-    many = Failures()
     for number_ in range(1000):
         many.add("INVALID_ARGUMENT", f"text: {number_} tokens")
     found = many.most_frequent()
     assert len(found) == MAX_MESSAGES + 1 and found[0] == Failure("INVALID_ARGUMENT", OTHERS, 1000 - MAX_MESSAGES)
-    long = Failures()
-    long.add("INTERNAL", "one\ntwo \x1b[31m" * 10_000)
-    (message,) = long.counts["INTERNAL"]
+    other.add("DATA_LOSS", "one\ntwo \x1b[31m" * 10_000)
+    (message,) = other.counts["DATA_LOSS"]
     assert len(message) == MAX_CHARACTERS + 1 and message.isprintable() and message.startswith("one two �[31mone two ")
 
 
@@ -163,31 +158,17 @@ def test_numbers_have_about_three_digits() -> None:
     assert (milliseconds(0.25), signed_share(-0.034), one_line("a\n b", 3), one_line("abcd", 3)) == ("250", "-3.4 %", "a b", "abc…")
 
 
-@pytest.mark.parametrize(
-    ("text", "is_failed", "unit"),
-    [
-        ("errors>0", False, ""),
-        ("requests<40", False, ""),
-        ("requests<=40", True, ""),
-        ("retries!=0", False, ""),
-        ("p50>150ms", True, "s"),
-        ("p50>250ms", False, "s"),
-        ("e2e_max>=0.2s", True, "s"),
-        ("mean>190ms", True, "s"),
-        ("error_rate>1%", False, "share"),
-        ("goodput_share<99%", False, "share"),
-        ("throughput<11", True, "/s"),
-        ("tokens_per_second>100", False, "/s"),
-        ("UNAVAILABLE>0", False, ""),
-        ("UNAVAILABLE==0", True, ""),
-        ("ttft_p95>1s", True, "s"),  # nothing was measured
-        ("knee<1", True, "/s"),  # there was no sweep
-    ],
-)
-def test_conditions_are_checked(text: str, is_failed: bool, unit: str) -> None:
-    (condition,) = parse_conditions(text)
-    check = condition.check(make_result([[0.2] * 10] * 4))
-    assert (check.is_failed, check.unit) == (is_failed, unit)
+FAILED = {"requests<=40": "", "p50>150ms": "s", "e2e_max>=0.2s": "s", "mean>190ms": "s", "throughput<11": "/s"}
+FAILED |= {"UNAVAILABLE==0": "", "ttft_p95>1s": "s", "knee<1": "/s"}  # of the last two nothing was measured
+PASSED = {"errors>0": "", "requests<40": "", "retries!=0": "", "p50>250ms": "s", "error_rate>1%": "share", "UNAVAILABLE>0": ""}
+PASSED |= {"goodput_share<99%": "share", "tokens_per_second>100": "/s"}
+
+
+def test_conditions_are_checked() -> None:
+    result = make_result([[0.2] * 10] * 4)
+    for conditions, is_failed in ((FAILED, True), (PASSED, False)):
+        checks = [condition.check(result) for condition in parse_conditions(",".join(conditions))]
+        assert {check.condition: check.unit for check in checks if check.is_failed == is_failed} == conditions
     assert share_good(make_result([[], []])) is None
     assert share_good(make_result([[0.1, 0.1, 0.1, 0.9]], slos={"e2e": 0.5})) == 0.75
 
@@ -229,13 +210,11 @@ LATE_CASES = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "reason"), LATE_CASES.values(), ids=LATE_CASES)
-def test_a_slow_sender_is_told_from_a_busy_machine(arguments: tuple, reason: str) -> None:
-    text = slow_sender(*arguments)
-    assert (text is None) == (not reason) and reason in (text or "")
-
-
-def test_the_limit_of_lateness_depends_on_how_often_calls_are_due() -> None:
+def test_a_slow_sender_is_told_from_a_busy_machine() -> None:
+    for name, (arguments, reason) in LATE_CASES.items():
+        text = slow_sender(*arguments)
+        assert (text is None) == (not reason) and reason in (text or ""), name
+    # The limit depends on how often calls are due.
     for gap, limit in ((0.001, 0.01), (0.1, 0.01), (0.5, 0.05), (60.0, 0.1)):
         assert late_seconds(gap) == pytest.approx(limit)
         assert slow_sender(of([limit * 0.9] * 200), NONE, gap, 0.0) is None
@@ -264,8 +243,7 @@ def scraped(*texts: str | Exception) -> ServerSeries:
     answers, now = iter(texts), iter(range(100_000))
 
     def read(url: str) -> str:
-        answer = next(answers)
-        if isinstance(answer, Exception):
+        if isinstance(answer := next(answers), Exception):
             raise answer
         return answer
 
@@ -289,13 +267,10 @@ def test_metrics_are_sums_over_labels_rates_and_means_since_the_last_reading() -
     ]
 
 
-@pytest.mark.parametrize("failure", [ConnectionRefusedError(), "<html>not metrics", "name{label"])
-def test_a_reading_that_fails_is_counted(failure: str | Exception) -> None:
-    series = scraped(METRICS, failure, METRICS)
-    assert series.num_failures == 1 and len(series.points) == 2 and "cpu_cores" not in series.points[1].values
-
-
-def test_points_stay_bounded_and_cover_the_whole_run() -> None:
+def test_a_reading_that_fails_is_counted_and_points_stay_bounded() -> None:
+    for failure in (ConnectionRefusedError(), "<html>not metrics", "name{label"):
+        series = scraped(METRICS, failure, METRICS)
+        assert series.num_failures == 1 and len(series.points) == 2 and "cpu_cores" not in series.points[1].values
     points = scraped(*[METRICS] * 3000).points
     assert MAX_POINTS / 2 <= len(points) <= MAX_POINTS
     assert points[0].at == 0 and points[-1].at >= 2980
@@ -321,19 +296,15 @@ def test_a_result_is_read_as_it_was_written_and_its_figures_are_of_the_counted_t
     assert all(f"| `{name}` |" in documentation for name in Result.__struct_fields__)
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ("", ""),
+def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
+    for content, named in (
         ("[]", ""),
         ('{"format": "other"}', "not a result"),
         ('{"format": "dragoman-load", "version": 99}', "version 99"),
         ('{"format": "dragoman-load", "version": 1}', "created"),
-        (None, "No such file"),
-    ],
-)
-def test_a_file_that_is_no_result_is_named(tmp_path: Path, content: str | None, named: str) -> None:
-    if content is not None:
+    ):
         (tmp_path / "file").write_text(content)
-    with pytest.raises(InputError, match=f"file: .*{named}"):
-        read_result(tmp_path / "file")
+        with pytest.raises(InputError, match=f"file: .*{named}"):
+            read_result(tmp_path / "file")
+    with pytest.raises(InputError, match="none: No such file"):
+        read_result(tmp_path / "none")

@@ -28,15 +28,6 @@ def lookup(host: str, port: str) -> list[str]:
     return HOSTS[host]
 
 
-WRONG_SERVERS = "|,|one:|one:x|one:99999|http://one/path|https://one|one:1,two|one:1,:2|one:1,two:x|one:1,two:0|one:1,two:65536"
-
-
-@pytest.mark.parametrize("text", [*WRONG_SERVERS.split("|"), "one:1,unknown:2", "two:1,six:2"])
-def test_a_server_that_is_no_address_is_named(text: str) -> None:
-    with pytest.raises(InputError, match="--server"):
-        make_target(text, lookup)
-
-
 def test_arrivals_stay_within_the_run_and_depend_on_the_seed() -> None:
     assert list(due_times(Arrivals(8.0, "constant"), 2.0, 0)) == [i / 8 for i in range(16)]
     one, again, other = (list(due_times(Arrivals(50.0, "gamma", 0.5, 200.0), 10.0, seed)) for seed in (1, 1, 2))
@@ -44,23 +35,23 @@ def test_arrivals_stay_within_the_run_and_depend_on_the_seed() -> None:
     assert one == sorted(one) and one[0] >= 0 and one[-1] < 10.0
 
 
-@pytest.mark.parametrize(("shape", "burstiness"), [("poisson", 1.0), ("gamma", 0.25), ("gamma", 4.0)])
-def test_gaps_have_the_rate_and_the_burstiness(shape: str, burstiness: float) -> None:
-    gaps = np.diff(list(due_times(Arrivals(100.0, shape, burstiness), 300.0, seed=4)))
-    assert gaps.min() >= 0
-    assert gaps.mean() == pytest.approx(0.01, rel=0.04)
-    assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.04)
-    if shape == "poisson":
-        assert np.median(gaps) == pytest.approx(0.01 * np.log(2), rel=0.04)
+def test_gaps_have_the_rate_and_the_burstiness() -> None:
+    for shape, burstiness in (("poisson", 1.0), ("gamma", 0.25), ("gamma", 4.0)):
+        gaps = np.diff(list(due_times(Arrivals(100.0, shape, burstiness), 300.0, seed=4)))
+        assert gaps.min() >= 0
+        assert gaps.mean() == pytest.approx(0.01, rel=0.04)
+        assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.04)
+        if shape == "poisson":
+            assert np.median(gaps) == pytest.approx(0.01 * np.log(2), rel=0.04)
 
 
-@pytest.mark.parametrize(("first", "last"), [(20.0, 180.0), (180.0, 20.0)])
-def test_a_ramp_has_the_rate_of_each_moment(first: float, last: float) -> None:
-    times = np.array(list(due_times(Arrivals(first, "constant", ramp_to=last), 10.0, 0)))
-    assert len(times) == pytest.approx(1000, abs=2)
-    for second in range(10):
-        expected = first + (last - first) * (second + 0.5) / 10
-        assert ((times >= second) & (times < second + 1)).sum() == pytest.approx(expected, abs=2)
+def test_a_ramp_has_the_rate_of_each_moment() -> None:
+    for first, last in ((20.0, 180.0), (180.0, 20.0)):
+        times = np.array(list(due_times(Arrivals(first, "constant", ramp_to=last), 10.0, 0)))
+        assert len(times) == pytest.approx(1000, abs=2)
+        for second in range(10):
+            expected = first + (last - first) * (second + 0.5) / 10
+            assert ((times >= second) & (times < second + 1)).sum() == pytest.approx(expected, abs=2)
 
 
 def test_lengths_follow_their_distribution() -> None:
@@ -77,13 +68,13 @@ def test_lengths_follow_their_distribution() -> None:
     assert len(MadeUpTexts(parse_lengths("7"), 3).draw(random.Random(1)).split()) == 21
 
 
-@pytest.mark.parametrize("name", ["texts", "texts.gz"])
-def test_lines_of_a_file_are_drawn_and_joined(tmp_path: Path, name: str) -> None:
+def test_lines_of_a_file_are_drawn_and_joined(tmp_path: Path) -> None:
     content = b"a dog\r\n\n  a cat \n"
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     draws = random.Random(0)
-    assert {FileTexts(tmp_path / name).draw(draws) for _ in range(50)} == {"a dog", "a cat"}
-    assert FileTexts(tmp_path / name, 2).draw(draws) in {f"{a} {b}" for a in ("a dog", "a cat") for b in ("a dog", "a cat")}
+    for name, written in (("texts", content), ("texts.gz", gzip.compress(content))):
+        (tmp_path / name).write_bytes(written)
+        assert {FileTexts(tmp_path / name).draw(draws) for _ in range(50)} == {"a dog", "a cat"}
+        assert FileTexts(tmp_path / name, 2).draw(draws) in {f"{a} {b}" for a in ("a dog", "a cat") for b in ("a dog", "a cat")}
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -101,16 +92,12 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
             measure_trace(tmp_path / name)
 
 
-def test_a_trace_has_numbers_and_objects(tmp_path: Path) -> None:
+def test_a_trace_has_numbers_and_objects_and_a_wrong_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text('0.5\n\n{"at": 1, "text": "a dog", "num_beams": 4}\n{"at": 1, "words": 7, "max_new_tokens": 3}\n')
     assert list(read_trace(path)) == [Entry(0.5), Entry(1.0, "a dog", None, 4), Entry(1.0, None, 7, None, 3)]
     assert measure_trace(path) == Extent(3, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
+    for line, reason in (
         ("soon", ""),
         ("-1", "at"),
         ("NaN", "at"),
@@ -122,12 +109,10 @@ def test_a_trace_has_numbers_and_objects(tmp_path: Path) -> None:
         ("[1]", ""),
         ("[" * 100_000, "too deep"),
         ('{"at": 1e999}', "at"),
-    ],
-)
-def test_a_wrong_line_of_a_trace_is_named(tmp_path: Path, line: str, reason: str) -> None:
-    (tmp_path / "trace").write_text(f"1.0\n{line}\n")
-    with pytest.raises(InputError, match=f"trace, line 2: .*{reason}"):
-        measure_trace(tmp_path / "trace")
+    ):
+        path.write_text(f"1.0\n{line}\n")
+        with pytest.raises(InputError, match=f"trace, line 2: .*{reason}"):
+            measure_trace(path)
 
 
 def test_a_call_depends_on_the_seed_and_its_number_alone() -> None:
@@ -177,25 +162,26 @@ def test_fields_of_the_work_reach_the_request_and_a_trace_overrides_them() -> No
     assert (len(request.text.split()), request.num_beams, request.max_new_tokens) == (8, 2, 9)
 
 
-@pytest.mark.parametrize(
-    ("text", "target"),
-    [
-        # One server is left to gRPC.
-        ("dragoman.example:8500", Target("dragoman.example:8500")),
-        ("dns:///dragoman:8500", Target("dns:///dragoman:8500")),
-        ("ipv4:10.0.0.1:1,10.0.0.2:2", Target("ipv4:10.0.0.1:1,10.0.0.2:2")),
-        ("localhost", Target("localhost:8500")),
-        ("http://localhost/", Target("localhost:8500")),
-        # Several are one target of all addresses.
-        ("one:1, two:2,10.0.0.9:3", Target("ipv4:10.0.0.1:1,10.0.0.2:2,10.0.0.9:3", "one")),
-        ("one:1,six:65535", Target("ipv6:[fd00::1]:1,[fd00::6]:65535", "one")),
-        ("[fd00::9]:1,six:2", Target("ipv6:[fd00::9]:1,[fd00::6]:2", "fd00::9")),
-        ("two:1,two:1", Target("ipv4:10.0.0.2:1", "two")),
-    ],
-)
-def test_servers_become_one_target(text: str, target: Target) -> None:
-    assert make_target(text, lookup) == target
+TARGETS = {
+    # One server is left to gRPC.
+    "dns:///dragoman:8500": Target("dns:///dragoman:8500"),
+    "ipv4:10.0.0.1:1,10.0.0.2:2": Target("ipv4:10.0.0.1:1,10.0.0.2:2"),
+    "http://localhost/": Target("localhost:8500"),
+    # Several are one target of all addresses.
+    "one:1, two:2,10.0.0.9:3": Target("ipv4:10.0.0.1:1,10.0.0.2:2,10.0.0.9:3", "one"),
+    "one:1,six:65535": Target("ipv6:[fd00::1]:1,[fd00::6]:65535", "one"),
+    "[fd00::9]:1,six:2": Target("ipv6:[fd00::9]:1,[fd00::6]:2", "fd00::9"),
+    "two:1,two:1": Target("ipv4:10.0.0.2:1", "two"),
+}
+WRONG = "|,|one:99999|https://one|one:1,two|one:1,:2|one:1,two:x|one:1,two:0|one:1,two:65536|one:1,unknown:2|two:1,six:2"
+
+
+def test_servers_become_one_target_or_are_named() -> None:
+    assert {text: make_target(text, lookup) for text in TARGETS} == TARGETS
     assert make_target("https://localhost", lookup, is_secure=True) == Target("localhost:8500")
+    for text in WRONG.split("|"):
+        with pytest.raises(InputError, match="--server"):
+            make_target(text, lookup)
 
 
 def test_times_numbers_shares_limits_and_addresses_are_read() -> None:
