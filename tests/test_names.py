@@ -1,20 +1,32 @@
-"""Everything has one name: it is imported as `dragoman.…`, in a checkout and installed."""
+"""Everything has one name: it is imported as `dragoman.…`, in a checkout and installed, also beside others named as our folders."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.system.harness.server import ROOT, Event
 from tests.wheels import build_wheel, unpack
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("server", "model", "export")
 PACKAGES = ("attention", "cli", "client", "inference", "load", "v1")
 OLD_NAMES = ("client.sync", "export.bundle", "model.checkpoint", "protos.generation_pb2", "protos.dragoman.v1.generation_pb2")
 OTHERS = ("server.config", "client", "protos", "tests", "benchmarks", "deploy", *FOLDERS)
+DECOYS = ("client", "server", "model", "export", "protos", "load", "errors")
+TEXT = "A dog runs through the snow."
+CALLER = """
+import sys
+from dragoman import Client
+
+with Client(sys.argv[1]) as client:
+    print(client.generate(sys.argv[2], model="en-de").text)
+"""
 IMPORT_EACH = """
 import importlib, json, sys
 failures = {}
@@ -82,3 +94,40 @@ def test_no_folder_is_linked_but_into_the_package() -> None:
     """Git, ruff and grep find each file once; Python and mypy follow the links."""
     links = {path.name for path in (ROOT / "dragoman").iterdir() if path.is_symlink()}
     assert links == set(FOLDERS) and all((ROOT / "dragoman" / name).resolve() == ROOT / name for name in links)
+
+
+@pytest.mark.e2e
+def test_an_installation_serves_and_asks_where_others_have_the_names_of_our_folders(
+    installed: Path, shipped_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Outside the checkout, with decoys on the path and in the working directory."""
+    here, on_path = tmp_path / "here", tmp_path / "on_path"
+    for folder in (here, on_path):
+        folder.mkdir()
+        for name in DECOYS:
+            (folder / f"{name}.py").write_text(f"raise SystemExit('the decoy {name} was imported')\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (installed, on_path)))}
+
+    def run(*arguments: object) -> str:
+        command = [sys.executable, *map(str, arguments)]
+        done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    places = run("-c", "import dragoman, dragoman.server.main as m; print(dragoman.__file__, m.__file__)").split()
+    assert all(name.startswith(str(installed)) for name in places)
+    ports = ("--host", "127.0.0.1", "--port", "0", "--metrics-port", "0")
+    command = [sys.executable, "-m", "dragoman", "serve", "--models", str(shipped_bundle("en-de")), *ports]
+    with subprocess.Popen(command, cwd=here, env=environment, text=True, stderr=subprocess.PIPE) as server:
+        try:
+            assert server.stderr is not None
+            events = (json.loads(line) for line in server.stderr if line.startswith("{"))
+            address = next(f"127.0.0.1:{event['port']}" for event in events if event["event"] == Event.SERVING)
+            translated = run("-m", "dragoman", "translate", "--server", address, "--model", "en-de", TEXT)
+            assert translated.strip() and run("-c", CALLER, address, TEXT) == translated
+            run("-m", "dragoman", "load", "--server", address, "--model", "en-de", "--concurrency", 1, "--requests", 3)
+            server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=60)
+            assert server.returncode == 0
+        finally:
+            server.kill()

@@ -181,23 +181,3 @@ def test_answers_have_the_same_bits_alone_and_beside_requests_of_all_kinds_to_al
     for seed in (1, 2):
         random.Random(seed).shuffle(order)
         assert asyncio.run(ask_all(order, 48)) == alone
-
-
-def test_a_stream_goes_on_while_long_prompts_are_read(server: Server, client: Client) -> None:
-    """Of a long prompt 8 tokens are read an iteration: a stream beside it gets a token in each."""
-    long = texts_of("language")[-1]
-
-    async def go() -> tuple[int, int]:
-        async with AsyncClient(server.address) as both:
-            num_pieces, tasks, at_end = 0, [], 0
-            async for _ in both.stream("a dog", model="language", max_new_tokens=200, suppressed_tokens=[1]):
-                num_pieces += 1
-                if num_pieces == 5:
-                    tasks.append(asyncio.ensure_future(both.generate(long, model="language", max_new_tokens=2)))
-                if tasks and tasks[0].done() and not at_end:
-                    at_end = num_pieces
-            await tasks[0]
-            return num_pieces, at_end
-
-    num_pieces, at_end = asyncio.run(go())
-    assert num_pieces > 100 and at_end > 5, "the answer to the long prompt came while the stream went on"

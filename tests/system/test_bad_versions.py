@@ -17,8 +17,7 @@ from tests.system.conftest import ONLY_LINUX
 from tests.system.harness.callers import Callers, connection, generate
 from tests.system.harness.models import FLAGS, ModelFolder, seal
 from tests.system.harness.server import Event, Server, is_running, kill, next_engine, processes, serving, wait_until
-from tests.system.harness.timeline import seconds_of
-from tests.system.test_versions import AT_ONCE, serves
+from tests.system.test_versions import AT_ONCE, seconds_of, serves
 
 pytestmark = [pytest.mark.e2e, ONLY_LINUX]
 

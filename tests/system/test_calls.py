@@ -42,8 +42,6 @@ default_deadline_seconds = 0.1
 """
 RATE = 100
 """Messages of a connection in a second, and in a burst."""
-# A text that is no UTF-8, and a message that is cut off.
-NOT_UTF8, CUT_OFF = b"\x12\x02\xc3\x28", b"\x0a\x05a"
 
 
 @pytest.fixture(scope="module")
@@ -167,22 +165,6 @@ def test_every_call_but_probes_and_documents_needs_a_token(server: Server, chann
         for token in ("", "Bearer wrong", f"Basic {TOKEN}"):
             response = send_http(method, path, token)
             assert (response.status_code, response.headers["WWW-Authenticate"]) == (401, "Bearer"), path
-
-
-@pytest.mark.parametrize("method", ["Generate", "GenerateStream", "Score"])
-def test_malformed_messages_are_invalid_arguments(server: Server, channel: grpc.Channel, method: str) -> None:
-    """They used to be UNKNOWN, or never to end."""
-    send = channel.stream_stream(f"/dragoman.v1.Generation/{method}")
-    for messages, reason in (
-        ([NOT_UTF8], "cannot be parsed; is every string UTF-8?"),
-        ([CUT_OFF], "cannot be"),
-        ([], "is missing"),
-    ):
-        code, details = failure(lambda messages=messages: send(iter(messages), metadata=BEARER, timeout=30))
-        assert code == "INVALID_ARGUMENT" and details.startswith(f"request: {reason}")
-    huge = GenerateRequest(model="x" * 100_000, text="a")
-    details = failure(lambda: GenerationStub(channel).Generate(huge, metadata=BEARER))[1]
-    assert details.startswith("model: 100000 characters; at most")
 
 
 def test_a_call_whose_message_never_comes_is_refused_or_counted(server: Server, channel: grpc.Channel) -> None:

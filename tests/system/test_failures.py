@@ -1,25 +1,30 @@
-"""Processes that are killed or hang: what was in them ends with UNAVAILABLE, and whoever tries again is answered."""
+"""Processes and servers that are killed or hang: calls in them end with UNAVAILABLE, and clients that try again are answered."""
 
+import json
 import os
 import re
 import signal
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from grpc import aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from dragoman.v1.generation_pb2 import ListModelsRequest
+from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
-from tests.system.conftest import ONE_ENGINE, ONLY_LINUX, TWO_OF_EACH
-from tests.system.harness.callers import RETRYING, Callers, bearer, connection, generate
+from tests.system.conftest import ONLY_LINUX
+from tests.system.harness.callers import CALL_SECONDS, RETRYING, Caller, Callers, Outcome, bearer, connection, generate, outcome
 from tests.system.harness.http2 import HEADERS, Http2
 from tests.system.harness.server import (
     QUICK_RESTARTS,
+    ROOT,
     Event,
+    Server,
     is_running,
     kill,
     processes,
@@ -31,7 +36,6 @@ from tests.system.harness.server import (
 pytestmark = pytest.mark.e2e
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
-FEWEST_AND_MOST = pytest.mark.parametrize("topology", [ONE_ENGINE, TWO_OF_EACH], scope="session")
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
@@ -151,7 +155,6 @@ def test_a_killed_frontend_costs_only_its_own_calls(endless: Path, tmp_path: Pat
         assert server.metric("dragoman_reload_stale", source="callers") == 1
 
 
-@FEWEST_AND_MOST
 def test_who_tries_again_is_answered_whatever_is_killed_or_hangs(topology: tuple[str, ...], endless: Path, tmp_path: Path) -> None:
     """And a drain while what was killed starts again is an orderly end."""
     flags = ("--num-threads", "1", "--max-slots", "4", "--max-waiting-requests", "8", "--watchdog-seconds", "4", *QUICK_RESTARTS)
@@ -195,7 +198,6 @@ def test_who_tries_again_is_answered_whatever_is_killed_or_hangs(topology: tuple
     assert left == [] and set(tmp_path.glob("dragoman-*")) <= {tmp_path / f"dragoman-{os.getuid()}"}, "the weights alone stay"
 
 
-@FEWEST_AND_MOST
 def test_no_process_survives_a_server_that_is_killed(topology: tuple[str, ...], endless: Path) -> None:
     """Nor one that is stopped; and what they had in the temporary folder is tidied up."""
     with (
@@ -211,3 +213,61 @@ def test_no_process_survives_a_server_that_is_killed(topology: tuple[str, ...], 
         server.wait()
         wait_until(lambda: not any(map(is_running, everything)), "all processes are gone")
         wait_until(lambda: not any(path.parent.exists() for path in sockets), "they have tidied up")
+
+
+REPLICA_FLAGS = ("--num-threads", "1", "--max-connection-age-seconds", "2")
+
+
+def documented_options() -> list[tuple[str, Any]]:
+    """Return the options with gRPC's own retries that docs/kubernetes.md gives to clients of other languages."""
+    text = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    (config,) = [block for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if "retryPolicy" in block]
+    return [("grpc.use_local_subchannel_pool", 1), ("grpc.service_config", json.dumps(json.loads(config)))]
+
+
+async def configured(caller: Caller, model: str, text: str) -> list[Outcome]:
+    """Ask as a client of another language does, on a channel for a few calls."""
+    async with aio.insecure_channel(caller.address, documented_options()) as channel:
+        stub: Any = GenerationStub(channel)
+        request = GenerateRequest(model=model, text=text, **caller.options)
+        return [outcome(await stub.Generate(request, timeout=CALL_SECONDS)) for _ in range(20)]
+
+
+async def streaming(caller: Caller, model: str, text: str) -> list[Outcome]:
+    pieces = [piece async for piece in caller.client.stream(text, model=model, **caller.options)]
+    return [("", "".join(piece.text for piece in pieces))]
+
+
+def num_answered(server: Server) -> float:
+    return server.metric("dragoman_request_success_total")
+
+
+def test_no_call_fails_while_replicas_are_restarted_one_after_another_and_one_is_killed(endless: Path) -> None:
+    """Neither with the Python client nor with gRPC's own retries; of streams, only those cut in the middle by the kill."""
+    bundle = endless / "alpha"
+    with ExitStack() as stack:
+        replicas = [stack.enter_context(serving(bundle, *REPLICA_FLAGS)) for _ in range(3)]
+        target = "ipv4:" + ",".join(server.address for server in replicas)
+        kinds = RETRYING | {"configured": configured, "stream": streaming}
+        callers = stack.enter_context(Callers(target, kinds=kinds, num=6, max_new_tokens=20))
+        callers.wait_for_more(150)
+        shares = [num_answered(server) for server in replicas]
+        assert min(shares) > 0.2 * sum(shares), f"not balanced: {shares}"
+        for number in (0, 1):
+            port = replicas[number].address.rpartition(":")[2]
+            assert replicas[number].terminate() == 0
+            callers.wait_for_more(60)
+            replicas[number] = stack.enter_context(serving(bundle, *REPLICA_FLAGS, "--port", port))
+            callers.wait_for_more(60)
+        assert callers.failures == []
+        replicas[2].process.kill()
+        replicas[2].wait()
+        callers.wait_for_more(60)
+        before = [num_answered(server) for server in replicas[:2]]
+        callers.wait_for_more(300)
+        assert all(num_answered(server) > count for server, count in zip(replicas, before, strict=False))
+        callers.stop()
+        assert {failure.kind for failure in callers.failures} <= {"stream"}
+        assert callers.statuses.keys() <= {"UNAVAILABLE"} and len(callers.failures) <= 6
+        assert callers.answered_differently() == []
+        assert [server.terminate() for server in replicas[:2]] == [0, 0]

@@ -172,26 +172,6 @@ def test_languages_change_the_answer(name: str, address: str) -> None:
     assert len(found) == len(targets) > 1
 
 
-SPELLINGS = {
-    "nllb": ("deu_Latn", "de", "de_DE", "de-DE", "DEU-latn", "German"),
-    "m2m100": ("de", "deu", "de-DE", "german"),
-    "mbart50": ("de_DE", "de", "deu", "deu_Latn"),
-    "marian-multilingual": ("deu", "de", "de_DE"),
-    "madlad": ("de", "deu_Latn"),
-    "t5-translation": ("de", "deu", "German"),
-}
-
-
-@pytest.mark.parametrize("name", [name for name in SPELLINGS if name in NAMES])
-def test_spellings_of_a_language_are_one(name: str, address: str) -> None:
-    said: dict[str, Any] = {"model": name, "max_new_tokens": NEW_TOKENS, "source_language": VARIANTS[name].pairs[0][0] or ""}
-    with Client(address) as client:
-        results = [client.generate("the notice", target_language=spelling, **said) for spelling in SPELLINGS[name]]
-        with pytest.raises(InvalidArgument, match="target_language: 'tlh' is no language"):
-            client.generate("the notice", **said, target_language="tlh")
-    assert len({result.tokens for result in results}) == 1
-
-
 def test_models_list_their_languages_and_defaults(address: str, references: Callable[[str], Reference]) -> None:
     """A request overrides defaults field by field: of BART's, beams, the penalty and the least length; the rest stays."""
     reference, [question] = references("bart"), questions("bart", 1)

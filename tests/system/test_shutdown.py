@@ -1,8 +1,12 @@
-"""The end of a server: requests under way are answered, others refused, nobody else is waited for, and the exit code tells how."""
+"""The end of a server: what runs is answered, what comes is refused, and the exit code tells of it; SIGHUP and lost terminals."""
 
 import http.client
 import json
+import os
+import pty
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -10,9 +14,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -21,11 +26,13 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
+from dragoman.client.errors import Unauthenticated
+from dragoman.client.sync import Client
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
-from tests.system.conftest import ONE_ENGINE, TWO_OF_EACH
 from tests.system.harness.callers import connection, generate
 from tests.system.harness.http2 import HEADERS, Http2
+from tests.system.harness.models import ModelFolder
 from tests.system.harness.server import ROOT, Event, Server, is_running, processes, serving, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -33,7 +40,6 @@ pytestmark = pytest.mark.e2e
 # Far longer than a test may take: where something uses up the drain, nothing ends.
 DRAIN_SECONDS = "10000"
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
-FEWEST_AND_MOST = pytest.mark.parametrize("topology", [ONE_ENGINE, TWO_OF_EACH], scope="session")
 
 
 def unread(server: Server, path: str, request: Any) -> Http2:
@@ -111,7 +117,6 @@ def test_a_drain_answers_what_runs_refuses_what_comes_and_waits_for_nobody_else(
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-@FEWEST_AND_MOST
 def test_calls_during_the_end_are_answered_or_told_to_try_elsewhere(topology: tuple[str, ...], endless: Path) -> None:
     """Calls that gRPC core had not handed over when the port closed used to end as CANCELLED, which no client retries."""
     codes: Counter[grpc.StatusCode] = Counter()
@@ -142,7 +147,6 @@ def test_answers_that_nobody_reads_have_the_drain_and_not_more(endless: Path) ->
         assert server.wait() == 0
 
 
-@FEWEST_AND_MOST
 def test_a_second_signal_ends_everything_at_once(topology: tuple[str, ...], endless: Path) -> None:
     with (
         tempfile.TemporaryDirectory(dir="/tmp") as folder,
@@ -162,7 +166,6 @@ def test_a_second_signal_ends_everything_at_once(topology: tuple[str, ...], endl
         wait_until(lambda: not any(path.parent.exists() for path in sockets), "they have tidied up")
 
 
-@FEWEST_AND_MOST
 def test_a_signal_during_the_start_is_an_orderly_end(topology: tuple[str, ...], endless: Path) -> None:
     ports = ("--port", "0", "--http-port", "0", "--metrics-port", "0")
     command = [sys.executable, "-m", "dragoman", "serve", "--models", str(endless / "alpha"), *ports, *topology]
@@ -173,3 +176,112 @@ def test_a_signal_during_the_start_is_an_orderly_end(topology: tuple[str, ...], 
         rest = process.stderr.read()
         assert process.wait(60) == 0, rest
         assert "Traceback" not in rest and f'"event":"{Event.SERVING}"' not in rest
+
+
+# Code that the child runs before it becomes the server.
+TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+IGNORE_HANGUPS = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+
+
+def free_addresses(number: int) -> list[str]:
+    """Return addresses on this machine with ports that are free now."""
+    sockets = [socket.create_server(("127.11.7.5", 0)) for _ in range(number)]  # an address that nobody else takes ports of
+    found = [f"127.11.7.5:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return found
+
+
+@contextmanager
+def started(models: Path, before: str, **streams: Any) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
+    """Start a server that first does something else; give its process, its address and that of its metrics when it serves."""
+    code = f"{before}\nimport os, sys; os.execv(sys.executable, [sys.executable, '-m', 'dragoman', 'serve', *sys.argv[1:]])"
+    address, metrics = free_addresses(2)
+    host, _, port = address.rpartition(":")
+    flags = ["--models", str(models), "--host", host, "--port", port]
+    flags += ["--metrics-host", host, "--metrics-port", metrics.rpartition(":")[2]]
+    process = subprocess.Popen([sys.executable, "-c", code, *flags], cwd=ROOT, start_new_session=True, **streams)
+    try:
+        with Client(address) as client:
+            wait_until(lambda: process.poll() is not None or client.is_ready(), "it serves", 120)
+        assert process.poll() is None
+        yield process, address, metrics
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def test_hangups_end_nothing_and_do_not_cut_a_drain_short(endless: Path) -> None:
+    """Systemd may send them to every process of a service, also after the SIGTERM; a terminal that closes, more than one."""
+    with serving(endless / "alpha") as server, Client(server.address) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.generate, "a dog runs", max_new_tokens=1000)
+        wait_until(lambda: server.metric("dragoman_num_requests_running") == 1, "it runs")
+        for pid in (*server.engines(), server.process.pid):
+            os.kill(pid, signal.SIGHUP)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_for(Event.DRAINING)["num_running"] == 1
+        for _ in range(2):
+            server.process.send_signal(signal.SIGHUP)
+        assert answer.result().usage.generated_tokens == 1000
+        assert server.wait() == 0
+        assert server.events[-1]["event"] == Event.STOPPED and len(server.logged(Event.ENGINE_READY)) == 1
+
+
+def test_a_hangup_has_the_folder_of_models_and_the_file_of_callers_read_again(models: ModelFolder) -> None:
+    """A caller that is not listed any more is refused, and its call that runs is answered."""
+    models.put("alpha", "1", "one")
+    flags = ("--models-poll-seconds", "0", "--num-threads", "1")
+    with (
+        serving(models.path, *flags, callers='[callers.web]\ntoken = "old"\n') as server,
+        Client(server.address, token="old") as old,
+        Client(server.address, token="new") as new,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(old.generate, "a dog runs", max_new_tokens=1000)
+        server.wait_for_metric(1, "dragoman_num_requests_running")
+        two = models.put("alpha", "2", "two")
+        server.callers_file.write_text('[callers.web]\ntoken = "new"\n')
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for(Event.VERSIONS_SERVE, default="2")
+        assert new.generate("a dog runs", max_new_tokens=2).model_version == two
+        with pytest.raises(Unauthenticated):
+            old.generate("a dog runs")
+        assert answer.result().usage.generated_tokens == 1000
+
+
+def test_closing_the_terminal_drains_and_loses_the_log_alone(endless: Path) -> None:
+    master, terminal = pty.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    with started(endless / "alpha", TAKE_TERMINAL, **streams) as (process, address, metrics), ThreadPoolExecutor(1) as pool:
+        os.close(terminal)
+        with Client(address) as client:
+            answer = pool.submit(client.generate, "a dog runs", max_new_tokens=1000)
+            running = re.compile(r"^dragoman_num_requests_running\{.*\} 1\.0$", re.MULTILINE)
+            wait_until(lambda: bool(running.search(urlopen(f"http://{metrics}/metrics").read().decode())), "it runs")
+            os.close(master)
+            assert answer.result().usage.generated_tokens == 1000
+        assert process.wait(60) == 0
+
+
+def test_under_nohup_a_server_outlives_its_terminal_and_whoever_reads_its_log(endless: Path) -> None:
+    """A broken pipe, as in `dragoman serve 2>&1 | head`, used to fail every request whose line could not be written."""
+    with started(endless / "alpha", IGNORE_HANGUPS, stderr=subprocess.PIPE) as (process, address, _), Client(address) as client:
+        process.send_signal(signal.SIGHUP)
+        assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
+        assert process.poll() is None and process.stderr is not None
+        process.stderr.close()
+        for _ in range(3):
+            assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("closed", [(2,), (1, 2)], ids=["error", "output and error"])
+def test_a_server_without_standard_streams_serves_and_drains(endless: Path, closed: tuple[int, ...]) -> None:
+    """Some starters of daemons leave them out, as `2>&-` does."""
+    before = f"import os\nfor number in {closed}: os.close(number)"
+    with started(endless / "alpha", before) as (process, address, _), Client(address) as client:
+        assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
+        process.terminate()
+        assert process.wait(60) == 0

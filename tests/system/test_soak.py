@@ -17,7 +17,6 @@ from grpc import aio
 
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
-from tests.system.conftest import ONE_ENGINE, TWO_OF_EACH
 from tests.system.harness.callers import CALL_SECONDS, NATIVE, OPTIONS, OTHER_PROTOCOLS, RETRYING, Caller, Callers, Kind, Outcome
 from tests.system.harness.server import LONG, Event, Server, footprint, growth, kill, processes, serving, wait_until
 
@@ -141,7 +140,6 @@ def kill_in_turn(server: Server) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("topology", [ONE_ENGINE, TWO_OF_EACH], scope="session")
 def test_a_mixed_load_loses_nothing_and_leaves_nothing(topology: tuple[str, ...], bundles: Path, captions: list[str]) -> None:
     """With several processes of each kind, one of each is killed meanwhile: only what was in it ends, with UNAVAILABLE."""
     texts, behaving = captions[::17], {**NATIVE, **OTHER_PROTOCOLS}

@@ -1,11 +1,12 @@
-"""The start of a server: everything that it refuses, in a line that names it; and what it loads, maps and writes."""
+"""The start of a server: everything that it refuses, in a line that names it; what it loads, maps and writes; its readiness."""
 
 import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from dragoman.client.errors import Unavailable
 from dragoman.client.sync import Client
 from tests.system.conftest import ONLY_LINUX
-from tests.system.harness.server import ROOT, Event, processes, serving, start_in_vain
+from tests.system.harness.callers import NO_RETRY
+from tests.system.harness.models import seal
+from tests.system.harness.server import QUICK_RESTARTS, Event, Server, kill, processes, serving, start_in_vain, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -28,20 +32,9 @@ def refusal(models: Path, *flags: str, **environment: str) -> str:
 
 
 def flip_byte(bundle: Path) -> None:
-    path = bundle / "decoder.weights"
-    content = bytearray(path.read_bytes())
+    content = bytearray((bundle / "decoder.weights").read_bytes())
     content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def remove_file(bundle: Path) -> None:
-    (bundle / "encoder.onnx").unlink()
-
-
-def change_tensors(bundle: Path) -> None:
-    manifest = json.loads((bundle / "bundle.json").read_text())
-    manifest["tensors"]["decoder_inputs"][0] = "other"
-    (bundle / "bundle.json").write_text(json.dumps(manifest))
+    (bundle / "decoder.weights").write_bytes(content)
 
 
 def say(**fields: Any) -> Callable[[Path], None]:
@@ -69,9 +62,8 @@ def nest(depth: int, field: str = "") -> Callable[[Path], None]:
     ("damage", "named"),
     [
         pytest.param(flip_byte, "decoder.weights", id="a flipped byte"),
-        pytest.param(remove_file, "encoder.onnx", id="a missing file"),
+        pytest.param(lambda bundle: (bundle / "encoder.onnx").unlink(), "encoder.onnx", id="a missing file"),
         pytest.param(say(format_version=99), "99", id="another format"),
-        pytest.param(change_tensors, "bundle.json", id="another tensor"),
         pytest.param(say(num_decoder_layers=3_000_000), "num_decoder_layers", id="3 million layers"),
         pytest.param(say(name="liveness"), "name", id="a name of the health service"),
         pytest.param(say(name="n" * 100_000), "name", id="a long name"),
@@ -110,22 +102,21 @@ def test_a_bad_setting_stops_the_start_and_is_named(
     assert named in refusal(endless, *flags, **environment)
 
 
-def test_a_bad_line_in_the_settings_file_is_named(endless: Path, tmp_path: Path) -> None:
+def test_a_bad_line_in_the_settings_file_and_bundles_of_one_name_are_named(endless: Path, tmp_path: Path) -> None:
     file = tmp_path / "dragoman.toml"
     file.write_text("max_slots = 8\nmax_slot = 9\n")
     line = refusal(endless, "--config", str(file))
     assert "max_slot:" in line and str(file) in line
-
-
-def test_two_bundles_of_one_name_are_refused(endless: Path, tmp_path: Path) -> None:
     for copy in ("a", "b"):
         shutil.copytree(endless / "alpha", tmp_path / copy)
     assert '"alpha"' in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("num_frontends", ["1", pytest.param("2", marks=ONLY_LINUX)])
-@pytest.mark.parametrize("options", [(), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)], ids=["alone", "shared"])
-def test_a_port_that_is_taken_is_named(endless: Path, options: tuple[int, ...], num_frontends: str) -> None:
+@pytest.mark.parametrize(
+    ("num_frontends", "options"),
+    [("1", ()), ("1", (socket.SO_REUSEADDR, socket.SO_REUSEPORT)), pytest.param("2", (socket.SO_REUSEPORT,), marks=ONLY_LINUX)],
+)
+def test_a_port_that_is_taken_is_named(endless: Path, num_frontends: str, options: tuple[int, ...]) -> None:
     """Also where another server's frontends share it among themselves."""
     with socket.socket() as taken:
         for option in options:
@@ -212,9 +203,80 @@ def test_a_server_writes_nothing_but_its_sockets_and_loads_no_more_than_it_needs
     assert list(temporary.iterdir()) == [] and list(home.rglob("*")) == []
 
 
-@pytest.mark.parametrize(("program", "more"), [("import dragoman", ["grpc"]), ("from dragoman import AsyncClient, Client", [])])
-def test_the_client_imports_nothing_heavy(program: str, more: list[str]) -> None:
-    heavy = {"torch", "transformers", "onnx", "onnxscript", "onnxruntime", "sacrebleu", "matplotlib", "scipy", "pandas", "zmq"}
-    code = f"import sys; {program}; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    assert not {name.partition(".")[0] for name in loaded} & {*heavy, *more}
+QUICK = ("--num-threads", "1", *QUICK_RESTARTS)
+WELL_AND_TWO = ("--ready-when", "alpha", "--front-ends", "2")
+
+
+@pytest.fixture
+def models(endless: Path, tmp_path: Path) -> Path:
+    """Copies of `alpha` and `beta` that a test may damage."""
+    return shutil.copytree(endless, tmp_path / "models")
+
+
+def make_unloadable(bundle: Path) -> None:
+    """Have a bundle's decoder be no graph, and its manifest agree with that: only an engine can find out."""
+    (bundle / "decoder.onnx").write_bytes(b"no graph at all")
+    seal(bundle)
+
+
+def readyz(server: Server) -> int:
+    try:
+        with urllib.request.urlopen(f"{server.metrics_address}/readyz", timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_ready"),
+    [
+        pytest.param((), True, id="by default"),
+        pytest.param(("--ready-when", "all"), False, id="all"),
+        pytest.param(WELL_AND_TWO, True, id="the one that is well, of two frontends", marks=ONLY_LINUX),
+    ],
+)
+def test_a_model_that_crashes_again_and_again_takes_away_what_the_rule_says(
+    models: Path, flags: tuple[str, ...], is_ready: bool
+) -> None:
+    with serving(models, *QUICK, *flags) as server, Client(server.address, retry=NO_RETRY) as client:
+        server.wait_for_metric(1, "dragoman_model_ready", model="beta")  # no rule needs to have waited for it
+        assert client.is_ready() and readyz(server) == 200
+        graph = models / "beta" / "decoder.onnx"
+        graph.write_bytes(bytes(graph.stat().st_size))  # frontends do not look at it
+        kill(*server.engines("beta"))
+        for _ in range(2):
+            server.wait_for(Event.ENGINE_RESTARTS, model="beta")
+        if server.num_frontends > 1:  # also one that is started meanwhile
+            kill(server.frontends()[0])
+            server.wait_for(Event.FRONTEND_READY, front_end=0)
+            wait_until(lambda: readyz(server) == 200, "the server is ready with both frontends")
+        for _ in range(10 if server.num_frontends > 1 else 1):  # a connection each, so that both are asked
+            with Client(server.address, retry=NO_RETRY) as other:
+                assert other.is_ready() is is_ready and readyz(server) == (200 if is_ready else 503)
+                assert other.is_ready("alpha") and not other.is_ready("beta"), "each model speaks for itself, whatever the rule"
+        with Client(server.address, retry=NO_RETRY) as other:
+            assert other.generate("a dog runs", model="alpha", max_new_tokens=3).usage.generated_tokens == 3
+            with pytest.raises(Unavailable) as caught:
+                other.generate("a dog runs", model="beta", max_new_tokens=3)
+        assert caught.value.retry_after_seconds
+        assert server.metric("dragoman_model_ready", model="alpha") == 1
+        assert server.metric("dragoman_model_ready", model="beta") == 0
+
+
+def test_a_model_that_need_not_be_ready_is_tried_again_while_the_others_are_served(topology: tuple[str, ...], models: Path) -> None:
+    make_unloadable(models / "beta")
+    with serving(models, *QUICK, "--ready-when", "alpha", *topology) as server, Client(server.address) as client:
+        for _ in range(2):
+            server.wait_for(Event.ENGINE_RESTARTS, model="beta")
+        assert client.is_ready() and readyz(server) == 200 and not client.is_ready("beta")
+        assert client.generate("a dog runs", model="alpha", max_new_tokens=3).usage.generated_tokens == 3
+
+
+@pytest.mark.parametrize("rule", ["any", "all", "beta"])
+def test_a_model_that_is_needed_and_cannot_be_loaded_stops_the_start(models: Path, rule: str) -> None:
+    """So a rollout stops at the first pod, and those that have the last one that could be loaded go on serving."""
+    make_unloadable(models / "beta")
+    result = start_in_vain(models, "--num-threads", "1", "--ready-when", rule)
+    assert result.returncode == 1
+    [reason] = [line for line in result.stderr.splitlines() if f'"event":"{Event.CANNOT_SERVE}"' in line]
+    assert "model 'beta': the engine cannot start" in reason

@@ -7,7 +7,6 @@ import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -52,18 +51,18 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_certificates(tmp_path_factory.mktemp("theirs"), {"server": ADDRESSES, "web": NAMES["web"]})
 
 
+def mount(folder: Path, source: Path) -> None:
+    for name in ("server.pem", "server.key", "ca.pem"):
+        shutil.copyfile(source / name, folder / name)
+
+
 @pytest.fixture(scope="module")
 def mounted(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that the server is told to use."""
     folder = tmp_path_factory.mktemp("mounted")
     (folder / "callers.toml").write_text(CALLERS)
     (folder / "token").write_text("metrics-token\n")
-    return mount(folder, ours)
-
-
-def mount(folder: Path, source: Path) -> Path:
-    for name in ("server.pem", "server.key", "ca.pem"):
-        shutil.copyfile(source / name, folder / name)
+    mount(folder, ours)
     return folder
 
 
@@ -89,11 +88,8 @@ def code(opened: grpc.Channel) -> str:
 
 def post(server: Server, authority: Path, client: Path, name: str = "web") -> int:
     url = server.http_address.replace("http:", "https:") + "/v1/generate"
-    files: dict[str, Any] = {
-        "cert": (str(client / f"{name}.pem"), str(client / f"{name}.key")),
-        "verify": str(authority / "ca.pem"),
-    }
-    return requests.post(url, json={"model": "alpha", "text": "a"}, timeout=60, **files).status_code
+    pair, trusted = (str(client / f"{name}.pem"), str(client / f"{name}.key")), str(authority / "ca.pem")
+    return requests.post(url, json={"model": "alpha", "text": "a"}, timeout=60, cert=pair, verify=trusted).status_code
 
 
 def metrics(server: Server, authority: Path, token: str = "metrics-token", path: str = "/metrics") -> requests.Response:
@@ -124,12 +120,8 @@ def test_callers_are_known_by_names_in_their_certificates(server: Server, ours: 
 
 
 def test_connections_without_a_trusted_certificate_are_refused(server: Server, ours: Path, theirs: Path) -> None:
-    for opened in (
-        channel(server, ours),
-        channel(server, ours, theirs),
-        channel(server, theirs, ours),
-        grpc.insecure_channel(server.address),
-    ):
+    others = [channel(server, ours), channel(server, ours, theirs), channel(server, theirs, ours)]
+    for opened in (*others, grpc.insecure_channel(server.address)):
         with opened:
             assert code(opened) == "UNAVAILABLE"
     for authority, client in ((ours, theirs), (theirs, ours)):
@@ -151,15 +143,12 @@ def test_the_metrics_port_has_tls_and_a_token_and_probes_need_none(server: Serve
     ):
         assert metrics(server, ours, token, path).status_code == status, (path, token)
     port = int(server.metrics_address.rpartition(":")[2])
-    idle = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(3)]
     for first in (b"GET /metrics HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b""):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
             client.sendall(first)
             client.shutdown(socket.SHUT_WR)
             assert b"HTTP" not in b"".join(iter(lambda client=client: client.recv(65536), b""))
     assert metrics(server, ours).status_code == 200
-    for connection in idle:
-        connection.close()
 
 
 def test_a_hangup_exchanges_files_for_new_connections_and_bad_files_change_nothing(
@@ -168,9 +157,8 @@ def test_a_hangup_exchanges_files_for_new_connections_and_bad_files_change_nothi
     """Connections that are open live on."""
 
     def reload(expected: str) -> None:
-        num_events = len(server.events)
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: any(event["event"] == expected for event in server.events[num_events:]), expected)
+        server.wait_for(expected)
 
     with channel(server, ours, ours) as old:
         assert code(old) == "OK"
@@ -184,9 +172,9 @@ def test_a_hangup_exchanges_files_for_new_connections_and_bad_files_change_nothi
         assert code(old) == "OK"
         with channel(server, theirs, theirs) as new, channel(server, ours, theirs) as mixed:
             assert (code(new), code(mixed)) == ("OK", "UNAVAILABLE")
-        wait_until(lambda: certificate_of(server.http_address, theirs) == der(theirs), "the HTTP port has it, too")
+        for port in (server.http_address, server.metrics_address):
+            wait_until(lambda port=port: certificate_of(port, theirs) == der(theirs), "the other ports have it, too")  # type: ignore[misc]
         assert post(server, theirs, theirs) == 200
-        wait_until(lambda: certificate_of(server.metrics_address, theirs) == der(theirs), "the metrics port has it, too")
         text = metrics(server, theirs).text
         days = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("dragoman_tls_certificate_days_left{")]
         assert days and all(0 < each <= 2 for each in days)

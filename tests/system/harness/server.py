@@ -81,6 +81,7 @@ class Server:
         self.num_engines, self.num_frontends = (
             int(flags[flags.index(name) + 1]) if name in flags else 1 for name in ("--replicas", "--front-ends")
         )
+        self.callers_file = Path()
         self.events: list[dict[str, Any]] = []
         self._arrivals: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -190,10 +191,10 @@ def serving(models: Path, *flags: str, callers: str = "", **keywords: Any) -> It
     """
     with tempfile.TemporaryDirectory() as folder:
         if callers:
-            file = Path(folder) / "callers.toml"
-            file.write_text(callers)
-            flags = (*flags, "--auth-tokens-file", str(file))
+            (Path(folder) / "callers.toml").write_text(callers)
+            flags = (*flags, "--auth-tokens-file", f"{folder}/callers.toml")
         server = Server(models, *flags, **keywords)
+        server.callers_file = Path(folder) / "callers.toml"
         try:
             yield server
             if server.process.poll() is None:
