@@ -29,8 +29,6 @@ def topology(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def bundles(shipped_bundle: Callable[[str], Path], shelf: Shelf) -> Path:
-    """Folder of the shipped models' bundles."""
-
     def link(folder: Path) -> None:
         folder.mkdir()
         for name in MODELS:
@@ -71,7 +69,6 @@ def version_bundles(shelf: Shelf) -> Path:
 
 @pytest.fixture
 def models(tmp_path: Path, version_bundles: Path) -> ModelFolder:
-    """An empty folder of models."""
     return ModelFolder(tmp_path / "models", version_bundles)
 
 

@@ -38,7 +38,6 @@ def client(server: Server) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def others(shipped_bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with the recurrent model and the language model."""
     models = tmp_path_factory.mktemp("models")
     for name in ("en-de-rnn", "en-captions"):
         (models / name).symlink_to(shipped_bundle(name))

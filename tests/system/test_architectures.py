@@ -160,7 +160,6 @@ def test_prompt_and_answer_are_one_text(client: Client, oracle: Callable[[str], 
 
 
 def test_answers_have_the_same_bits_alone_and_beside_requests_of_all_kinds_to_all_models(server: Server) -> None:
-    """Long prompts are read in pieces meanwhile."""
     kinds = [(name, options) for name in ARCHITECTURES for options in SEARCHES.values()]
     requests = [(text, {"model": name, "max_new_tokens": NUM_NEW, **options}) for name, options in kinds for text in texts_of(name)]
 

@@ -70,17 +70,14 @@ def meanwhile(number: int, act: Callable[[threading.Event], object]) -> Iterator
 
 
 def call(channel: grpc.Channel, message: bytes, path: str = GENERATE) -> Any:
-    """Begin a call of bytes."""
     return channel.unary_unary(path).future(message, timeout=120)
 
 
 def large_channel(server: Server) -> grpc.Channel:
-    """Return a connection that takes messages of any size."""
     return grpc.insecure_channel(server.address, LARGE)
 
 
 def test_messages_that_cost_much_to_refuse_hold_nobody_up(server: Server) -> None:
-    """Millions of suppressed tokens, answers larger than a message may be, and bytes that are no message."""
     suppressed = GenerateRequest(text="a", suppressed_tokens=bytes(i % 128 for i in range(4_100_000)))
     huge = {"do_sample": True, "seed": 1, "max_new_tokens": 1000, "top_log_probs": 20}
     noise = b"\x0a\x7f\xff\xfe"
@@ -217,7 +214,6 @@ NAMES = {"server": "IP:127.0.0.1"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates and tokens of the server below."""
     folder = make_certificates(tmp_path_factory.mktemp("guarded"), NAMES)
     (folder / "tokens").write_text("many:token-of-many\nfew:token-of-few\n" + "".join(f"{k}:{v}\n" for k, v in TOKENS.items()))
     return folder
@@ -225,7 +221,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(endless: Path, folder: Path) -> Iterator[Server]:
-    """A server with TLS and callers that are known."""
     flags = (f"--tls-certificate={folder}/server.pem", f"--tls-key={folder}/server.key", f"--auth-tokens-file={folder}/tokens")
     with serving(endless / "alpha", "--num-threads", "1", "--max-waiting-requests", "64", *flags) as server:
         yield server

@@ -51,13 +51,11 @@ def server(folder: ModelFolder) -> Iterator[Server]:
 
 @pytest.fixture
 def model(folder: ModelFolder) -> str:
-    """Name of a model of the scenario's own."""
     return f"model-{len(folder.asked)}"
 
 
 @pytest.fixture
 def one(server: Server, folder: ModelFolder, model: str) -> Iterator[str]:
-    """The version that the scenario's model begins with."""
     folder.say(model, AT_ONCE)
     version = folder.put(model, "1", "one")
     serves(server, model, "1")
@@ -139,7 +137,6 @@ def is_answered_by(server: Server, model: str, version: str) -> bool:
 
 
 def serves_alone(server: Server, model: str, version: str, engine: int) -> None:
-    """Wait until a version serves, by the engine that it had, and no other is left."""
     wait_until(lambda: is_answered_by(server, model, version), "the version answers in both frontends")
     wait_until(lambda: server.engines(model) == [engine], "the other engine has ended")
     server.wait_for_metric(1, "dragoman_engine_up", model=model)

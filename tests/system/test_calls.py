@@ -189,7 +189,6 @@ def test_a_call_whose_message_never_comes_is_refused_or_counted(server: Server, 
 
 
 def test_messages_of_a_connection_are_taken_up_at_their_rate(server: Server) -> None:
-    """Refusals come no faster than answers."""
     count = 3 * RATE // 2
     messages = [GenerateRequest(model="alpha", text="a", max_new_tokens=1, request_id=str(i)) for i in range(count)]
     kinds: list[Callable[[grpc.Channel], Any]] = [

@@ -79,7 +79,6 @@ def status(connection: Http2, path: str = CHECK, message: bytes = b"") -> int:
 
 
 def ends(connection: socket.socket) -> bool:
-    """Return once the server has closed a connection."""
     with suppress(ConnectionError):
         while connection.recv(65_536):
             pass
@@ -154,7 +153,6 @@ def test_a_client_comes_back_by_itself_after_idle_time(port: int, channel: grpc.
 
 
 def stays_open(request_id: str) -> Iterator[GenerateRequest]:
-    """Yield one request of a stream that stays open."""
     yield GenerateRequest(model="alpha", text="a", request_id=request_id)
     with suppress(AssertionError):
         wait_until(lambda: False, "never", 20)

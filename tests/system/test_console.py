@@ -40,7 +40,6 @@ document.addEventListener("securitypolicyviolation", (event) =>
 
 
 def program() -> str | None:
-    """Return where Chromium is; None if there is none."""
     return next((found for name in PROGRAMS if (found := shutil.which(name))), None)
 
 
@@ -112,7 +111,6 @@ class Tab:
         page.click("#go")
 
     def answer(self) -> str:
-        """Return the answer that is shown, once it is whole and looked into."""
         self.page.locator("#looks-into .tokens").wait_for()
         return str(self.page.locator("p.answer").text_content())
 
@@ -150,13 +148,11 @@ def tab(browser: Any, server: Server) -> Iterator[Tab]:
 
 
 def native(server: Server, text: str = TEXT, **fields: Any) -> Any:
-    """Return the answer of the native API."""
     with grpc.insecure_channel(server.address) as channel:
         return GenerationStub(channel).Generate(GenerateRequest(model="en-de", text=text, **fields))
 
 
 def violations(page: Any) -> list[str]:
-    """Return what axe-core finds wrong with a page."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed").Axe()
     found = axe.run(page).response["violations"]
     return [f"{one['id']}: {node['html'][:160]} {node['failureSummary']}" for one in found for node in one["nodes"]]

@@ -143,8 +143,6 @@ def test_callers_see_their_models_and_names_are_for_operators(endless: Path, peo
 
 
 def check_files(server: Server) -> None:
-    """Check the page's files: kinds, policies, caches and compression, and that no other file can be had."""
-
     def get(path: str, **headers: str) -> requests.Response:
         return requests.get(server.http_address + path, headers=headers, timeout=60)
 

@@ -23,8 +23,7 @@ from tests.export.conftest import MakeCheckpoint
 from tests.export.conftest import make_checkpoint as make_checkpoint
 from tests.export.conftest import tokenizers as tokenizers
 from tests.shelf import Shelf
-from tests.system.cuda_stub.bed import Bed, prepare
-from tests.system.cuda_stub.build import StubError, build
+from tests.system.cuda_stub.bed import Bed, StubError, build, prepare
 from tests.system.cuda_stub.symbols import Library
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -65,8 +64,6 @@ def bed() -> Bed:
 
 @pytest.fixture(scope="session")
 def run(bed: Bed) -> Run:
-    """Run a program on the stub device; return its JSON, and its log in lines."""
-
     def program(*arguments: object) -> tuple[Any, list[str]]:
         result = bed.run("-m", "tests.system.cuda_stub.programs", *map(str, arguments))
         assert result.returncode == 0, result.stderr
@@ -200,7 +197,7 @@ def test_the_device_of_the_server_computes_on_memory_that_checks_every_copy(shel
         pytest.skip(f"there is no {', '.join(missing)}")
     if "libcudart.so" in Path("/proc/self/maps").read_text(encoding="utf-8"):
         pytest.skip("NVIDIA's own libcudart is in this process")
-    wanted = [Library("libcudart.so.13", {"libcudart.so.13": ["cudaFree", "cudaMalloc"]})]
+    wanted = [Library("libcudart.so.13", (("libcudart.so.13", ("cudaFree", "cudaMalloc")),))]
     libraries = build(wanted, shelf.get("gpu-stub-libraries", lambda folder: build(wanted, folder)))
     for name in ("libgpu_stub.so", "libcudart.so.13"):
         ctypes.CDLL(str(libraries / name))

@@ -61,7 +61,6 @@ def folders(shelf: Shelf) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def address(folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of one server with every variant."""
     models = tmp_path_factory.mktemp("families")
     for name in NAMES:
         (models / name).symlink_to(folders(name) / name)
@@ -77,7 +76,6 @@ def stub(address: str) -> Iterator[GenerationStub]:
 
 @pytest.fixture(scope="module")
 def references(folders: Callable[[str], Path]) -> Callable[[str], Reference]:
-    """Return a variant in Transformers."""
     return cache(lambda name: Reference(folders(name) / "foreign", name))
 
 
@@ -91,7 +89,6 @@ def request(model: str, question: Question, name: str, **settings: Any) -> pb.Ge
 
 
 def ask_together(stub: GenerationStub, requests: Sequence[pb.GenerateRequest]) -> list[pb.GenerateResponse]:
-    """Answer requests on one stream; return the answers in the requests' order."""
     found = {}
     for message in stub.GenerateBatch(iter(requests), timeout=TIMEOUT_SECONDS):
         assert not message.HasField("error"), message

@@ -101,7 +101,6 @@ def num_requests(case: Case) -> int:
 
 
 def refused(server: Server) -> Counter[grpc.StatusCode]:
-    """Return the failures that a caller's message is to blame for, by status."""
     return Counter({code: int(server.metric("dragoman_requests_failed_total", code=code.name)) for code in BLAMED})
 
 
@@ -152,7 +151,6 @@ def messages_of(address: str) -> st.SearchStrategy[Any]:
 
 
 def known(case: Any) -> None:
-    """Have a message ask the model that there is."""
     if isinstance(case.path_parameters, dict) and "model" in case.path_parameters:
         case.path_parameters["model"] = "alpha"
     if isinstance(case.body, dict) and case.path.startswith("/v1"):

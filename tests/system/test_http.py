@@ -104,7 +104,6 @@ async def opened(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWr
 
 
 async def sent(server: Server, data: bytes, *, is_ended: bool = False) -> bytes:
-    """Return everything that comes back until the server closes the connection."""
     reader, writer = await opened(server)
     try:
         writer.write(data)

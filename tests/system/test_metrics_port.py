@@ -42,7 +42,6 @@ def connected(server: Server) -> socket.socket:
 
 
 def sent(server: Server, request: bytes) -> bytes:
-    """Return everything that comes back; the server ends the connection."""
     with connected(server) as client:
         client.sendall(request)
         client.shutdown(socket.SHUT_WR)
@@ -130,13 +129,10 @@ ONLY_SOMEWHERE = re.compile("dragoman_(gpu|front_end|tls_certificate|caller|relo
 
 
 class Prometheus:
-    """A running Prometheus."""
-
     def __init__(self, address: str) -> None:
         self.address = address
 
     def get(self, path: str, **arguments: str) -> Any:
-        """Return the data of an answer; fail with what it says is wrong."""
         query = urllib.parse.urlencode(arguments)
         try:
             with urllib.request.urlopen(f"{self.address}/api/v1/{path}?{query}", timeout=10) as answer:
@@ -145,7 +141,6 @@ class Prometheus:
             raise AssertionError((arguments, error.read())) from None
 
     def values(self, query: str) -> list[float]:
-        """Return a query's values now, those alone that are numbers."""
         values = [float(series["value"][1]) for series in self.get("query", query=query)["result"]]
         return [value for value in values if not math.isnan(value)]
 

@@ -47,7 +47,6 @@ def foreign(script: str, *arguments: str, needs: tuple[str, ...]) -> subprocess.
 
 
 def triton(protocol: str, address: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start Triton's client over gRPC or HTTP."""
     needs = ("tritonclient", *(["geventhttpclient"] if protocol == "http" else []))
     return foreign("triton_caller.py", protocol, address.removeprefix("http://"), *arguments, needs=needs)
 
@@ -68,7 +67,6 @@ each_protocol = pytest.mark.parametrize("protocol", ["grpc", "http"])
 
 @pytest.fixture(scope="module")
 def asked(shared_server: Server) -> Any:
-    """Return what Triton's client is answered over a protocol."""
     arguments = json.dumps({"texts": TEXTS, "options": OPTIONS})
     return cache(lambda protocol: printed(triton(protocol, address_of(shared_server, protocol), "everything", arguments)))
 
@@ -166,7 +164,6 @@ def fields_of(message: DescriptorProto, prefix: str = "") -> dict[str, Any]:
 
 
 def contract(*files: FileDescriptorProto) -> dict[str, Any]:
-    """Return every field, value and method of files."""
     found: dict[str, Any] = {}
     for file in files:
         for message in file.message_type:

@@ -58,7 +58,6 @@ SECRETS = ("Traceback", ".py", str(ROOT), OTHER, "the neighbour's text")
 
 @pytest.fixture(scope="session")
 def sentences(request: pytest.FixtureRequest, captions: list[str]) -> list[str]:
-    """Texts of one sentence, of the corpus where that is there, else made up."""
     try:
         lines = read_lines(request.getfixturevalue("multi30k") / "test_2016_flickr.en.gz")
     except pytest.skip.Exception:
@@ -69,7 +68,6 @@ def sentences(request: pytest.FixtureRequest, captions: list[str]) -> list[str]:
 
 
 async def answers(client: ProtocolClient, method: Method, texts: list[str], options: dict[str, Any]) -> list[Answer]:
-    """Return the answers to texts, many of which are sent at once."""
     limit = asyncio.Semaphore(CONCURRENCY)
 
     async def call(group: list[str]) -> list[Answer]:
@@ -138,7 +136,6 @@ NARROW_FLAGS = ("--max-slots", "1", "--max-waiting-requests", "1", "--max-messag
 
 @pytest.fixture(scope="module")
 def narrow(slow: Path) -> Iterator[Server]:
-    """A server with one slot, one place to wait, small messages, and callers."""
     with serving(slow, *NARROW_FLAGS, callers=CALLERS) as server:
         yield server
 
@@ -221,7 +218,6 @@ def test_a_drain_has_its_status_over_every_protocol(slow: Path) -> None:
 
 @pytest.fixture(scope="module")
 def roomy(slow: Path) -> Iterator[Server]:
-    """A server with two slots."""
     with serving(slow, "--max-slots", "2") as server:
         yield server
 

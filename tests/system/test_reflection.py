@@ -25,7 +25,6 @@ pytestmark = pytest.mark.e2e
 
 
 def files_of(channel: grpc.Channel, **question: str) -> list[FileDescriptorProto]:
-    """Return the files that the server sends."""
     request = ServerReflectionRequest(**question)
     [response] = ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=60)
     return [FileDescriptorProto.FromString(file) for file in response.file_descriptor_response.file_descriptor_proto]
@@ -42,7 +41,6 @@ def reflected(channel: grpc.Channel, symbol: str) -> dict[str, FileDescriptorPro
 
 
 def call(channel: grpc.Channel, pool: DescriptorPool, name: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Call a unary method by its description, from JSON to JSON."""
     method = pool.FindMethodByName(f"dragoman.v1.Generation.{name}")
     reply = GetMessageClass(method.output_type)
     invoke = channel.unary_unary(

@@ -109,7 +109,6 @@ async def ask_all(server: Server, requests: Requests, concurrency: int, *, is_di
 
 
 async def ask_on_a_stream(server: Server, requests: Requests, *, is_bulk: bool) -> Answers:
-    """Ask for all on one stream."""
     generated = [request for request in requests if isinstance(request, GenerateRequest)]
     answers: Answers = {}
     async with aio.insecure_channel(server.address, OPTIONS) as channel:

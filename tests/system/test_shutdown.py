@@ -43,7 +43,6 @@ SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERV
 
 
 def unread(server: Server, path: str, request: Any) -> Http2:
-    """Return a connection with a call that the server has begun to answer and whose messages it cannot send."""
     found = Http2(int(server.address.rpartition(":")[2]), window=0)
     found.wait_for(HEADERS, found.call(path, request.SerializeToString()))
     return found

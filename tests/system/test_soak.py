@@ -53,7 +53,6 @@ def refused(code: str, message: bytes, method: str = "Generate") -> Kind:
 
 
 async def late(caller: Caller, model: str, text: str) -> list[Outcome]:
-    """Have a deadline that may pass."""
     try:
         await caller.stub.Generate(GenerateRequest(model=model, text=text, **LONG_ANSWER), timeout=0.02)
     except aio.AioRpcError as error:
@@ -63,7 +62,6 @@ async def late(caller: Caller, model: str, text: str) -> list[Outcome]:
 
 
 async def cancelled(caller: Caller, model: str, text: str) -> list[Outcome]:
-    """Cancel a stream after its first piece."""
     call = caller.stub.GenerateStream(GenerateRequest(model=model, text=text, **LONG_ANSWER), timeout=CALL_SECONDS)
     await anext(aiter(call))
     call.cancel()
@@ -71,7 +69,6 @@ async def cancelled(caller: Caller, model: str, text: str) -> list[Outcome]:
 
 
 async def closed_channel(caller: Caller, model: str, text: str) -> list[Outcome]:
-    """Close a channel under a stream."""
     async with aio.insecure_channel(caller.address, OPTIONS) as channel:
         stub: Any = GenerationStub(channel)
         await anext(aiter(stub.GenerateStream(GenerateRequest(model=model, text=text, **LONG_ANSWER), timeout=CALL_SECONDS)))
@@ -100,7 +97,6 @@ def no_http2(content: bytes) -> Kind:
 
 
 async def reset(caller: Caller, model: str, text: str) -> list[Outcome]:
-    """Reset a connection in the middle of a frame."""
     _, writer = await connect(caller)
     writer.write(PREFACE + SETTINGS[:4])
     await writer.drain()

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.e2e
 
 
 def refusal(models: Path, *flags: str, **environment: str) -> str:
-    """Return what a server says whose settings or bundles it refuses."""
     result = start_in_vain(models, *flags, **environment)
     assert result.returncode == 2 and result.stdout == "" and "Traceback" not in result.stderr, result.stderr
     return result.stderr
@@ -38,8 +37,6 @@ def flip_byte(bundle: Path) -> None:
 
 
 def say(**fields: Any) -> Callable[[Path], None]:
-    """Have a manifest say something else."""
-
     def change(bundle: Path) -> None:
         path = bundle / "bundle.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))
@@ -174,7 +171,6 @@ def test_two_servers_do_not_share_a_port_and_an_engine_may_run_in_the_servers_pr
 
 
 def mapped(pid: int) -> str:
-    """Return the shared libraries of a process."""
     return Path(f"/proc/{pid}/maps").read_text()
 
 

@@ -58,7 +58,6 @@ def batch(channel: grpc.Channel, messages: Iterable[GenerateRequest | bytes], **
 
 
 def bulk(channel: grpc.Channel, messages: Iterable[GenerateRequest | bytes], **options: Any) -> list[GenerateBatchResponse]:
-    """Send all requests in one message."""
     return raw_bulk(channel, [b"".join(b"\x0a" + varint(len(part)) + part for part in map(raw, messages))], **options)
 
 

@@ -47,7 +47,6 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another authority."""
     return make_certificates(tmp_path_factory.mktemp("theirs"), {"server": ADDRESSES, "web": NAMES["web"]})
 
 
@@ -58,7 +57,6 @@ def mount(folder: Path, source: Path) -> None:
 
 @pytest.fixture(scope="module")
 def mounted(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that the server is told to use."""
     folder = tmp_path_factory.mktemp("mounted")
     (folder / "callers.toml").write_text(CALLERS)
     (folder / "token").write_text("metrics-token\n")

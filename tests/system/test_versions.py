@@ -85,7 +85,6 @@ def ask(server: Server, model: str = "alpha", **fields: Any) -> Any:
 
 
 def health(server: Server, service: str) -> Any:
-    """Return a state, or the code of an error."""
     with connection(server) as channel:
         try:
             return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service)).status
@@ -340,7 +339,6 @@ class Timeline:
                 last[model] = now
 
     def versions(self, model: str) -> list[str]:
-        """Return the versions of a model's periods."""
         return [period.version for period in self.periods[model]]
 
     def wrong(self, answers: Iterable[Answer]) -> list[Answer]:
@@ -353,5 +351,4 @@ class Timeline:
 
 
 def seconds_of(event: Mapping[str, Any]) -> float:
-    """Return when a line was logged, seconds since 1970."""
     return datetime.fromisoformat(event["timestamp"]).timestamp()

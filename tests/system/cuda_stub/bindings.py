@@ -16,8 +16,6 @@ cudaStreamNonBlocking, cudaEventDisableTiming = 1, 2
 
 
 class cudaError_t(IntEnum):
-    """Statuses of the stubs."""
-
     cudaSuccess = 0
     cudaErrorInvalidValue = 1
     cudaErrorMemoryAllocation = 2
@@ -35,8 +33,6 @@ class cudaError_t(IntEnum):
 
 
 class cudaMemcpyKind(IntEnum):
-    """Directions of a copy."""
-
     cudaMemcpyHostToDevice = 1
     cudaMemcpyDeviceToHost = 2
     cudaMemcpyDeviceToDevice = 3
@@ -89,13 +85,11 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
 
 
 def cudaStreamIsCapturing(stream: int) -> tuple[cudaError_t, int]:
-    """Return whether a stream is captured: 0 for no, 1 for yes, 2 for a capture that is broken."""
     found = c_int()
     return cudaError_t(_library.cudaStreamIsCapturing(c_void_p(stream), byref(found))), found.value
 
 
 def cudaStreamEndCapture(stream: int) -> tuple[cudaError_t, int]:
-    """End a capture; return the graph."""
     graph = c_void_p()
     return cudaError_t(_library.cudaStreamEndCapture(c_void_p(stream), byref(graph))), graph.value or 0
 

@@ -5,6 +5,7 @@ python -m tests.system.cuda_stub.programs PROGRAM FOLDER [ARGUMENT ...]
 
 import json
 import sys
+import tempfile
 from collections import Counter
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -18,13 +19,16 @@ from dragoman.server.engine.loading import load_runner, load_scorer
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.runtime.device import cuda
-from tests.system.cuda_stub.sessions import Sessions
 from tests.system.cuda_stub.watch import Watch
 
 MAX_SLOTS, PREFILL_TOKENS = 12, 256
 # More candidates than a graph is captured for.
 NUM_WIDE = 100
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+
+_OriginalSession: Any = onnxruntime.InferenceSession
+COPIES = ("MemcpyToHost", "MemcpyFromHost")
 
 
 def rows(num_rows: int, position: int) -> tuple[Any, Any]:
@@ -35,6 +39,62 @@ def source(length: int) -> list[int]:
     return [5] * (length - 1) + [1]
 
 
+class Sessions:
+    """The sessions that are opened while this takes the place of `onnxruntime.InferenceSession`.
+
+    ONNX Runtime's profile has the provider of each node, including those that copy between host and device. A graph that is
+    replayed has no nodes in it, but the runs before it was captured have.
+    """
+
+    def __init__(self) -> None:
+        self._opened: list[tuple[Any, dict[str, Any]]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="gpu-stub-")
+        owner = self
+
+        class Session(_OriginalSession):  # type: ignore[misc]
+            def __init__(self, path: Any, sess_options: Any = None, *arguments: Any, **named: Any) -> None:
+                self.record: dict[str, Any] = {"path": str(path), "refusals": Counter[str]()}
+                owner._opened.append((self, self.record))
+                options = sess_options or onnxruntime.SessionOptions()
+                options.enable_profiling = True
+                options.profile_file_prefix = f"{owner._folder.name}/{len(owner._opened)}"
+                self._recorded(super().__init__, path, options, *arguments, **named)
+                self.record["is_open"] = True
+
+            def run(self, *arguments: Any, **named: Any) -> Any:
+                return self._recorded(super().run, *arguments, **named)
+
+            def run_with_iobinding(self, *arguments: Any, **named: Any) -> Any:
+                return self._recorded(super().run_with_iobinding, *arguments, **named)
+
+            def _recorded(self, run: Any, *arguments: Any, **named: Any) -> Any:
+                try:
+                    return run(*arguments, **named)
+                except Exception as error:
+                    self.record["refusals"][str(error)] += 1
+                    raise
+
+        onnxruntime.InferenceSession = Session
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Return of each session its `path`, its `refusals`, its `nodes` of each operator by provider, and how many of them copy.
+
+        A node that ran often is one. Sessions are not to be used after it.
+        """
+        for session, record in self._opened:
+            nodes: dict[str, Counter[str]] = {}
+            if record.pop("is_open", False):
+                profile = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+                ran = [event for event in profile if event.get("cat") == "Node" and event.get("args", {}).get("provider")]
+                keys = ("provider", "op_name", "node_index")
+                for provider, operator, *_ in {(*(event["args"][key] for key in keys), event["name"]) for event in ran}:
+                    nodes.setdefault(provider, Counter())[operator] += 1
+            num_copies = sum(operators[name] for operators in nodes.values() for name in COPIES)
+            record |= {"nodes": nodes, "num_copies": num_copies}
+        onnxruntime.InferenceSession = _OriginalSession
+        return [record for _, record in self._opened]
+
+
 class Exercise:
     """Every part of a bundle, through the runner that serves it; after an error the other parts go on."""
 
@@ -43,7 +103,7 @@ class Exercise:
         self.runner: Any = None
 
     def run(self) -> dict[str, Any]:
-        """Return of each part its `error`, empty or a text, and the counts of `watch.Seen`; and all sessions."""
+        """Return of each part its `error`, empty or a text, and the counts of `Watch.read`; and all sessions."""
         watch, sessions, found = Watch(), Sessions(), {}
         for name in ("load", "warm_up", "prefill", "steps", "replay", "wide_steps", "looks", "copies", "score"):
             watch.reset()
@@ -52,8 +112,8 @@ class Exercise:
                 getattr(self, name)()
             except Exception as raised:  # the other parts go on
                 error = f"{type(raised).__name__}: {raised}"
-            found[name] = {"error": error, **watch.read().as_dict()}
-        return found | {"sessions": [opened.as_dict() for opened in sessions.finish()]}
+            found[name] = {"error": error, **watch.read()}
+        return found | {"sessions": sessions.finish()}
 
     def load(self) -> None:
         limits = Limits(MAX_SLOTS, 100, 10_000, PREFILL_TOKENS)
@@ -104,11 +164,6 @@ class Exercise:
         assert candidates.ids.shape == candidates.log_probs.shape == (num_rows, num_candidates)
 
 
-def exercise(folder: Path) -> Any:
-    """Run every part of a bundle."""
-    return Exercise(folder).run()
-
-
 SIZES = {"B": 2, "N": 2, "S": 8, "T": 8, "K": 8}
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int32)": np.int32, "tensor(int64)": np.int64}
 
@@ -132,7 +187,7 @@ def nodes(folder: Path) -> Any:
         except Exception as error:  # the library's errors have no common base but this
             refusal = str(error)
         (opened,) = sessions.finish()
-        return {"refusal": refusal, "provider": " ".join(sorted(opened.nodes))}
+        return {"refusal": refusal, "provider": " ".join(sorted(opened["nodes"]))}
 
     return {path.stem: tried(path) for path in sorted(folder.glob("*.onnx"))}
 
@@ -143,7 +198,6 @@ class TightDevice(cuda.CudaDevice):
     spare_bytes = 0
 
     def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
-        """See `Device`."""
         del max_arena_bytes, is_captured
         weights = path.with_suffix(".weights").stat().st_size
         if path.stem != "encoder":  # it has the table of tokens of the encoder's file, and the output projection twice as wide
@@ -171,7 +225,7 @@ def shortage(folder: Path) -> Any:
             error = f"{type(raised).__name__}: {raised}"
         texts = Counter[str]()
         for opened in sessions.finish():
-            texts.update(opened.refusals)
+            texts.update(opened["refusals"])
         found.append({"error": error, "num_refusals": texts.total(), "texts": sorted(texts)})
     return found
 
@@ -192,17 +246,18 @@ def recover(folder: Path, function: str, status: str, after: str) -> Any:
         "is_disabled": runner.graphs.is_disabled,
         "reason": runner.graphs.reason,
         "rows_at_once": runner._rows_at_once[False],
-        "graphs": seen.graphs,
-        "num_kernels": sum(kernel["run"] for kernel in seen.kernels.values()),
-        "faults": seen.faults,
+        "graphs": seen["graphs"],
+        "num_kernels": sum(kernel["run"] for kernel in seen["kernels"].values()),
+        "faults": seen["faults"],
     }
 
 
 def main() -> None:
-    """Run the program that the command line names."""
     program, folder, *arguments = sys.argv[1:]
     with redirect_stdout(sys.stderr):  # where the log goes, too
-        found = {"exercise": exercise, "nodes": nodes, "shortage": shortage, "recover": recover}[program](Path(folder), *arguments)
+        found = {"exercise": lambda folder: Exercise(folder).run(), "nodes": nodes, "shortage": shortage, "recover": recover}[
+            program
+        ](Path(folder), *arguments)
     print(json.dumps(found))
 
 

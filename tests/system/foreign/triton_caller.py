@@ -184,7 +184,6 @@ def errors(client: Any) -> dict[str, tuple[str, str]]:
 
 
 def contract() -> list[str]:
-    """Return the files that the client's stubs were made of."""
     from tritonclient.grpc import model_config_pb2, service_pb2
 
     files = [FileDescriptorProto(), FileDescriptorProto()]
@@ -222,7 +221,6 @@ async def cancel() -> str:
 
 
 def operate(client: Any, token: str, model: str) -> dict[str, tuple[str, str]]:
-    """Change a model as an operator."""
     mine = {"headers": {"authorization": f"Bearer {token}"}}
     return {
         "without a token": refusal(client.unload_model, model),

@@ -123,7 +123,6 @@ class Case:
 
 
 def methods(services: list[str]) -> dict[str, MethodDescriptor]:
-    """Return the methods of services by path."""
     found = (Default().FindServiceByName(name) for name in services)
     return {f"/{service.full_name}/{method.name}": method for service in found for method in service.methods}
 

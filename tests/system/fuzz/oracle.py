@@ -88,7 +88,6 @@ def _perform(channel: grpc.Channel, case: Case) -> Ending:
 
 
 def complaints(case: Case, ending: Ending) -> Iterator[str]:
-    """Yield what is wrong with the end of a call."""
     if ending.code is None:
         yield "never ended"
         return

@@ -213,7 +213,6 @@ class Callers:
         return Counter(answer.status for answer in self.failures)
 
     def wait_for_more(self, count: int = 20) -> None:
-        """Return once so many more requests have been answered."""
         before = len(self.answers) - len(self.failures)
         wait_until(lambda: len(self.answers) - len(self.failures) >= before + count, f"{count} more are answered")
 
@@ -264,7 +263,6 @@ class Callers:
 
 
 def told(error: Exception) -> str:
-    """Return status and message of an error."""
     if isinstance(error, grpc.RpcError):
         return f"{error.code().name}: {error.details()}"
     if isinstance(error, Refused):
@@ -287,12 +285,10 @@ def connection(server: Server, frontend: int | None = None, token: str = "") -> 
 
 
 def bearer(token: str) -> list[tuple[str, str]]:
-    """Return the metadata that shows a token."""
     return [("authorization", f"Bearer {token}")] if token else []
 
 
 def generate(channel: grpc.Channel, num_tokens: int = 2, token: str = "", **fields: Any) -> Any:
-    """Begin a call of Generate."""
     request = GenerateRequest(**{"text": "a dog runs", "model": "alpha", "max_new_tokens": num_tokens} | fields)
     return GenerationStub(channel).Generate.future(request, timeout=CALL_SECONDS, metadata=bearer(token))
 

@@ -87,7 +87,6 @@ class GrpcClient(ProtocolClient):
                 yield cls(channel, streams, token)
 
     def beside(self, query: Query | None) -> dict[str, Any]:
-        """Return metadata and deadline of a call."""
         headers = self._token | (dict(query.headers) if query else {})
         metadata = tuple((name.lower(), value) for name, value in headers.items())
         return {"metadata": metadata, "timeout": query.timeout_seconds if query else None}

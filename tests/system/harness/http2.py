@@ -21,8 +21,6 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame that came."""
-
     kind: int
     flags: int
     stream: int
@@ -39,8 +37,6 @@ class Frame:
 
 
 class Http2:
-    """One connection."""
-
     def __init__(self, port: int, *, window: int = DEFAULT_WINDOW, timeout_seconds: float = 30) -> None:
         """Connect and greet.
 
@@ -82,7 +78,6 @@ class Http2:
         return stream
 
     def send(self, stream: int, message: bytes, *, is_last: bool = False) -> None:
-        """Send another message on a stream."""
         self.socket.sendall(frame(DATA, END_STREAM if is_last else 0, stream, prefixed(message)))
 
     def open_window(self, stream: int, size: int) -> None:
@@ -111,13 +106,11 @@ class Http2:
         raise EOFError("the server has closed the connection")
 
     def wait_for_status(self, stream: int) -> int:
-        """Return the status that a stream ends with; drop what comes before it."""
         while (status := self.wait_for(HEADERS, stream).status) is None:
             pass
         return status
 
     def wait_for_end(self) -> None:
-        """Return when the server has closed the connection."""
         while self.read() is not None:
             pass
 
@@ -135,7 +128,6 @@ class Http2:
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """Return a frame's bytes."""
     return len(payload).to_bytes(3) + struct.pack("!BBI", kind, flags, stream) + payload
 
 

@@ -22,8 +22,6 @@ def session_of(server: Any, token: str = "") -> ClientSession:
 
 
 class HttpClient(ProtocolClient):
-    """A connection over HTTP."""
-
     def __init__(self, session: ClientSession, token: str = "") -> None:
         self._session, self._token = session, token
 
@@ -49,7 +47,6 @@ class HttpClient(ProtocolClient):
             yield response
 
     def message_of(self, error: Mapping[str, Any]) -> str:
-        """Return the reason in an error's body, after checking the body's form."""
         assert list(error) == ["error"]
         return str(error["error"])
 

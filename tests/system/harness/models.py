@@ -84,7 +84,6 @@ class ModelFolder:
         shutil.rmtree(scratch)
 
     def say(self, model: str, text: str) -> None:
-        """Write a model's `model.toml`."""
         (self.path / model).mkdir(exist_ok=True)
         self._note(model)
         scratch = self.path / model / ".model.toml"
@@ -92,11 +91,9 @@ class ModelFolder:
         scratch.rename(self.path / model / "model.toml")
 
     def bundle(self, name: str) -> Path:
-        """Return where a bundle lies that versions are made of."""
         return self._bundles / name
 
     def content(self, bundle: str) -> str:
-        """Return the version that a bundle's content gives."""
         return str(json.loads((self.bundle(bundle) / "bundle.json").read_text())["version"])
 
     def _note(self, model: str) -> None:
@@ -140,7 +137,6 @@ def make_short(folder: Path) -> None:
 
 
 def translating(target: str) -> Languages:
-    """Return the languages of a model from English to another one."""
     return Languages(source=[Language(code="en")], target=[Language(code=target)], default_source="en", default_target=target)
 
 

@@ -37,7 +37,6 @@ def elements_of(datatype: str, raw: bytes) -> list[Any]:
 def infer_request(
     *texts: str | bytes, shape: Sequence[int] | None = None, model: str = "en-de", **fields: Any
 ) -> ModelInferRequest:
-    """Return a request for texts with their raw content."""
     request = ModelInferRequest(model_name=model, raw_input_contents=[raw_bytes(*texts)], **fields)
     request.inputs.add(name="text_input", datatype="BYTES", shape=[len(texts)] if shape is None else shape)
     return request
@@ -46,7 +45,6 @@ def infer_request(
 def with_tensor(
     request: ModelInferRequest, name: str, values: Sequence[Any], datatype: str = "", shape: Sequence[int] | None = None
 ) -> ModelInferRequest:
-    """Add a tensor with its raw content."""
     datatype = datatype or NAMES[type(values[0])]
     request.inputs.add(name=name, datatype=datatype, shape=[len(values)] if shape is None else shape)
     raw = struct.pack(f"<{len(values)}{CODES[datatype]}", *values) if CODES[datatype] else raw_bytes(*values)
@@ -55,7 +53,6 @@ def with_tensor(
 
 
 def with_parameters(request: ModelInferRequest, **parameters: bool | int | float | str) -> ModelInferRequest:
-    """Add parameters."""
     for name, value in parameters.items():
         field = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
         setattr(request.parameters[name], field, value)
@@ -76,7 +73,6 @@ def json_tensor(name: str, datatype: str, shape: Sequence[int], data: Any) -> di
 
 
 def infer_body(*texts: Any, inputs: Sequence[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:
-    """Return a request for texts."""
     return {"inputs": [json_tensor("text_input", "BYTES", [len(texts)], list(texts)), *inputs], **more}
 
 

@@ -36,11 +36,9 @@ class Oracle:
         return [found[i] for i in range(len(texts))]
 
     def beams(self, texts: Sequence[str], num_beams: int, max_new_tokens: int, penalty: float = 1.0) -> list[list[Hypothesis]]:
-        """Return the best hypotheses, the best first."""
         return beam_search(self._model, self.tokenizers.source.encode_batch(list(texts)), num_beams, max_new_tokens, penalty)
 
     def log_probs(self, text: str, target: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token of a target."""
         [source] = self.tokenizers.source.encode_batch([text])
         whole, first = self._model.prompt(source)
         with torch.inference_mode():
@@ -48,7 +46,6 @@ class Oracle:
             return list(self._model.decoder.log_probs(hidden)[torch.arange(len(target)), torch.tensor(target)].tolist())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of target tokens."""
         return str(self.tokenizers.target.decode(list(tokens)))
 
     def check_greedy(self, texts: Sequence[str], served: Sequence[Sequence[int]], max_new_tokens: int = 256) -> None:
@@ -63,6 +60,5 @@ class Oracle:
 
 
 def agree(answer: Any, expected: Hypothesis) -> None:
-    """Compare a served answer and its log-probabilities with ours, which has no forced tokens."""
     assert list(answer.tokens) == expected.ids
     assert [token.log_prob for token in answer.log_probs] == pytest.approx(expected.log_probs, abs=ROUNDING)

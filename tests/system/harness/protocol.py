@@ -45,8 +45,6 @@ class Answer:
 
 
 class Refused(Exception):
-    """The server has refused or failed a query; the status is as the protocol has it."""
-
     def __init__(self, status: str, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(status, message, retry_after_seconds)
         self.status, self.message, self.retry_after_seconds = status, message, retry_after_seconds
@@ -71,7 +69,6 @@ class ProtocolClient:
     call_unimplemented: Any
 
     def supports(self, method: str, options: Mapping[str, Any]) -> bool:
-        """Return whether a method can carry these options."""
         return True
 
     def project(self, answer: Answer) -> Answer:

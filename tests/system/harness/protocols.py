@@ -21,7 +21,6 @@ def query(method: Method, text: str = "a dog", **more: Any) -> Query:
 
 
 async def refusal(call: Awaitable[Any]) -> Refused:
-    """Return the error that a call ends with."""
     with pytest.raises(Refused) as caught:
         await call
     return caught.value

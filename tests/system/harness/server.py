@@ -142,7 +142,6 @@ class Server:
         return {event["front_end"]: event["pid"] for event in self.logged(Event.FRONTEND_READY)}
 
     def wait_until_whole(self, num_models: int = 1) -> None:
-        """Return once all engines and frontends are up."""
         wait_until(lambda: self.metric("dragoman_engine_up") == num_models * self.num_engines, "all engines are up", 120)
         if self.num_frontends > 1:
             self.wait_for_metric(self.num_frontends, "dragoman_front_end_up")
@@ -171,7 +170,6 @@ class Server:
         wait_until(lambda: self.metric(name, **labels) == expected, f"{name}{labels or ''} is {expected}")
 
     def terminate(self) -> int:
-        """Send SIGTERM and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
@@ -206,7 +204,6 @@ def serving(models: Path, *flags: str, callers: str = "", **keywords: Any) -> It
 
 
 def dragoman(*arguments: object, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the command line to its end, in a folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
     command = [sys.executable, "-m", "dragoman", *map(str, arguments)]
     variables = kept | {"PYTHONPATH": str(ROOT)} | environment
@@ -254,7 +251,6 @@ def is_running(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether all threads of a process are stopped, as after SIGSTOP."""
     return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in Path(f"/proc/{pid}/task").glob("*/stat"))
 
 
@@ -303,7 +299,6 @@ def growth(before: Mapping[int, Mapping[str, int]], max_bytes: int = 64 * 2**20)
 
 
 def cpu_seconds(*pids: int) -> float:
-    """Return the processor time that processes have used, all threads together."""
     fields = [_stat(pid) for pid in pids]
     return sum(int(each[11]) + int(each[12]) for each in fields if each) / os.sysconf("SC_CLK_TCK")
 
@@ -320,7 +315,6 @@ def _stat(pid: int) -> list[str]:
 
 
 def _proc(pid: int, name: str) -> str:
-    """Return a file of `/proc`, empty if the process has gone."""
     try:
         return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

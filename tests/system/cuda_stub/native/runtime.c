@@ -1,4 +1,4 @@
-/* libcudart: errors and the device. What nobody has written succeeds and does nothing, see build.py. */
+/* libcudart: errors and the device. What nobody has written succeeds and does nothing, see bed.py. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
