@@ -110,9 +110,7 @@ def build(libraries: Iterable[Library], folder: Path) -> Path:
 
     Return that folder, into which the dynamic linker is to look; other sources make another.
     """
-    sources = {
-        library: next((files for prefix, files in SOURCES.items() if library.name.startswith(prefix)), ()) for library in libraries
-    }
+    sources = {each: next((files for prefix, files in SOURCES.items() if each.name.startswith(prefix)), ()) for each in libraries}
     digest = hashlib.sha256(PREFACE.encode())
     for path in sorted(NATIVE.iterdir()):
         digest.update(path.read_bytes())

@@ -255,9 +255,8 @@ def recover(folder: Path, function: str, status: str, after: str) -> Any:
 def main() -> None:
     program, folder, *arguments = sys.argv[1:]
     with redirect_stdout(sys.stderr):  # where the log goes, too
-        found = {"exercise": lambda folder: Exercise(folder).run(), "nodes": nodes, "shortage": shortage, "recover": recover}[
-            program
-        ](Path(folder), *arguments)
+        programs = {"exercise": lambda folder: Exercise(folder).run(), "nodes": nodes, "shortage": shortage, "recover": recover}
+        found = programs[program](Path(folder), *arguments)
     print(json.dumps(found))
 
 

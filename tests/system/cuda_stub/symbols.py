@@ -41,10 +41,8 @@ def libraries_of(provider: Path) -> list[Library]:
     for prefix, file in OPENED.items():
         if names := [name for name in opened if name.startswith(prefix)]:
             symbols[file] = {"": names}
-    return [
-        Library(name, tuple((version, tuple(sorted(names))) for version, names in sorted(found.items())))
-        for name, found in symbols.items()
-    ]
+    versioned = {name: tuple((version, tuple(sorted(each))) for version, each in found.items()) for name, found in symbols.items()}
+    return [Library(*pair) for pair in versioned.items()]
 
 
 def _output(*command: str) -> str:
