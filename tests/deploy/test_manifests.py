@@ -1,4 +1,4 @@
-"""The example for KServe: against the API of KServe's Python package, the server's settings, and the manual."""
+"""The manifests for KServe, against the API of KServe's Python package, and the compose file, against what it names and starts."""
 
 import ast
 import importlib.util
@@ -8,31 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from dragoman.load.command import app
 from dragoman.server import config as settings
 from dragoman.server.core.core import CLOSE_SECONDS
 from dragoman.server.faces.grpc.health import LIVENESS
 from dragoman.server.supervisor import STOP_SECONDS
-from tests.deploy.conftest import NEWEST, ROOT, load
+from tests.deploy.conftest import ROOT, load
 
 RUNTIME, SERVICE, KNATIVE = "servingruntime.yaml", "inferenceservice.yaml", "inferenceservice-knative.yaml"
+DOCKER = ROOT / "deploy/docker"
 FIELDS = settings.ServerConfig.model_fields
-PLAIN = {"str": str, "int": int, "bool": bool, "float": (int, float), "object": object}
-PLAIN |= {"ResourceQuantity": (str, int, float), "V1beta1MetricQuantity": (str, int, float)}
-
-
-@cache
-def models_folder() -> Path:
-    found = importlib.util.find_spec("kserve")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("KServe's package is not installed: make setup")
-    return Path(found.submodule_search_locations[0]) / "models"
 
 
 @cache
 def model(name: str) -> tuple[dict[str, str], set[str]] | None:
     """Return the types of the fields of a class of KServe, by their names in YAML, and those required; its code is not run."""
-    for path in models_folder().glob("*.py"):
+    found = importlib.util.find_spec("kserve")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("KServe's package is not installed: make setup")
+    for path in (Path(found.submodule_search_locations[0]) / "models").glob("*.py"):
         text = path.read_text(encoding="utf-8")
         if f"class {name}(" in text:
             tables = {
@@ -46,32 +42,15 @@ def model(name: str) -> tuple[dict[str, str], set[str]] | None:
 
 
 def errors(value: Any, kind: str, place: str = "") -> list[str]:
-    """Return the places where a value is not of a type of KServe or of Kubernetes: wrong types, missing and unknown fields."""
-    if kind in PLAIN:
-        return [] if isinstance(value, PLAIN[kind]) else [f"{place} is no {kind}"]
+    """Return the fields that KServe's classes do not have or that they require; Kubernetes' own types are not looked into."""
     if found := re.fullmatch(r"list\[(.*)\]", kind):
         return [error for i, item in enumerate(value) for error in errors(item, found[1], f"{place}[{i}]")]
-    if found := re.fullmatch(r"dict\(str, (.*)\)", kind):
-        return [error for key, item in value.items() for error in errors(item, found[1], f"{place}.{key}")]
-    fields = model(kind)
-    if fields is None:
-        return errors_of_kubernetes(value, kind, place)
+    if (fields := model(kind)) is None:
+        return []
     types, needed = fields
     wrong = [f"{place}.{key} is unknown" for key in value.keys() - types.keys()]
     wrong += [f"{place}.{key} is missing" for key in needed - value.keys()]
     return wrong + [error for key in value.keys() & types.keys() for error in errors(value[key], types[key], f"{place}.{key}")]
-
-
-def errors_of_kubernetes(value: Any, kind: str, place: str) -> list[str]:
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: make setup")
-    utils = pytest.importorskip("kubernetes_validate.utils", reason="kubernetes-validate is not installed: make setup")
-    definitions = utils.schema_contents(f"kubernetes-json-schema/v{NEWEST}.0-local-strict/_definitions.json", NEWEST)["$defs"]
-    parts = re.fullmatch(r"(?:K8sIoApi\w+?)?(V\d+(?:(?:alpha|beta)\d+)?)(\w+)", kind)
-    names = [name for name in definitions if parts is not None and name.endswith(f".{parts[1].lower()}.{parts[2]}")]
-    if len(names) != 1:
-        return [f"{place}: {kind} is unknown"]
-    schema = {"$ref": f"#/$defs/{names[0]}", "$defs": definitions}
-    return [f"{place}: {error.message}" for error in jsonschema.Draft202012Validator(schema).iter_errors(value)]
 
 
 @pytest.mark.parametrize("name", [RUNTIME, SERVICE, KNATIVE])
@@ -81,12 +60,6 @@ def test_manifest_is_valid_and_no_unknown_or_missing_field_is(name: str) -> None
     kind = f"{version.capitalize()}{manifest['kind']}"
     assert group == "serving.kserve.io" and errors(manifest, kind) == []
     assert errors(manifest | {"spec": manifest["spec"] | {"unknown": 1}}, kind) == [".spec.unknown is unknown"]
-
-
-def test_manual_names_every_file() -> None:
-    names = {RUNTIME, SERVICE, KNATIVE}
-    assert {path.name for path in (ROOT / "deploy/kserve").iterdir()} == names
-    assert set(re.findall(r"deploy/kserve/([\w.-]+)", (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8"))) == names
 
 
 def test_runtime_starts_a_server_that_is_probed_scraped_and_confined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,3 +105,53 @@ def test_rollouts_cut_no_request_off_and_scaling_is_by_the_queue() -> None:
     knative, (container,) = load(f"kserve/{KNATIVE}")["spec"]["predictor"], load(f"kserve/{RUNTIME}")["spec"]["containers"]
     refused = {"terminationGracePeriodSeconds", "deploymentStrategy", "autoScaling", "lifecycle"}
     assert not refused & (knative.keys() | knative["model"].keys() | container.keys()), "Knative refuses them"
+
+
+# The compose file.
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    loaded: dict[str, Any] = load("docker/compose.yaml")["services"]
+    return loaded
+
+
+def test_server_and_load_generator_are_our_image_and_confined(services: dict[str, Any]) -> None:
+    assert services.keys() == {"dragoman", "prometheus", "grafana", "load"}
+    build = services["dragoman"]["build"]
+    context = (DOCKER / build["context"]).resolve()
+    assert (context / build["dockerfile"]).is_file() and (context / "dragoman/__init__.py").is_file()
+    assert services["load"]["image"] == services["dragoman"]["image"]
+    for name in ("dragoman", "load"):
+        assert services[name]["read_only"] is True and services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["security_opt"] == ["no-new-privileges:true"]
+        assert [mount.partition(":")[0] for mount in services[name]["tmpfs"]] == ["/tmp"]
+    for name in ("prometheus", "grafana"):
+        assert re.search(r":v?\d+\.\d+\.\d+@sha256:[0-9a-f]{64}$", services[name]["image"])
+
+
+def test_ports_times_and_options_are_those_of_the_programs(services: dict[str, Any]) -> None:
+    inner = {int(port.rsplit(":", 1)[1]) for port in services["dragoman"]["ports"]}
+    assert inner == {FIELDS[name].default for name in ("port", "http_port", "metrics_port")}
+    assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service.get("ports", []))
+    assert int(services["dragoman"]["stop_grace_period"].removesuffix("s")) >= FIELDS["drain_seconds"].default + 11
+    name, *arguments = services["load"]["command"]
+    params = get_command(app).make_context(name, list(arguments)).params
+    assert (name, params["server"], list(params["metrics"])) == ("load", "dragoman:8500", ["http://dragoman:8501/metrics"])
+
+
+def test_mounted_folders_hold_the_files_that_are_read(services: dict[str, Any]) -> None:
+    mounts = [mount for service in services.values() for mount in service.get("volumes", [])]
+    ours = [mount for mount in mounts if mount.startswith(".")]
+    assert {mount.partition(":")[0] for mount in ours} == {*("../prometheus", "../grafana/provisioning", "../grafana/dashboards")}
+    assert all(mount.endswith(":ro") and (DOCKER / mount.partition(":")[0]).is_dir() for mount in ours)
+    volumes = {mount.partition(":")[0] for mount in mounts if mount not in ours}
+    assert volumes == load("docker/compose.yaml")["volumes"].keys()
+    assert "--config.file=/etc/prometheus/prometheus.yml" in services["prometheus"]["command"]
+    assert "../prometheus:/etc/prometheus:ro" in services["prometheus"]["volumes"]
+    (source,) = load("grafana/provisioning/datasources/prometheus.yaml")["datasources"]
+    assert source["type"] == "prometheus" and source["isDefault"] is True
+    assert services["grafana"]["environment"][source["url"].removeprefix("$")] == "http://prometheus:9090"
+    (provider,) = load("grafana/provisioning/dashboards/dragoman.yaml")["providers"]
+    targets = {mount.split(":")[1] for mount in services["grafana"]["volumes"]}
+    assert targets >= {provider["options"]["path"], "/etc/grafana/provisioning"}
