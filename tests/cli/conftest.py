@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dragoman.model.training.example import EXAMPLE
-from tests.client.fake_server import FakeServer, Service
+from dragoman.v1 import generation_pb2
+from tests.client.fake_server import Failed, FakeServer, Service, make_status
 
+NUM_LAYERS = 3
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = """
 [model]
@@ -24,6 +27,24 @@ decoder_ffn_dim = 16
 [training]
 max_steps = 3
 """
+
+
+def score_with_attention(request: Any) -> generation_pb2.ScoreResponse:
+    """Return attention of each layer to the source token with the layer's number; the mean is even."""
+    layer = request.alignment_layer if request.HasField("alignment_layer") else None
+    if layer is not None and layer >= NUM_LAYERS:
+        reason = f"alignment_layer: {layer} is not in 0 to {NUM_LAYERS - 1}, the decoder layers of model loud"
+        raise Failed(make_status("INVALID_ARGUMENT", reason))
+    source, target = (
+        [*(word.encode() for word in text.replace(" ", "\0 ").split("\0")), b""] for text in (request.text, request.target)
+    )
+    row = [1 / len(source)] * len(source) if layer is None else [float(n == layer) for n in range(len(source))]
+    response = generation_pb2.ScoreResponse(model="loud", model_version="9")
+    response.alignment.num_target_tokens, response.alignment.num_source_tokens = len(target), len(source)
+    response.alignment.source_pieces.extend(source)
+    response.alignment.weights.extend(row * len(target))
+    response.tokens.extend(generation_pb2.TokenLogProb(token=n, piece=piece) for n, piece in enumerate(target))
+    return response
 
 
 @pytest.fixture

@@ -13,13 +13,12 @@ import grpc
 import pytest
 
 from dragoman.v1 import generation_pb2, repository_pb2
-from tests.cli.conftest import assert_refused, is_one_line
-from tests.client.fake_server import PATIENCE_SECONDS, AdminService, Failed, Held, Service, answer_to, failing, make_status
+from tests.cli.conftest import NUM_LAYERS, assert_refused, is_one_line, score_with_attention
+from tests.client.fake_server import PATIENCE_SECONDS, AdminService, Held, Service, answer_to, failing
 from tests.system.harness.server import wait_until
 
 Run = Callable[..., tuple[int, str, str]]
 UNREACHABLE = "127.0.0.1:1"
-NUM_LAYERS = 3
 COMMANDS = {
     "translate": "translate hello --model loud",
     "models": "models",
@@ -39,11 +38,11 @@ def ask(run_command: Run, server: str) -> Run:
     return lambda name, *arguments: run_command(name, "--server", server, "--model", "loud", *arguments)
 
 
-def test_each_command_says_that_the_server_is_not_there(run_command: Run, files: Path) -> None:
+def test_a_command_says_that_the_server_is_not_there(run_command: Run, files: Path) -> None:
     advice = "nothing answers there (connection refused); is `dragoman serve` running? --server names another"
-    perplexity = ["perplexity", "--source", files / "two", "--target", files / "two"]
-    for arguments in (perplexity, *(command(name, files) for name in COMMANDS if name != "health")):
-        assert run_command(*arguments, "--server", UNREACHABLE) == (1, "", f"dragoman: {UNREACHABLE}: {advice}\n")
+    for name in ("translate", "models"):
+        told = (1, "", f"dragoman: {UNREACHABLE}: {advice}\n")
+        assert run_command(*command(name, files), "--server", UNREACHABLE) == told
 
 
 def test_waiting_for_a_server_lists_its_models_or_gives_the_reason(run_command: Run, serve, server: str) -> None:
@@ -151,24 +150,6 @@ def test_a_server_is_evaluated_as_its_model_is_or_with_beams(ask: Run, service: 
     assert code == 0 and '"chrf": 100.0' in out and "case:lc" in out
     sent = [(request.HasField("num_beams"), request.num_beams, request.length_penalty) for request in service.requests]
     assert sent == [(False, 0, 0.5)] * 2 + [(True, 5, 0.5)] * 2 + [(False, 0, 0.0)] * 2
-
-
-def score_with_attention(request: Any) -> generation_pb2.ScoreResponse:
-    """Return attention of each layer to the source token with the layer's number; the mean is even."""
-    layer = request.alignment_layer if request.HasField("alignment_layer") else None
-    if layer is not None and layer >= NUM_LAYERS:
-        reason = f"alignment_layer: {layer} is not in 0 to {NUM_LAYERS - 1}, the decoder layers of model loud"
-        raise Failed(make_status("INVALID_ARGUMENT", reason))
-    source, target = (
-        [*(word.encode() for word in text.replace(" ", "\0 ").split("\0")), b""] for text in (request.text, request.target)
-    )
-    row = [1 / len(source)] * len(source) if layer is None else [float(n == layer) for n in range(len(source))]
-    response = generation_pb2.ScoreResponse(model="loud", model_version="9")
-    response.alignment.num_target_tokens, response.alignment.num_source_tokens = len(target), len(source)
-    response.alignment.source_pieces.extend(source)
-    response.alignment.weights.extend(row * len(target))
-    response.tokens.extend(generation_pb2.TokenLogProb(token=n, piece=piece) for n, piece in enumerate(target))
-    return response
 
 
 def titles(page: Path) -> list[str]:

@@ -16,7 +16,7 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.networks.architectures import network
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from tests.cli.conftest import is_one_line
+from tests.cli.conftest import assert_refused
 
 Run = Callable[..., tuple[int, str, str]]
 HEADS = {"num_heads": 4, "decoder_ffn_dim": 16}
@@ -54,47 +54,36 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
+def test_attention_has_every_head_that_is_asked_for(run_command: Run, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    output, picture = tmp_path / "a.html", tmp_path / "a.png"
+    output.write_text("what was there")
+    for name, options, expected in (
         ("transformer", "", {"encoder": 12, "decoder": 8, "cross": 8}),
         ("decoder", "", {"decoder": 8}),
         ("rnn", "", {"cross": 1}),
-        ("transformer", "--kind cross --layer 1", {"cross": 4}),
         ("transformer", "--kind cross --kind decoder", {"decoder": 8, "cross": 8}),
-    ],
-)
-def test_attention_has_every_head_that_is_asked_for(
-    run_command: Run, checkpoints: dict[str, Path], tmp_path: Path, name: str, options: str, expected: dict[str, int]
-) -> None:
-    output = tmp_path / "a.html"
-    output.write_text("what was there")
-    asked = ("attention", "--checkpoint", checkpoints[name], "a dog", "a dog runs", *options.split(), "--output")
-    wrote = f"{sum(expected.values())} maps of model small\n"
-    assert run_command(*asked, output) == (0, f"wrote {output}: {wrote}", "")
-    page = output.read_text(encoding="utf-8")
-    found = re.findall(r'data-kind="(\w+)"', page)
-    assert {kind: found.count(kind) for kind in dict.fromkeys(found)} == expected
-    if "--layer" in options:
-        titles = re.findall(r"<title>([^<]*)</title>", page)[1:]
-        assert titles == [f"Cross-attention, layer 1, head {head}" for head in range(4)]
-    picture = tmp_path / "a.png"
+        ("transformer", "--kind cross --layer 1", {"cross": 4}),
+    ):
+        asked = ("attention", "--checkpoint", checkpoints[name], "a dog", "a dog runs", *options.split(), "--output")
+        wrote = f"{sum(expected.values())} maps of model small\n"
+        assert run_command(*asked, output) == (0, f"wrote {output}: {wrote}", "")
+        page = output.read_text(encoding="utf-8")
+        found = re.findall(r'data-kind="(\w+)"', page)
+        assert {kind: found.count(kind) for kind in dict.fromkeys(found)} == expected
+    titles = re.findall(r"<title>([^<]*)</title>", page)[1:]
+    assert titles == [f"Cross-attention, layer 1, head {head}" for head in range(4)]
     assert run_command(*asked, picture) == (0, f"wrote {picture}: {wrote}", "")
     with Image.open(picture) as image:
         assert image.format == "PNG"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.png"]
+    asked = ("attention", "--checkpoint", checkpoints["rnn"], "a dog", "--output", output, "--max-new-tokens", 5)
+    assert run_command(*asked)[2] == "dragoman: The answer did not end within 5 tokens; it is cut there.\n"
+    assert "it is cut there" in output.read_text()
 
 
-def test_an_answer_that_is_cut_is_told(run_command: Run, checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    asked = ("attention", "--checkpoint", checkpoints["rnn"], "a dog", "--output", tmp_path / "a.html", "--max-new-tokens", 5)
-    code, _, err = run_command(*asked)
-    assert (code, err) == (0, "dragoman: The answer did not end within 5 tokens; it is cut there.\n")
-    assert "it is cut there" in (tmp_path / "a.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("command", "output", "named"),
-    [
+def test_attention_that_cannot_be_drawn_is_named(run_command: Run, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    words = {name: " ".join(["dog"] * count) for name, count in (("long", 100), ("middling", 64), ("short", 20))}
+    for command, output, named in (
         ("{blind} a", "png", "the model has no attention to look at"),
         ("{rnn} ''", "html", "source: is empty"),
         ("{rnn} a --kind encoder", "html", "--kind encoder: model small has no encoder self-"),
@@ -105,49 +94,25 @@ def test_an_answer_that_is_cut_is_told(run_command: Run, checkpoints: dict[str, 
         ("{transformer} '{middling}' a", "png", "source: 65 tokens; a picture shows 64 at most"),
         ("{decoder} '{short}'", "png", "source and target together: 84 tokens; a picture shows"),
         ("{wide} a b", "png", "320 heads; a picture shows 256 at most: --kind and --layer choose less"),
-    ],
-)
-def test_attention_that_cannot_be_drawn_is_named(
-    run_command: Run, checkpoints: dict[str, Path], tmp_path: Path, command: str, output: str, named: str
-) -> None:
-    words = {name: " ".join(["dog"] * count) for name, count in (("long", 100), ("middling", 64), ("short", 20))}
-    arguments = [argument.format(**checkpoints, **words) for argument in shlex.split(command)]
-    code, out, err = run_command("attention", "--checkpoint", *arguments, "--output", tmp_path / f"out.{output}")
-    assert (code, out) == (2, "") and named in err and is_one_line(err)
-    assert list(tmp_path.iterdir()) == []
+    ):
+        arguments = [argument.format(**checkpoints, **words) for argument in shlex.split(command)]
+        assert_refused(run_command("attention", "--checkpoint", *arguments, "--output", tmp_path / f"out.{output}"), named)
+        assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("source", [[], ["--source"]], ids=["decoder", "rnn"])
 def test_tokens_that_are_as_likely_are_as_perplexing_as_their_number(
-    run_command: Run, checkpoints: dict[str, Path], files: Path, source: list[str]
+    run_command: Run, checkpoints: dict[str, Path], files: Path
 ) -> None:
-    name = "even_rnn" if source else "even_decoder"
-    asked = [
-        "perplexity",
-        "--checkpoint",
-        checkpoints[name],
-        "--target",
-        files / "two",
-        *source,
-        *([files / "more"] if source else []),
-    ]
-    code, out, _ = run_command(*asked, "--json")
-    found = json.loads(out)
-    assert (code, found["num_lines"], found["perplexity"]) == (0, 2, pytest.approx(279, rel=1e-4))
-    assert found["loss"] == pytest.approx(math.log(279), rel=1e-4) == pytest.approx(-found["log_prob"] / found["num_tokens"])
-    assert run_command(*asked)[1].startswith("perplexity 279.0")
-
-
-@pytest.mark.parametrize(
-    ("name", "lines", "named"),
-    [
-        ("even_rnn", ["a dog"], "line 1: there is no source"),
-        ("even_decoder", ["a dog", "z" * 40], "line 2: 1 source and 42 target tokens, where the model takes 30 and 40"),
-    ],
-)
-def test_lines_that_a_model_cannot_score_are_named(
-    run_command: Run, checkpoints: dict[str, Path], tmp_path: Path, name: str, lines: list[str], named: str
-) -> None:
-    (tmp_path / "text").write_text("\n".join(lines) + "\n")
-    code, out, err = run_command("perplexity", "--checkpoint", checkpoints[name], "--target", tmp_path / "text")
-    assert (code, out) == (2, "") and named in err
+    (files / "long").write_text(f"a dog\n{'z' * 40}\n")
+    for name, source in (("even_decoder", ()), ("even_rnn", ("--source", files / "more"))):
+        asked = ("perplexity", "--checkpoint", checkpoints[name], "--target", files / "two", *source)
+        code, out, _ = run_command(*asked, "--json")
+        found = json.loads(out)
+        assert (code, found["num_lines"], found["perplexity"]) == (0, 2, pytest.approx(279, rel=1e-4))
+        assert found["loss"] == pytest.approx(math.log(279), rel=1e-4) == pytest.approx(-found["log_prob"] / found["num_tokens"])
+        assert run_command(*asked)[1].startswith("perplexity 279.0")
+    for name, text, named in (
+        ("even_rnn", "two", "line 1: there is no source"),
+        ("even_decoder", "long", "line 2: 1 source and 42 target tokens, where the model takes 30 and 40"),
+    ):
+        assert_refused(run_command("perplexity", "--checkpoint", checkpoints[name], "--target", files / text), named)

@@ -28,6 +28,8 @@ def words(text: str) -> str:
 
 
 def test_without_arguments_the_commands_are_listed_by_what_they_are_for(run_command: Run) -> None:
+    code, out, _ = run_command("--version")
+    assert code == 0 and re.fullmatch(r"\d+\.\d+\S*\n", out)
     code, out, err = run_command()
     assert (code, err) == (0, "") and run_command("-h")[0] == 0
     places = [out.index(f" {panel} ") for panel in PANELS]
@@ -35,26 +37,23 @@ def test_without_arguments_the_commands_are_listed_by_what_they_are_for(run_comm
     assert len(APP.commands) > 10 and all(f" {command} " in out for command in APP.commands)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_is_printed_as_it_is_written(run_command: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_help_is_printed_as_it_is_written(run_command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rich would take `:A:` for an emoji and `[x]` for a style."""
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.setenv("TERMINAL_WIDTH", "400")
-    short, (code, out, err) = run_command(*command.split(), "-h"), run_command(*command.split(), "--help")
-    assert short == (code, out, err) and (code, err) == (0, "") and f"Usage: dragoman {command}" in out
-    described = ELSEWHERE.get(command, APP)
-    for name in command.split() if described is APP else ():
-        described = described.commands[name]
-    out = words(out)
-    assert not EMOJI.search(out) and words(described.help.split("\n\n")[0]) in out
-    for parameter in described.params:
-        assert words(getattr(parameter, "help", None) or "") in out, parameter.name
-
-
-@pytest.mark.parametrize("command", ["serve --models x -h", "translate hello -h", "load --rate 1 -h"])
-def test_h_after_other_arguments_is_help_too(run_command: Run, command: str) -> None:
-    code, out, _ = run_command(*command.split())
-    assert code == 0 and "Usage: dragoman" in out
+    for command in COMMANDS:
+        code, out, err = run_command(*command.split(), "--help")
+        assert run_command(*command.split(), "-h") == (code, out, err) == (0, out, "") and f"Usage: dragoman {command}" in out
+        described = ELSEWHERE.get(command, APP)
+        for name in command.split() if described is APP else ():
+            described = described.commands[name]
+        out = words(out)
+        assert not EMOJI.search(out) and words(described.help.split("\n\n")[0]) in out
+        for parameter in described.params:
+            assert words(getattr(parameter, "help", None) or "") in out, parameter.name
+    for command in ("serve --models x -h", "translate hello -h", "load --rate 1 -h"):
+        code, out, _ = run_command(*command.split())
+        assert code == 0 and "Usage: dragoman" in out
 
 
 def test_markup_in_help_is_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,8 +65,3 @@ def test_markup_in_help_is_text(capsys: pytest.CaptureFixture[str]) -> None:
 
     app(["--help"], standalone_mode=False)
     assert words(capsys.readouterr().out).count(written) == 2
-
-
-def test_the_version_is_printed(run_command: Run) -> None:
-    code, out, _ = run_command("--version")
-    assert code == 0 and re.fullmatch(r"\d+\.\d+\S*\n", out)

@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.export.bundle import Bundle
 from dragoman.model.checkpoint import Checkpoint
-from tests.cli.conftest import is_one_line
+from tests.cli.conftest import assert_refused
 from tests.oracles.checkpoints import make_checkpoint
 from tests.shelf import Shelf
 
@@ -24,22 +24,13 @@ def folder(shelf: Shelf) -> Path:
     return shelf.get("foreign-t5-hub", lambda path: make_checkpoint(path, "t5"))
 
 
-def refused(result: tuple[int, str, str], *reasons: str) -> None:
-    code, out, err = result
-    assert (code, out) == (2, "") and is_one_line(err)
-    assert all(reason in err for reason in reasons), err
-
-
 def test_a_folder_becomes_a_checkpoint_and_a_report(run_command: Run, folder: Path, tmp_path: Path) -> None:
     options = ["--name", "mine", "--task", "translation_en_to_de", "--max-source-tokens", 900, "--max-target-tokens", 77]
     code, out, err = run_command("import", folder, tmp_path / "out", *options, "--half", "--check")
     assert (code, err) == (0, "")
     checkpoint = Checkpoint.load(tmp_path / "out")
-    assert (checkpoint.name, checkpoint.model.config.max_source_positions, checkpoint.model.config.max_target_positions) == (
-        "mine",
-        900,
-        77,
-    )
+    config = checkpoint.model.config
+    assert (checkpoint.name, config.max_source_positions, config.max_target_positions) == ("mine", 900, 77)
     sizes = [(where / "model.safetensors").stat().st_size for where in (tmp_path / "out", folder)]
     assert sizes[0] < 0.6 * sizes[1]
     lines = out.splitlines()
@@ -70,26 +61,30 @@ def test_what_computes_something_else_is_not_written(run_command: Run, folder: P
     from dragoman.model.importers import t5
 
     monkeypatch.setattr(t5.T5Like, "_is_scaled", lambda *_: False)
-    refused(run_command("import", folder, tmp_path / "out", "--check"), str(folder), "differ from those of Transformers by")
+    assert_refused(run_command("import", folder, tmp_path / "out", "--check"), str(folder), "differ from those of Transformers by")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_or_a_name_that_is_none_is_a_line(run_command: Run, folder: Path, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "empty").mkdir()
-    refused(run_command("import", tmp_path / "empty", tmp_path / "out"), f"{tmp_path / 'empty' / 'config.json'}: No such file")
-    refused(run_command("import", tmp_path / "nowhere" / "deeper", tmp_path / "out"), "nowhere/deeper: No such file or directory")
-    refused(run_command("import", "", tmp_path / "out"))
-    refused(run_command("import", folder, tmp_path / "out", "--task", "dance"), "dance")
+    for *arguments, named in (
+        (tmp_path / "empty", f"{tmp_path / 'empty' / 'config.json'}: No such file"),
+        (tmp_path / "nowhere" / "deeper", "nowhere/deeper: No such file or directory"),
+        ("", ""),
+        (folder, "--task", "dance", "dance"),
+    ):
+        assert_refused(run_command("import", *arguments, tmp_path / "out"), named)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     missing = run_command("import", "unknown/nothing-at-all", tmp_path / "out")
-    refused(missing, "needs the package huggingface-hub, of the extra `import`")
+    assert_refused(missing, "needs the package huggingface-hub, of the extra `import`")
     ran = subprocess.run(
         [sys.executable, "-m", "dragoman", "import", "unknown/nothing-at-all", tmp_path / "out"],
         env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")},
         capture_output=True,
         text=True,
     )
-    refused((ran.returncode, ran.stdout, ran.stderr), "unknown/nothing-at-all: no such folder, and the hub cannot be reached")
+    unknown = "unknown/nothing-at-all: no such folder, and the hub cannot be reached"
+    assert_refused((ran.returncode, ran.stdout, ran.stderr), unknown)
     assert not (tmp_path / "out").exists()
 
 

@@ -22,7 +22,6 @@ from dragoman.client.request import Request
 from dragoman.client.retry import RetryPolicy
 from dragoman.client.settings import Settings
 from dragoman.client.target import grpc_target
-from dragoman.client.unreachable import explain
 from dragoman.model.errors import InputError
 from tests.client.fake_server import PATIENCE_SECONDS, FakeServer, failing
 
@@ -76,7 +75,7 @@ def test_a_target_is_an_address_a_url_or_one_of_grpcs(is_secure: bool) -> None:
         assert grpc_target(secure if is_secure else target, is_secure=is_secure) == wanted
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(st.text() | st.from_regex(r"(http://)?[a-z:\[\]/%.]{1,9}(:[0-9]{1,6})?", fullmatch=True))
 @example("http://a:1/")
 def test_a_target_is_refused_by_name_or_understood_for_good(target: str) -> None:
@@ -120,20 +119,17 @@ def test_the_callers_channel_options_replace_ours() -> None:
     assert make_settings(options={"grpc.max_send_message_length": 0}).max_request_bytes == 0
 
 
-@pytest.mark.parametrize(
-    ("setting", "wrong", "right"),
-    [
+def test_an_impossible_setting_is_named_and_a_token_never_shown() -> None:
+    for setting, wrong, right in (
         ("timeout_seconds", [0.0, -1.0, math.nan, math.inf, 1.1e9], [1e9, 0.1]),
         ("token", ["", "a b", "ä\n", "\x7f"], ["!", "~", None]),
-    ],
-)
-def test_an_impossible_setting_is_named_and_a_token_never_shown(setting: str, wrong: list, right: list) -> None:
-    for value in wrong:
-        with pytest.raises(ValueError, match=f"^{setting}: ") as caught:
+    ):
+        for value in wrong:
+            with pytest.raises(ValueError, match=f"^{setting}: ") as caught:
+                make_settings(**{setting: value})
+            assert setting != "token" or not value or value not in str(caught.value)
+        for value in right:
             make_settings(**{setting: value})
-        assert setting != "token" or not value or value not in str(caught.value)
-    for value in right:
-        make_settings(**{setting: value})
     assert "s3cret" not in repr(make_settings(token="s3cret"))
     assert (make_settings().deadline(5.0), make_settings().deadline(None)) == (1005.0, math.inf)
 
@@ -165,15 +161,6 @@ def test_a_client_recovers_when_the_server_comes_back(connect, server) -> None:
         server.start()
         assert call.result(PATIENCE_SECONDS).text == "THREE"
     assert late.generate("four").text == "FOUR", "connections are not shared with a client that waits"
-
-
-def test_many_threads_share_a_client(client, service) -> None:
-    service.has_bulk = False
-    with ThreadPoolExecutor(16) as threads:
-        texts = [f"t{n}" for n in range(64)]
-        assert [result.text for result in threads.map(client.generate, texts)] == [text.upper() for text in texts]
-        batches = threads.map(lambda text: list(client.generate_batch([Request(text)])), texts[:16])
-        assert [outcome.result.text for [outcome] in batches] == [text.upper() for text in texts[:16]]
 
 
 @contextmanager
@@ -235,50 +222,36 @@ def test_other_ways_not_to_reach_a_server_are_told_in_one_line(connect, server, 
             connect(target, credentials=known, **named).models()
 
 
-def test_words_that_are_not_of_a_connection_are_left_as_they_are(call, service) -> None:
-    found = explain("DNS resolution failed for nobody:8500: C-ares status is not ARES_SUCCESS: Domain name not found")
-    assert found == "nobody:8500: the name cannot be looked up (Domain name not found); is it right?"
-    for details in ("", "Socket closed", "draining", f"{BACKENDS}nothing", "DNS resolution failed"):
-        assert explain(details, "localhost:8500") is None
+def test_the_servers_own_words_are_left_as_they_are(call, service) -> None:
     details = f"{BACKENDS}UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: Connection refused"
     service.script.append(failing("UNAVAILABLE", details, retry_after=(1000, 0)))
     with pytest.raises(Unavailable) as caught:
         call("generate", "x")
-    assert str(caught.value) == details, "the server's own words"
+    assert str(caught.value) == details
 
 
-def test_an_option_of_tls_without_the_others_it_needs_is_named() -> None:
+def test_certificate_files_are_read_or_named(certificates: Path) -> None:
+    command = ["openssl", "ec", "-aes128", "-passout", "pass:secret", "-in", "client.key", "-out", "locked.key"]
+    subprocess.run(command, cwd=certificates, check=True, capture_output=True)
     for files, reason in (
-        ({"certificate": Path("a")}, "--certificate is given without --key"),
-        ({"authority": Path("a"), "key": Path("b")}, "--key is given without --certificate"),
-        ({"certificate": Path("a"), "key": Path("b")}, "go with --ca"),
-        ({"server_name": "a"}, "go with --ca"),
-    ):
-        with pytest.raises(InputError, match=reason):
-            Tls(**files)
-
-
-@pytest.mark.parametrize(
-    ("files", "reason"),
-    [
         ("gone client.pem client.key", "gone: No such file"),
-        ("client.key client.pem client.key", r"client\.key: not a PEM file of certificates"),
         (". client.pem client.key", "Is a directory"),
         ("ca.pem client.key client.key", r"client\.key: not a PEM file of certificates"),
         ("ca.pem client.pem gone.key", r"gone\.key: No such file"),
         ("ca.pem client.pem ca.pem", r"ca\.pem: not a PEM file of a private key"),
         ("ca.pem client.pem server.key", r"server\.key: not the key of .*client\.pem"),
         ("ca.pem client.pem locked.key", r"locked\.key: not a PEM file of a private key without a password"),
-    ],
-)
-def test_a_certificate_file_that_cannot_be_used_is_named(certificates: Path, files: str, reason: str) -> None:
-    command = ["openssl", "ec", "-aes128", "-passout", "pass:secret", "-in", "client.key", "-out", "locked.key"]
-    subprocess.run(command, cwd=certificates, check=True, capture_output=True)
-    with pytest.raises(InputError, match=reason):
-        Tls(*(certificates / name for name in files.split())).read()
-
-
-def test_certificate_files_are_read_as_they_are(certificates: Path) -> None:
+    ):
+        with pytest.raises(InputError, match=reason):
+            Tls(*(certificates / name for name in files.split())).read()
+    for options, reason in (
+        ({"certificate": Path("a")}, "--certificate is given without --key"),
+        ({"authority": Path("a"), "key": Path("b")}, "--key is given without --certificate"),
+        ({"certificate": Path("a"), "key": Path("b")}, "go with --ca"),
+        ({"server_name": "a"}, "go with --ca"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            Tls(**options)
     assert PLAIN.read() is None and PLAIN.credentials() is None and PLAIN.options() == {}
     files = [certificates / name for name in ("ca.pem", "client.pem", "client.key")]
     assert Tls(*files).read() == Pem(*(file.read_bytes() for file in files))

@@ -65,10 +65,12 @@ def test_a_file_appears_when_the_block_ends(path: Path, sources: LineFile, is_re
     assert path.stat().st_mode == (path.parent / "plain").stat().st_mode
 
 
-@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
-def test_a_failure_keeps_the_old_file_and_the_lines_that_are_done(path: Path, sources: LineFile, failure: type) -> None:
+def test_a_failure_keeps_the_old_file_and_the_lines_that_are_done(path: Path, sources: LineFile) -> None:
     path.write_text("old")
-    for lines, left in (([], ["out.txt"]), (["eins", "zwei"], ["out.txt", "out.txt.partial", "out.txt.partial.state"])):
+    for failure, lines, left in (
+        (ValueError, [], ["out.txt"]),
+        (KeyboardInterrupt, ["eins", "zwei"], ["out.txt", "out.txt.partial", "out.txt.partial.state"]),
+    ):
         with pytest.raises(failure) as caught, OutputFile(path, sources, OPTIONS) as file:
             write(file, *lines)
             raise failure
@@ -76,32 +78,29 @@ def test_a_failure_keeps_the_old_file_and_the_lines_that_are_done(path: Path, so
         assert getattr(caught.value, "__notes__", []) == ([note] if lines else [])
         assert path.read_text() == "old" and names(path) == left
     assert Path(f"{path}.partial").read_text() == DONE
-
-
-def test_a_run_can_be_resumed_again_and_again(left: Path, sources: LineFile) -> None:
     for line, num_done in ((None, 2), ("Grüße", 2), (None, 3)):
-        with pytest.raises(KeyboardInterrupt), OutputFile(left, sources, OPTIONS, is_resumed=True) as file:
+        with pytest.raises(KeyboardInterrupt), OutputFile(path, sources, OPTIONS, is_resumed=True) as file:
             assert file.num_done == num_done
             write(file, *filter(None, [line]))
             raise KeyboardInterrupt
-    with OutputFile(left, sources, OPTIONS, is_resumed=True) as file:
+    with OutputFile(path, sources, OPTIONS, is_resumed=True) as file:
         write(file, "vier")
-    assert left.read_text(encoding="utf-8") == ALL and names(left) == ["out.txt"]
+    assert path.read_text(encoding="utf-8") == ALL and names(path) == ["out.txt"]
 
 
 TORN = [(b"GR\xc3", b""), (b"GR", b"0123 2"), (b"", b"0123 999\n"), (b"GR", b"0123 3\n"), (b"", b"x y\n")]
 
 
-@pytest.mark.parametrize(("partial", "state"), TORN)
-def test_a_kill_in_the_middle_of_a_write_costs_that_line_only(left: Path, sources: LineFile, partial: bytes, state: bytes) -> None:
-    files = {Path(f"{left}.partial"): partial, Path(f"{left}.partial.state"): state}
-    whole = {file: file.read_bytes() for file in files}
-    for file, torn in files.items():
-        file.write_bytes(whole[file] + torn)
-    with pytest.raises(KeyboardInterrupt), OutputFile(left, sources, OPTIONS, is_resumed=True) as file:
-        assert file.num_done == 2
-        raise KeyboardInterrupt
-    assert {file: file.read_bytes() for file in files} == whole
+def test_a_kill_in_the_middle_of_a_write_costs_that_line_only(left: Path, sources: LineFile) -> None:
+    files = [Path(f"{left}.partial"), Path(f"{left}.partial.state")]
+    whole = [file.read_bytes() for file in files]
+    for torn in TORN:
+        for file, content, more in zip(files, whole, torn, strict=True):
+            file.write_bytes(content + more)
+        with pytest.raises(KeyboardInterrupt), OutputFile(left, sources, OPTIONS, is_resumed=True) as file:
+            assert file.num_done == 2
+            raise KeyboardInterrupt
+        assert [file.read_bytes() for file in files] == whole
 
 
 def test_what_is_left_is_resumed_by_the_same_run_only(left: Path, sources: LineFile) -> None:
@@ -130,16 +129,18 @@ def test_what_is_left_is_resumed_by_the_same_run_only(left: Path, sources: LineF
 
 
 UNKNOWN_STATES = [None, b"", b"\xff", b"[]\n", b"{}\n", b'{"format_version": 9, "output": "out.txt", "options": {}}\n']
+UNKNOWN_STATES += [b'{"format_version": 1, "output": "other", "options": {}}\n']
 
 
-@pytest.mark.parametrize("is_resumed", [False, True])
-@pytest.mark.parametrize("state", [*UNKNOWN_STATES, b'{"format_version": 1, "output": "other", "options": {}}\n'])
-def test_a_file_of_that_name_with_another_state_stays(left: Path, sources: LineFile, state: bytes | None, is_resumed: bool) -> None:
+def test_a_file_of_that_name_with_another_state_stays(left: Path, sources: LineFile) -> None:
     path = Path(f"{left}.partial.state")
-    path.unlink()
-    if state is not None:
-        path.write_bytes(state)
-    assert "out.txt.partial: what it was made of is not known" in refusal(left, sources, is_resumed=is_resumed)
+    for state in UNKNOWN_STATES:
+        path.unlink()
+        if state is not None:
+            path.write_bytes(state)
+        for is_resumed in (False, True):
+            assert "out.txt.partial: what it was made of is not known" in refusal(left, sources, is_resumed=is_resumed)
+        path.touch()
     assert Path(f"{left}.partial").read_text() == DONE
 
 
@@ -166,14 +167,13 @@ def test_a_full_disk_keeps_what_is_done(path: Path, sources: LineFile, monkeypat
     assert Path(f"{path}.partial").read_text() == "ZWEI\n"
 
 
-@pytest.mark.parametrize("name", ["n" * 255, "名" * 85, "link"])
-def test_long_names_and_links_are_followed(tmp_path: Path, sources: LineFile, name: str) -> None:
-    real = tmp_path / ("real" if name == "link" else name)
-    if name == "link":
-        (tmp_path / name).symlink_to(real)
-    with OutputFile(tmp_path / name, sources, OPTIONS) as file:
-        write(file, "zwei")
-    assert real.read_text() == "ZWEI\n" and (tmp_path / "link").is_symlink() == (name == "link")
+def test_long_names_and_links_are_followed(tmp_path: Path, sources: LineFile) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for name, real in (("n" * 255, "n" * 255), ("名" * 85, "名" * 85), ("link", "real")):
+        with OutputFile(tmp_path / name, sources, OPTIONS) as file:
+            write(file, "zwei")
+        assert (tmp_path / real).read_text() == "ZWEI\n"
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_only_regular_files_are_replaced(path: Path, sources: LineFile) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from dragoman.client.errors import InternalError, Unavailable
 from dragoman.client.lines import LineFile, stream_lines
-from dragoman.client.ordered import PAUSE
 from dragoman.client.score_files import Pairs, ScoreOptions, score_pairs, token_log_probs
 from dragoman.client.search import Search
 from dragoman.client.translate import TranslateOptions, translate_file, translate_lines, translate_texts
@@ -164,9 +163,8 @@ def test_json_has_the_whole_answer_in_a_line(sync_client, service, source: Path,
     assert [json.loads(line)["text"] for line in lines] == ["EIN HUND", "", "", "ZWEI KÄFER", "犬"]
 
 
-@pytest.mark.parametrize(
-    ("options", "flags"),
-    [
+def test_options_that_exclude_each_other_are_refused() -> None:
+    for options, flags in (
         ({"concurrency": 0}, "^--concurrency: 0"),
         ({"is_streamed": True, "is_json": True}, "--stream .*--json"),
         ({"is_streamed": True, "has_scores": True}, "--stream .*--scores"),
@@ -174,11 +172,9 @@ def test_json_has_the_whole_answer_in_a_line(sync_client, service, source: Path,
         ({"search": Search(return_log_probs=True)}, "--log-probs .*--json"),
         ({"search": Search(top_log_probs=3)}, "--top-log-probs .*--json"),
         ({"is_json": True, "has_scores": True}, "--scores .*--json"),
-    ],
-)
-def test_options_that_exclude_each_other_are_refused(options: dict, flags: str) -> None:
-    with pytest.raises(InputError, match=flags):
-        TranslateOptions(**options)
+    ):
+        with pytest.raises(InputError, match=flags):
+            TranslateOptions(**options)
     TranslateOptions(is_streamed=True, concurrency=1, search=Search(num_return_sequences=1))
 
 
@@ -206,48 +202,32 @@ def test_a_file_that_breaks_off_can_be_resumed(sync_client, service, source: Pat
         fail(context)
 
     service.behaviours = {"zwei Käfer": fail_after_the_last, "犬": lambda _: last_has_come.set()}
-    with pytest.raises(kind) as caught:
-        translate_file(sync_client, source, out, PLAIN)
-    assert str(caught.value) == (f"{source}, line 4: text: no" if kind is InputError else "text: no")
-    assert caught.value.__notes__ == [f"3 of 5 lines are done, in {out}.partial; --resume goes on from there"]
-    service.behaviours = {"犬": fail}
-    service.requests.clear()
-    with pytest.raises(kind) as caught:
-        translate_file(sync_client, source, out, TranslateOptions(concurrency=1), is_resumed=True)
-    assert str(caught.value) == (f"{source}, line 5: text: no" if kind is InputError else "text: no")
+    for number, options in ((4, PLAIN), (5, TranslateOptions(concurrency=1))):
+        with pytest.raises(kind) as caught:
+            translate_file(sync_client, source, out, options, is_resumed=number == 5)
+        assert str(caught.value) == (f"{source}, line {number}: text: no" if kind is InputError else "text: no")
+        note = f"{number - 1} of 5 lines are done, in {out}.partial; --resume goes on from there"
+        assert caught.value.__notes__ == [note]
+        service.behaviours = {"犬": fail}
     service.behaviours.clear()
+    service.requests.clear()
     assert not out.exists() and translate_file(sync_client, source, out, PLAIN, terminal, is_resumed=True) == 5
     assert out.read_text(encoding="utf-8") == ANSWER and "4/5" in terminal.getvalue()
-    assert [request.text for request in service.requests] == ["zwei Käfer", "犬", "犬"]
+    assert [request.text for request in service.requests] == ["犬"]
     assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"model": "en-fr"}, "--model: en-fr"),
-        ({"model_version": "4"}, "--model-version: 4"),
-        ({"source_language": "en"}, "--from: en"),
-        ({"target_language": "de"}, "--to: de"),
-        ({"max_new_tokens": 5}, "--max-new-tokens: 5"),
-        ({"truncate": True}, "--truncate: true"),
-        ({"is_json": True}, "--json: true"),
-        ({"has_scores": True}, "--scores: true"),
-        ({"search": Search(do_sample=True)}, "--sample: true"),
-        ({"search": Search(early_stopping=False)}, "--no-early-stopping: true"),
-        ({"search": Search(top_k=0)}, "--top-k: 0"),
-    ],
-)
-def test_a_file_is_not_resumed_with_other_options(
-    sync_client, service, source: Path, tmp_path: Path, changes: dict, named: str
-) -> None:
-    service.behaviours["犬"] = failing("INTERNAL")
-    with pytest.raises(InternalError):
-        translate_file(sync_client, source, tmp_path / "out.txt", TranslateOptions(concurrency=1))
-    num_requests = len(service.requests)
-    with pytest.raises(InputError, match=f"^{named}, but"):
-        translate_file(sync_client, source, tmp_path / "out.txt", TranslateOptions(**changes), is_resumed=True)
-    assert len(service.requests) == num_requests
+def test_what_a_file_was_made_with_is_known_by_flags() -> None:
+    """A file is resumed with the same of them only."""
+    plain = TranslateOptions(concurrency=1).by_flag()
+    values = {"model": "en-fr", "model_version": "4", "source_language": "en", "target_language": "de", "max_new_tokens": 5}
+    search = Search(do_sample=True, early_stopping=False, top_k=0)
+    changed = TranslateOptions(**values, truncate=True, is_json=True, search=search).by_flag()
+    assert {name: value for name, value in changed.items() if value != plain.get(name)} == {
+        **{"--model": "en-fr", "--model-version": "4", "--max-new-tokens": 5, "--truncate": True, "--json": True},
+        **{"--from": "en", "--to": "de", "--sample": True, "--early-stopping": False, "--no-early-stopping": True, "--top-k": 0},
+    }
+    assert TranslateOptions(has_scores=True).by_flag() == plain | {"--scores": True}
 
 
 def test_a_file_that_cannot_be_translated_asks_nothing(sync_client, service, source: Path, tmp_path: Path) -> None:
@@ -265,36 +245,21 @@ def test_a_file_that_cannot_be_translated_asks_nothing(sync_client, service, sou
     assert service.requests == []
 
 
-@pytest.mark.parametrize(
-    ("content", "lines"),
-    [
+def test_only_a_line_feed_ends_a_line_of_a_file_or_a_stream(tmp_path: Path) -> None:
+    for content, lines in (
         (b"", []),
         (b"a", ["a"]),
         (b"a\n\nb\n", ["a", "", "b"]),
         (b"a\r\nb\r\n", ["a", "b"]),
         ("a\u2028b\x0bc\x85d\re\nf".encode(), ["a\u2028b\x0bc\x85d\re", "f"]),
         (f"a\n{'ä' * 300_000}\nb".encode(), ["a", "ä" * 300_000, "b"]),
-    ],
-)
-def test_only_a_line_feed_ends_a_line_of_a_file_or_a_stream(tmp_path: Path, content: bytes, lines: list[str]) -> None:
-    (tmp_path / "in.txt").write_bytes(content)
-    file = LineFile(tmp_path / "in.txt")
-    assert (list(file), list(file), len(file)) == (lines, lines, len(lines))
-    assert list(stream_lines(BytesIO(content), "stdin")) == lines
-    with (tmp_path / "in.txt").open("rb") as stream:
-        assert list(stream_lines(stream, "stdin")) == lines
-
-
-def test_a_stream_pauses_only_where_the_next_line_is_not_there_yet() -> None:
-    reading, writing = os.pipe()
-    with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as feed:
-        lines = stream_lines(stream, "stdin")
-        for written, told in ((b"eins\nzwei\ndr", ["eins", "zwei", PAUSE]), (b"ei\n", ["drei", PAUSE]), (b"\xc3", [PAUSE])):
-            feed.write(written)
-            assert [next(lines) for _ in told] == told
-        feed.write(b"\xa4\nend")
-        feed.close()
-        assert [line for line in lines if line is not PAUSE] == ["ä", "end"]
+    ):
+        (tmp_path / "in.txt").write_bytes(content)
+        file = LineFile(tmp_path / "in.txt")
+        assert (list(file), list(file), len(file)) == (lines, lines, len(lines))
+        assert list(stream_lines(BytesIO(content), "stdin")) == lines
+        with (tmp_path / "in.txt").open("rb") as stream:
+            assert list(stream_lines(stream, "stdin")) == lines
 
 
 @pytest.fixture
