@@ -1,7 +1,6 @@
 """Objects that the chart makes of its values: the life of a pod, security, scaling, GPUs, sources of models, and routes."""
 
 import asyncio
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -348,15 +347,6 @@ def test_server_reads_every_variable_as_the_values_say(render: Render, monkeypat
     assert rendered.find("container readinessProbe grpc service") == "readiness" and "readiness" in OVERALL
 
 
-def test_every_setting_of_the_server_and_no_other_is_accepted() -> None:
-    taken = json.loads((CHART / "values.schema.json").read_text())["properties"]["config"]["properties"]
-    set_by_the_chart = {"models", "model_files", "require_signatures", "drain_seconds", "weights_cache"}
-    set_by_the_chart |= {"port", "http_port", "metrics_port", "tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file"}
-    set_by_the_chart |= {"metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"}
-    assert taken.keys() == settings.ServerConfig.model_fields.keys() - set_by_the_chart, "run make chart"
-    assert settings.ServerConfig.model_fields["max_slots"].default == 64, "the chart repeats it"
-
-
 def test_secrets_are_mounted_whole_where_variables_name_their_files(render: Render) -> None:
     metrics = {"metrics.auth.secretName": "scraper", "metrics.tls.enabled": True}
     rendered = render(TLS | metrics | {"auth": {"secretName": "tokens", "key": "callers"}})
@@ -413,15 +403,6 @@ def test_ports_of_services_and_policies_are_those_of_the_pods(render: Render) ->
     assert port_names(rendered)["policy"] == numbers.keys()
     for config in ({"config.http": False}, {"config.http_host": "127.0.0.1"}):
         assert all("http" not in names and "grpc" in names for names in port_names(render(config | PEERS)).values())
-
-
-def test_each_pod_is_scraped_once(render: Render) -> None:
-    rendered = render({"metrics.serviceMonitor.enabled": True})
-    monitor = rendered.find("ServiceMonitor spec")
-    wanted = monitor["selector"]["matchLabels"].items()
-    selected = [service for service in rendered.all("Service") if wanted <= service["metadata"]["labels"].items()]
-    ports = [port["name"] for service in selected for port in service["spec"]["ports"]]
-    assert ports.count(monitor["endpoints"][0]["port"]) == 1
 
 
 def test_keda_queries_the_metrics_of_the_pods_of_the_release(render: Render) -> None:

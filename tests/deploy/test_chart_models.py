@@ -58,9 +58,8 @@ def test_server_reads_the_file_of_a_model_as_the_values_say(render: Render, tmp_
     assert found == {"en-de.toml": {"versions": {"latest": 2}}, f"{name}.toml": {"labels": {"A.b_c-1": "v1.2.9"}}}
 
 
-@pytest.mark.parametrize("source", [{}, {"models.source": "pvc", "models.pvc": {"claimName": "models"}}, STORE])
-def test_changed_files_reach_running_pods_without_a_rollout(render: Render, source: Values) -> None:
-    rendered, other = (render(source | {"models.files": {"en-de": {"versions": {"latest": n}}}}) for n in (1, 2))
+def test_changed_files_reach_running_pods_without_a_rollout(render: Render) -> None:
+    rendered, other = (render({"models.files": {"en-de": {"versions": {"latest": n}}}}) for n in (1, 2))
     assert rendered.find("Deployment") == other.find("Deployment") and files_of(rendered) != files_of(other)
     folder = rendered.find("env DRAGOMAN_MODEL_FILES")
     mount = {"name": "model-files", "mountPath": folder, "readOnly": True}  # changes would not arrive through a subPath
@@ -114,8 +113,6 @@ def test_pull_and_server_require_the_same_signatures(render: Render, kind: str, 
     for container in (pull, rendered.find("container")):
         assert {"name": "keys", "mountPath": "/etc/dragoman/keys", "readOnly": True} in container["volumeMounts"]
     assert rendered.find("pod volumes keys") == {"name": "keys"} | volume
-    assert not any("signatures" in argument for argument in render(STORE).find("pod initContainers 0 args"))
-    assert render({f"models.signatures.{kind}": "keys"}).find("env DRAGOMAN_REQUIRE_SIGNATURES") == "/etc/dragoman/keys"
 
 
 ADDRESSES = st.one_of(

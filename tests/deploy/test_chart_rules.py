@@ -11,7 +11,6 @@ import pytest
 from tests.deploy.conftest import ROOT, Render, Values, load
 
 ON: Values = {"metrics.prometheusRule.enabled": True}
-TWO = ("dragoman", "dragoman-canary")
 PREFIX = "https://git.example/dragoman/blob/v0.1.0"
 
 
@@ -89,14 +88,6 @@ def test_links_lead_to_a_section_of_the_runbook(render: Render, prefix: str) -> 
         path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         assert path == f"{PREFIX}/docs/runbook.md" and anchor in {heading.lower() for heading in headings}
         assert rule["labels"]["team"] == "language" and rule["labels"]["severity"] in ("critical", "warning")
-
-
-def test_two_releases_share_no_group_and_no_rule(render: Render) -> None:
-    items = [render(ON, release=name).find("PrometheusRule") for name in TWO]
-    names = [item["metadata"]["name"] for item in items] + [group["name"] for item in items for group in item["spec"]["groups"]]
-    assert len(names) == len(set(names))
-    alerts = [(rule["alert"], rule["labels"]["release"]) for item in items for rule in rules(item["spec"]) if "alert" in rule]
-    assert len(alerts) == len(set(alerts)), "an alert's name and release name one rule"
 
 
 @pytest.mark.parametrize("matchers", ["", 'job="pods",app="canary"'])

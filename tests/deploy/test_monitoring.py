@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from deploy.grafana import generate, objectives
-from dragoman.server.config import LATENCY_BUCKETS, ServerConfig
+from dragoman.server.config import LATENCY_BUCKETS
 from dragoman.server.telemetry.metrics import Metrics
 from tests.deploy.conftest import ROOT, load
 from tests.deploy.test_chart_rules import rules, selectors
@@ -73,19 +73,6 @@ def test_queries_read_series_that_exist_and_every_metric_is_read(dashboard: dict
     assert len(asked) > 60 and ours - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} == set()
 
 
-def test_dashboard_is_what_the_program_writes() -> None:
-    assert generate.main(["--check"]) == 0, "run: make chart"
-
-
-def test_panels_have_titles_units_and_queries(dashboard: dict[str, Any], panels: list[dict[str, Any]]) -> None:
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    assert len({panel["title"] for panel in panels}) == len(panels)
-    for panel in panels:
-        assert panel["title"] and panel["description"].endswith("."), panel["title"]
-        assert panel["type"] == "table" or "unit" in panel["fieldConfig"]["defaults"] or panel["options"]["yAxis"]["unit"]
-        assert panel["targets"] and len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
-
-
 def test_every_query_can_be_narrowed_by_the_variables(dashboard: dict[str, Any], panels: list[dict[str, Any]]) -> None:
     assert [each["name"] for each in dashboard["templating"]["list"]] == ["datasource", "namespace", "model", "instance"]
     for target in (target for panel in panels for target in [panel, *panel["targets"]]):
@@ -106,12 +93,6 @@ def test_objectives_are_edges_of_buckets_and_the_same_in_rules(panels: list[dict
     for name, objective in (("ErrorBudget", objectives.AVAILABILITY), ("LatencyBudget", objectives.LATENCY)):
         budgets = {factor for rule in alerts for factor in re.findall(r"\* (0\.\d+)", alerts[rule]["expr"]) if name in rule}
         assert [float(budget) for budget in budgets] == [pytest.approx(1 - objective)]
-    minutes = {"5m": 5, "30m": 30, "1h": 60, "2h": 120, "6h": 360, "1d": 1440, "3d": 4320}
-    for rule in (rule for name, rule in alerts.items() if "BudgetBurns" in name):
-        pairs = re.findall(r"rate(\w+) > ([\d.]+) .*\s+and\s+\S+rate(\w+) > ([\d.]+) ", rule["expr"])
-        assert len(pairs) == 2
-        for long, factor, short, same in pairs:  # the short window ends the alert soon after the burning
-            assert factor == same and minutes[long] == 12 * minutes[short]
 
 
 def promtool(*arguments: str | Path) -> str:
@@ -134,14 +115,6 @@ def test_prometheus_accepts_configuration_and_rules_and_alerts_fire_as_they_shou
                 (fired if test["exp_alerts"] else silent).add(test["alertname"])
     assert fired == silent == alerts.keys(), "each alert has a case that fires and one that is silent"
     promtool("test", "rules", *(PROMETHEUS / "tests").glob("*.yaml"))
-
-
-def test_prometheus_scrapes_the_server_of_the_compose_file() -> None:
-    (scraped,) = load("prometheus/prometheus.yml")["scrape_configs"]
-    ((target,),) = [each["targets"] for each in scraped["static_configs"]]
-    service, _, port = target.partition(":")
-    assert service in load("docker/compose.yaml")["services"]
-    assert int(port) == ServerConfig.model_fields["metrics_port"].default
 
 
 def test_each_alert_has_a_severity_and_a_section_of_the_runbook(alerts: dict[str, Any]) -> None:
