@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import typer
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from dragoman.cli import main as dragoman
 from dragoman.server.repository.found import FoundVersion
@@ -115,15 +112,9 @@ def test_pull_and_server_require_the_same_signatures(render: Render, kind: str, 
     assert rendered.find("pod volumes keys") == {"name": "keys"} | volume
 
 
-ADDRESSES = st.one_of(
-    st.sampled_from(["s3://models", "gs://b/a/b", "az://c/a", "https://h:8443/a", "http://127.0.0.1:80/a", "oci://h:5000/a/b:7"]),
-    st.from_regex(r"\Aoci://registry\.example/en-de:[A-Za-z0-9_][A-Za-z0-9._-]{0,20}\Z"),
-    st.from_regex(r"\As3://models/[A-Za-z0-9/_-]{1,30}\Z"),
+@pytest.mark.parametrize(
+    "address", ["s3://models", "gs://b/a/b", "az://c/a", "https://h:8443/a", "http://127.0.0.1:80/a", "oci://h:5000/a/b:7._-A"]
 )
-
-
-@hypothesis_settings(max_examples=50)
-@given(address=ADDRESSES)
 def test_addresses_that_pull_accepts_are_accepted(address: str) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: make setup")
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["models"]["properties"]["store"]
