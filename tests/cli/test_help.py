@@ -4,13 +4,11 @@ import re
 from collections.abc import Callable
 
 import pytest
-import typer
 from typer import main as typer_main
 
 from dragoman.cli import main as dragoman
 from dragoman.load.command import app as load_app
 from dragoman.load.compare_command import app as compare_app
-from dragoman.load.plain_help import PlainCommand
 
 Run = Callable[..., tuple[int, str, str]]
 APP = typer_main.get_command(dragoman.app)
@@ -54,14 +52,3 @@ def test_help_is_printed_as_it_is_written(run_command: Run, monkeypatch: pytest.
     for command in ("serve --models x -h", "translate hello -h", "load --rate 1 -h"):
         code, out, _ = run_command(*command.split())
         assert code == 0 and "Usage: dragoman" in out
-
-
-def test_markup_in_help_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    app = typer.Typer(add_completion=False)
-    written = "A:B: [x] [/x] [red]a[/red] :smile: \\[b] end\\"
-
-    @app.command(cls=PlainCommand, help=f"Of all: {written}")
-    def command(option: str = typer.Option("", help=written)) -> None: ...
-
-    app(["--help"], standalone_mode=False)
-    assert words(capsys.readouterr().out).count(written) == 2

@@ -88,21 +88,6 @@ def test_a_folder_or_a_name_that_is_none_is_a_line(run_command: Run, folder: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_kill_leaves_the_old_checkpoint(run_command: Run, folder: Path, tmp_path: Path) -> None:
-    """When all is written, and nothing has been put in its place."""
-    output = tmp_path / "out"
-    script = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from dragoman.model.importers import importing\n"
-        "importing.put_directory = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "importing.import_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), importing.Order(name='new', is_forced=True))\n"
-    )
-    assert run_command("import", folder, output, "--name", "old")[0] == 0
-    killed = [sys.executable, "-c", script, folder, output]
-    assert subprocess.run(killed, capture_output=True).returncode == -signal.SIGKILL
-    assert Checkpoint.load(output).name == "old"
-
-
 # A directory that is written beside the output waits there for the signal.
 UNTIL_TERMINATED = """
 import sys, tempfile, time

@@ -5,7 +5,6 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import pytest
@@ -56,59 +55,39 @@ class Loop:
         self.loop.close()
 
 
-class BlockingIterator:
-    """An `AsyncStream` or an asynchronous generator with the interface of the blocking one."""
+class Blocking:
+    """An `AsyncClient`, or an asynchronous stream or generator, with the interface of its blocking counterpart."""
 
-    def __init__(self, loop: Loop, items: Any) -> None:
-        self._loop, self._items = loop, items
+    def __init__(self, loop: Loop, target: Any) -> None:
+        self._loop, self._target = loop, target
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+
+        def call(*args: Any, **arguments: Any) -> Any:
+            result = self._loop.run(value, *args, **arguments)
+            return Blocking(self._loop, result) if hasattr(result, "__anext__") else result
+
+        return call if callable(value) else value
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        item = self._loop.run(lambda: anext(self._items, self))
+        item = self._loop.run(lambda: anext(self._target, self))
         if item is self:
             raise StopIteration
         return item
 
-    def __enter__(self) -> "BlockingIterator":
-        assert self._loop.run(self._items.__aenter__) is self._items
+    def __enter__(self) -> "Blocking":
+        assert self._loop.run(self._target.__aenter__) is self._target
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._loop.run(self._items.__aexit__, *error)
+        self._loop.run(self._target.__aexit__, *error)
 
     def close(self) -> None:
-        self._loop.run(self._items.aclose)
-
-    def cancel(self) -> None:
-        self._loop.run(self._items.cancel)
-
-    @property
-    def result(self) -> Any:
-        return self._items.result
-
-
-class BlockingClient:
-    """`AsyncClient` with the interface of `Client`: a scenario is written once for both."""
-
-    def __init__(self, loop: Loop, target: str, **settings: Any) -> None:
-        self._loop = loop
-        self._client = loop.run(AsyncClient, target, **settings)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*args: Any, **arguments: Any) -> Any:
-            value = self._loop.run(getattr(self._client, name), *args, **arguments)
-            return BlockingIterator(self._loop, value) if hasattr(value, "__anext__") else value
-
-        return call
-
-    def __enter__(self) -> "BlockingClient":
-        self._loop.run(self._client.__aenter__)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._loop.run(self._client.__aexit__, *error)
+        self._loop.run(getattr(self._target, "aclose", None) or self._target.close)
 
 
 @pytest.fixture(scope="session")
@@ -120,10 +99,8 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    server = FakeServer()
-    server.start()
-    yield server
-    server.stop()
+    with FakeServer() as server:
+        yield server
 
 
 @pytest.fixture
@@ -149,8 +126,8 @@ def connect(kind: str, server: FakeServer, clock: FakeClock, request: pytest.Fix
 
         def connect(target: str = "", is_real: bool = False, **settings: Any) -> Any:
             waits = {} if is_real else {"clock": clock} | ({"sleep": clock.sleep} if loop else {"wait": clock.wait})
-            make = partial(BlockingClient, loop) if loop else Client
-            client = make(target or server.target, **(waits | settings))
+            arguments = {"target": target or server.target, **waits, **settings}
+            client = Blocking(loop, loop.run(AsyncClient, **arguments)) if loop else Client(**arguments)
             stack.callback(client.close)
             return client
 

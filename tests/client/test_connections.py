@@ -135,14 +135,10 @@ def test_an_impossible_setting_is_named_and_a_token_never_shown() -> None:
 
 
 def test_calls_are_balanced_over_all_addresses(connect, server) -> None:
-    other = FakeServer()
-    other.start()
-    try:
+    with FakeServer() as other:
         client = connect(f"ipv4:{server.target},{other.target}")
         while not (server.service.requests and other.service.requests):  # the second may connect after the first call
             client.generate("x")
-    finally:
-        other.stop()
     assert connect(f"http://{server.target}/").generate("a").text == "A"
 
 

@@ -94,9 +94,8 @@ def test_a_status_of_a_batch_is_the_error_of_a_call() -> None:
     assert from_status(Error(code=13)).message == "the server gave no reason (INTERNAL)"
 
 
-@pytest.mark.parametrize(
-    ("changes", "num_attempts", "retry_after", "wait"),
-    [
+def test_waits_grow_to_the_maximum_and_respect_the_servers_delay() -> None:
+    for changes, num_attempts, retry_after, wait in (
         *(({}, number, None, wait) for number, wait in enumerate([0.1, 0.2, 0.4, 0.8, None], start=1)),
         ({"max_attempts": 1}, 1, None, None),
         ({"max_attempts": 5000, "max_backoff_seconds": 0.3}, 2, None, 0.2),
@@ -104,12 +103,10 @@ def test_a_status_of_a_batch_is_the_error_of_a_call() -> None:
         ({"initial_backoff_seconds": 9, "max_backoff_seconds": 2}, 1, None, 2),
         ({}, 1, 30.0, 30.0),
         ({}, 3, 0.001, 0.4),
-    ],
-)
-def test_waits_grow_to_the_maximum_and_respect_the_servers_delay(changes, num_attempts, retry_after, wait) -> None:
-    policy = RetryPolicy(**{"jitter": 0.0, **changes})
-    for kind in (Overloaded, Unavailable):
-        assert policy.wait_seconds(num_attempts, kind("no", retry_after_seconds=retry_after), 0.9) == (wait and pytest.approx(wait))
+    ):
+        policy = RetryPolicy(**{"jitter": 0.0, **changes})
+        for error in (Overloaded("no", retry_after_seconds=retry_after), Unavailable("no", retry_after_seconds=retry_after)):
+            assert policy.wait_seconds(num_attempts, error, 0.9) == (wait and pytest.approx(wait))
 
 
 @settings(max_examples=30)

@@ -149,14 +149,6 @@ def test_a_comparison_finds_what_changed_and_how_much() -> None:
     assert beyond_noise(*with_levels)["goodput"] is False and "goodput" not in found
 
 
-def test_noise_is_called_a_difference_about_as_often_as_promised() -> None:
-    """Of runs that differ by chance alone one in twenty may be told apart; blocks of few seconds are a little too sure."""
-    results = [make_result(latencies(seed, num=20, seconds=40)) for seed in range(60)]
-    pairs = [compared(a, b, num_draws=300) for a, b in zip(results[::2], results[1::2], strict=True)]
-    for name in ("throughput", "e2e p50", "e2e p95"):
-        assert sum(pair[name].is_beyond_noise for pair in pairs) <= 6, name
-
-
 def test_a_comparison_tells_what_makes_runs_unlike() -> None:
     first = make_result(latencies(1, seconds=5), settings={"--rate": "10", "--in": "a"}, warnings=["careful"])
     second = make_result(latencies(1), settings={"--rate": "20", "--in": "a"}, models=[])

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
-import msgspec
 import pytest
 
 from dragoman.client.errors import CallError
-from dragoman.load import worker
 from dragoman.load.crew import Crew
 from dragoman.load.plan import Injections, Plan
 from dragoman.load.probe import probe, probe_items
@@ -310,15 +308,3 @@ def test_what_ends_a_sender_process_ends_the_run(monkeypatch, tmp_path: Path, sc
     with pytest.raises((CallError, InputError)) as failed:
         run_senders(make_plan(concurrency=1))
     assert isinstance(failed.value, kind) and getattr(failed.value, "code", None) == code
-
-
-def test_a_sender_tells_of_a_server_that_is_not_there(monkeypatch, capfdbinary) -> None:
-    monkeypatch.setattr(worker, "CONNECT_SECONDS", 0.05)
-
-    class Orders:
-        async def line(self) -> bytes:
-            return msgspec.json.encode(make_plan(UNREACHABLE, concurrency=1))
-
-    asyncio.run(worker.work(Orders()))
-    message = msgspec.json.decode(capfdbinary.readouterr().out)
-    assert message["code"] == "UNAVAILABLE" and message["error"].startswith(f"{UNREACHABLE}: ")
