@@ -29,74 +29,34 @@ from tests.shelf import Shelf
 TEXTS = ["two dogs run over the grass", "a dog and a cat run", "the cat sat on the grass", "zwei Hunde laufen"] * 3
 SHORTLIST_TEXT = ["the dog and the cat", "the dog"]
 CALIBRATION = ["a dog and a cat run", "the cat sat"]
-SMALL: dict[str, Any] = {
-    "source_vocab_size": 300,
-    "target_vocab_size": 300,
-    "d_model": 32,
-    "num_heads": 4,
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 2,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 40,
-    "max_source_positions": 24,
-    "max_target_positions": 20,
-}
+SMALL: dict[str, Any] = dict.fromkeys(("source_vocab_size", "target_vocab_size"), 300) | {"d_model": 32, "num_heads": 4}
+SMALL |= {"num_encoder_layers": 2, "num_decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40}
+SMALL |= {"max_source_positions": 24, "max_target_positions": 20}
 UNUSED = ("num_heads", "encoder_ffn_dim", "decoder_ffn_dim")
-RNN = {name: value for name, value in SMALL.items() if name not in UNUSED}
 DECODER = {name: value for name, value in SMALL.items() if not name.startswith(("num_encoder", "encoder"))}
+# Sizes of a small model of each architecture.
 SMALL_OF: dict[str, dict[str, Any]] = {
     "transformer": SMALL,
-    "rnn": RNN,
+    "rnn": {name: value for name, value in SMALL.items() if name not in UNUSED},
     "decoder": DECODER | {"max_source_positions": 30, "max_target_positions": 40},
 }
-"""Sizes of a small model of each architecture."""
-
-LLAMA: dict[str, Any] = {
-    "positions": "rotary",
-    "norm": "pre",
-    "norm_kind": "rms",
-    "has_biases": False,
-    "activation": "silu",
-    "is_ffn_gated": True,
-    "is_projection_tied": False,
-    "is_embedding_scaled": False,
-    "padding": "predicted",
-}
-GPT: dict[str, Any] = {
-    "positions": "learned",
-    "norm": "pre",
-    "activation": "gelu_tanh",
-    "is_embedding_scaled": False,
-    "padding": "predicted",
-}
+LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "pre", "norm_kind": "rms", "has_biases": False, "activation": "silu"}
+LLAMA |= {"is_ffn_gated": True, "is_projection_tied": False, "is_embedding_scaled": False, "padding": "predicted"}
+GPT: dict[str, Any] = {"positions": "learned", "norm": "pre", "activation": "gelu_tanh"}
+GPT |= {"is_embedding_scaled": False, "padding": "predicted"}
+# GELU, learned positions with offset, an embedding norm, an output bias, a deeper encoder.
+PRE_NORM: dict[str, Any] = {"norm": "pre", "activation": "gelu", "positions": "learned", "position_offset": 2}
+PRE_NORM |= {"has_embedding_norm": True, "has_output_bias": True, "is_embedding_scaled": False}
+PRE_NORM |= {"num_encoder_layers": 3, "num_decoder_layers": 1, "max_source_positions": 100, "max_target_positions": 40}
+# Vocabularies and projection of their own, SiLU, a deeper decoder, a start at padding.
+SEPARATE: dict[str, Any] = {"activation": "silu", "is_embedding_shared": False, "is_projection_tied": False}
+SEPARATE |= {"target_vocab_size": 290, "num_encoder_layers": 1, "num_decoder_layers": 3, "pad_id": 289, "decoder_start_id": 289}
+SEPARATE |= {"max_source_positions": 6, "max_target_positions": 3}
 KINDS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "long": {"max_source_positions": 150, "max_target_positions": 150},  # a row has positions that are not driven one by one
-    "pre-norm": {  # and GELU, learned positions with offset, an embedding norm, an output bias, a deeper encoder
-        "norm": "pre",
-        "activation": "gelu",
-        "positions": "learned",
-        "position_offset": 2,
-        "has_embedding_norm": True,
-        "has_output_bias": True,
-        "is_embedding_scaled": False,
-        "num_encoder_layers": 3,
-        "num_decoder_layers": 1,
-        "max_source_positions": 100,
-        "max_target_positions": 40,
-    },
-    "separate": {  # vocabularies and projection, SiLU, a deeper decoder, a start at padding
-        "activation": "silu",
-        "is_embedding_shared": False,
-        "is_projection_tied": False,
-        "target_vocab_size": 290,
-        "num_encoder_layers": 1,
-        "num_decoder_layers": 3,
-        "pad_id": 289,
-        "decoder_start_id": 289,
-        "max_source_positions": 6,
-        "max_target_positions": 3,
-    },
+    "pre-norm": PRE_NORM,
+    "separate": SEPARATE,
     "one token": {"max_source_positions": 1, "max_target_positions": 1, "num_heads": 1},
     "additive": {"architecture": "rnn", "attention": "additive", "num_encoder_layers": 1},
     "no attention": {"architecture": "rnn", "attention": "none"},

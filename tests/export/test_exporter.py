@@ -14,6 +14,7 @@ from dragoman.export.arguments import ExportError
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.parity import ParityError, ParityReport
+from dragoman.export.progress import Progress
 from dragoman.export.verify import verify
 from dragoman.model.checkpoint import Checkpoint, CheckpointError
 from dragoman.model.generation import Language, Languages
@@ -187,3 +188,11 @@ def test_export_that_fails_the_gate_or_is_interrupted_leaves_what_was_there(
             export_checkpoint(checkpoint_dir, bundle_dir, is_forced=True)
         assert contents(bundle_dir) == contents(exported)
         assert list(bundle_dir.parent.iterdir()) == [bundle_dir]
+
+
+def test_each_step_is_a_line_with_its_seconds_and_what_is_left() -> None:
+    times, lines = iter([0.0, 2.0, 6.0, 7.0]), []
+    progress = Progress({"read": 10, "prove": 20, "write": 5}, lines.append, lambda: next(times))
+    for step in ("read", "prove", "write"):
+        progress.done(step)
+    assert lines == ["[1/3] read: 2.0 s; about 5 s to go", "[2/3] prove: 4.0 s; about 1 s to go", "[3/3] write: 1.0 s"]

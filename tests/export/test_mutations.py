@@ -5,7 +5,6 @@ Without these a gate that compares less could still pass all sound graphs.
 
 import copy
 from collections.abc import Callable
-from itertools import permutations
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,25 +25,10 @@ from dragoman.model.config import Padding
 from tests.export.conftest import KINDS, Export, MakeCheckpoint, WriteGraphs
 
 Change = Callable[[ModelProto], None]
-T5 = {
-    "norm": "pre",
-    "norm_kind": "rms",
-    "norm_epsilon": 0.05,
-    "has_biases": False,
-    "activation": "gelu_tanh",
-    "is_ffn_gated": True,
-    "attention_dim": 64,
-    "is_attention_scaled": False,
-    "positions": "relative",
-    "relative_buckets": 8,
-    "relative_max_distance": 12,
-    "has_relative_bias_per_layer": True,
-    "is_embedding_scaled": False,
-    "is_output_scaled": True,
-    "padding": "masked",
-    "max_source_positions": 100,
-    "max_target_positions": 100,
-}
+T5: dict[str, Any] = {"norm": "pre", "norm_kind": "rms", "norm_epsilon": 0.05, "has_biases": False, "activation": "gelu_tanh"}
+T5 |= {"is_ffn_gated": True, "attention_dim": 64, "is_attention_scaled": False, "has_relative_bias_per_layer": True}
+T5 |= {"positions": "relative", "relative_buckets": 8, "relative_max_distance": 12, "is_embedding_scaled": False}
+T5 |= {"is_output_scaled": True, "padding": "masked", "max_source_positions": 100, "max_target_positions": 100}
 Made = tuple[Checkpoint, Path]
 
 
@@ -101,27 +85,11 @@ def change_one_weight(model: ModelProto) -> None:
     rewrite(model, "decoder.layers.1.self_attention.output.weight", lambda w: w + 0.3 * (np.arange(w.size).reshape(w.shape) == 7))
 
 
-def swap_two_layers_weights(model: ModelProto) -> None:
-    first, second = (node for node in nodes(model, "Gemm") if "feed_forward.outer" in node.input[1])
-    first.input[1], second.input[1] = second.input[1], first.input[1]
-
-
-def read_the_next_position(model: ModelProto) -> None:
-    one = constant(model, "off_by_one", 1, np.int64)
-    gather = next(node for node in nodes(model, "Gather") if "positions" in node.input[0])
-    insert_before(model, gather, 1, [helper.make_node("Add", [gather.input[1], one], ["later"])])
-
-
 def attend_one_key_too_few(model: ModelProto) -> None:
     attention = nodes(model, "GroupQueryAttention")[1]  # the first layer's encoder-decoder attention
     less, least = (constant(model, f"number_{number}", number, np.int32) for number in (1, 0))
     new = [helper.make_node("Sub", [attention.input[5], less], ["fewer"]), helper.make_node("Max", ["fewer", least], ["kept"])]
     insert_before(model, attention, 5, new)
-
-
-def swap_keys_and_values(model: ModelProto) -> None:
-    attention = nodes(model, "GroupQueryAttention")[-1]
-    attention.input[3], attention.input[4] = attention.input[4], attention.input[3]
 
 
 def ignore_source_lengths(model: ModelProto) -> None:
@@ -209,11 +177,8 @@ def forget_the_epsilon(model: ModelProto) -> None:
 OFF, SCORER, SOURCE = "log-probabilities are off", "the scorer's log-probabilities are off", "not encoded to the same bits"
 MUTATIONS: dict[str, tuple[str, Change, str]] = {
     "a wrong weight in one layer": ("decoder", change_one_weight, OFF),
-    "two layers' weights exchanged": ("decoder", swap_two_layers_weights, OFF),
-    "positions off by one": ("decoder", read_the_next_position, OFF),
     "the last position alone": ("decoder", spoil_the_last_position, "log-probabilities are off .* at position 149"),
     "a key too few": ("decoder", attend_one_key_too_few, OFF),
-    "keys for values": ("decoder", swap_keys_and_values, OFF),
     "a step that ignores src_lens": ("decoder", ignore_source_lengths, OFF),
     "an encoder that ignores src_lens": ("encoder", ignore_source_lengths, SOURCE),
     "a source that leaks into the next": ("encoder", leak_into_the_next_source, SOURCE),
@@ -302,22 +267,16 @@ def test_weights_that_tracing_gets_wrong_are_found(
             verify(checkpoint, changed)
 
 
-@pytest.fixture(scope="module")
-def by_padding(
-    make_checkpoint: MakeCheckpoint, write_graphs: WriteGraphs, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Made]:
-    """Return checkpoints that differ in the treatment of padding, and their graphs."""
-    folder = tmp_path_factory.mktemp("padding")
+def test_padding_of_another_kind_is_refused(make_checkpoint: MakeCheckpoint, write_graphs: WriteGraphs, tmp_path: Path) -> None:
     checkpoints = {kind: make_checkpoint(padding=kind, max_target_positions=6) for kind in get_args(Padding)}
-    return {kind: (checkpoint, write_graphs(checkpoint.model, folder / kind)) for kind, checkpoint in checkpoints.items()}
-
-
-def test_padding_of_another_kind_is_refused(by_padding: dict[str, Made]) -> None:
-    for meant, done in permutations(get_args(Padding), 2):
-        with pytest.raises(ParityError, match="log-probabilit"):
-            verify(by_padding[meant][0], by_padding[done][1])
-    for made in by_padding.values():
-        assert verify(*made).num_token_mismatches == 0
+    for done, other in checkpoints.items():
+        graphs = write_graphs(other.model, tmp_path / done)
+        for meant, checkpoint in checkpoints.items():
+            if meant == done:
+                assert verify(checkpoint, graphs).num_token_mismatches == 0
+                continue
+            with pytest.raises(ParityError, match="log-probabilit"):
+                verify(checkpoint, graphs)
 
 
 def test_where_single_precision_is_off_the_graphs_may_be_as_far_off(

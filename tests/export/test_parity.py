@@ -1,4 +1,4 @@
-"""Parts of the gate on constructed results: rows in slots, passes of the eager model, comparisons of steps and of the scorer."""
+"""Parts of the gate on constructed results: rows in slots, eager passes, the scorer, packed sources, and pieces of prompts."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.export.eager_pass import EagerPass
-from dragoman.export.parity import Comparison, EagerReference, Floats, Given, Ints, ParityError, drive, stretches
+from dragoman.export.eager_pass import EagerPass, Given
+from dragoman.export.encoder_parity import check_sources_apart
+from dragoman.export.packing import is_packed, pack
+from dragoman.export.parity import Comparison, EagerReference, Floats, Ints, ParityError, drive, stretches
+from dragoman.export.prompt_parity import check_pieces
 from dragoman.export.row import Row
 from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
 from dragoman.model.checkpoint import Checkpoint
@@ -237,7 +240,91 @@ def test_one_wrong_number_of_a_scorer_is_found(checkpoint: Checkpoint, value: fl
         ScorerComparison(EagerReference(checkpoint.model), 1e-4).compare(PAIRS[0], *results)
 
 
-def test_rows_are_padded_on_the_right() -> None:
+SOURCES = [[5, 6, 1], [1], [9, 8, 7, 6, 1], [4, 1]]
+
+
+def test_packed_tokens_know_their_places_and_nothing_is_lost() -> None:
+    packed = pack(SOURCES)
+    assert packed["src_ids"].tolist() == [5, 6, 1, 1, 9, 8, 7, 6, 1, 4, 1]
+    assert packed["positions"].tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4, 0, 1]
+    assert packed["src_lens"].tolist() == [3, 1, 5, 2] and packed["grid"].shape == (4, 5)
+    assert all(array.dtype == np.int64 and array.flags.c_contiguous for array in packed.values())
+    apart = packed["src_ids"][packed["grid"]]
+    assert [row[:length].tolist() for row, length in zip(apart, packed["src_lens"], strict=True)] == SOURCES
+    np.testing.assert_array_equal(apart.ravel()[packed["cells"]], packed["src_ids"])
+    assert packed["grid"].max() < len(packed["src_ids"]), "the filling behind a source's end is a token, too"
+    assert [is_packed(precision) for precision in ("fp32", "int8", "fp16", "bf16")] == [True, True, False, False]
     table, lengths = padded([[5], [6, 7, 8], [9, 10]], 0)
-    assert table.tolist() == [[5, 0, 0], [6, 7, 8], [9, 10, 0]]
-    assert lengths.tolist() == [1, 3, 2]
+    assert (table.tolist(), lengths.tolist()) == ([[5, 0, 0], [6, 7, 8], [9, 10, 0]], [1, 3, 2])
+
+
+class Batching:
+    """An encoder whose bits depend on how many sources there are, from a number on."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.lengths: set[tuple[int, ...]] = set()
+
+    def encode(self, sources: list[list[int]]) -> list[list[np.ndarray]]:
+        self.lengths.add(tuple(map(len, sources)))
+        return [[np.array(source) + (len(sources) >= self.limit) * 1e-9] for source in sources]
+
+
+ROWS = [Row([*range(3, 3 + length), 1], [2], 1) for length in (3, 1, 9, 70, 12, 1, 5, 5)]
+
+
+@pytest.mark.parametrize("limit", [2, 3, 5])
+def test_sources_are_encoded_alone_in_mixtures_and_all_together(limit: int) -> None:
+    with pytest.raises(ParityError, match="not encoded to the same bits"):
+        check_sources_apart([Batching(limit)], ROWS)
+    encoder = Batching(100)
+    check_sources_apart([encoder], ROWS)
+    assert {(length,) for length in (2, 4, 6, 10, 13, 71)} <= encoder.lengths
+    assert (2, 71, 2) in encoder.lengths and max(map(len, encoder.lengths)) == 5
+
+
+PROMPTS = [Row(list(range(3, 3 + length)), [2], 1) for length in (0, 1, 2, 3, 4, 8, 29, 40)]
+
+
+class FaultyReader:
+    """Keeps a number of every token, which a fault may change where it is told the token's place, its piece and the room."""
+
+    def __init__(self, fault: Callable[[int, int, int, int], float] = lambda place, start, size, spare: 0.0) -> None:
+        self.fault = fault
+        self.seen: list[tuple[int, list[int]]] = []
+
+    def read(self, prompt: Sequence[int], pieces: Sequence[int], spare: int) -> Given:
+        self.seen.append((len(prompt), list(pieces)))
+        assert sum(pieces) == len(prompt) and spare > 0
+        kept, start = np.array(prompt, np.float32), 0
+        for size in pieces:
+            for place in range(start, start + size):
+                kept[place] += np.float32(self.fault(place, start, size, spare))
+            start += size
+        return [kept, kept + 1]
+
+
+def test_prompts_are_cut_in_many_ways_down_to_one_token() -> None:
+    reader = FaultyReader()
+    check_pieces([reader, FaultyReader()], PROMPTS)
+    assert (1, [1]) in reader.seen and (0, []) in reader.seen
+    sizes = {size for length, pieces in reader.seen if length == 40 for size in pieces}
+    assert {1, 2, 7, 40} <= sizes and len(sizes) > 6
+    check_pieces([reader], [Row([3] * 300, [2], 1)])  # cut where a block of queries has one left
+    assert {33, 65, 129, 257, 300} <= {size for length, pieces in reader.seen if length == 300 for size in pieces}
+
+
+READER_FAULTS: dict[str, Callable[[int, int, int, int], float]] = {
+    "a piece's size": lambda place, start, size, spare: 1e-3 * (place == 20 and size == 7),
+    "a piece's first token": lambda place, start, size, spare: 1e-3 * (start > 0 and place == start),
+    "room beyond": lambda place, start, size, spare: 1e-3 * (spare > 5),
+    "all but the whole": lambda place, start, size, spare: 1e-3 * (size < 40),
+    "another reader": lambda place, start, size, spare: 1e-3 * (place == 39),
+}
+
+
+@pytest.mark.parametrize("name", READER_FAULTS)
+def test_bits_that_depend_on_the_cut_or_the_reader_are_found(name: str) -> None:
+    others = [FaultyReader()] if name == "another reader" else []
+    with pytest.raises(ParityError, match=r"a prompt of \d+ tokens is not read to the same bits"):
+        check_pieces([*others, FaultyReader(READER_FAULTS[name])], PROMPTS)

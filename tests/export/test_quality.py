@@ -137,9 +137,7 @@ def test_shipped_model_keeps_its_translations(shipped_bundle: Callable[..., Path
 
 @pytest.mark.parametrize(
     ("family", "is_calibrated", "has_caches"),
-    [
-        *(("marian", True, True), ("bart-gelu-new", False, False), ("t5-gated-silu", False, True), ("umt5", True, False)),
-    ],
+    [*(("marian", True, True), ("bart-gelu-new", False, False), ("t5-gated-silu", False, True), ("umt5", True, False))],
 )
 def test_families_pass_the_gate(family: str, is_calibrated: bool, has_caches: bool, tokenizers: Tokenizers, tmp_path: Path) -> None:
     """Rows keep their bits in every batch, and answers stay close: with constant scales, one for every row, and 8-bit caches."""

@@ -1,7 +1,8 @@
-"""Quantised products are close to what they stand for, saturate, and keep rows apart."""
+"""Quantised products are close to single precision, saturate, and keep rows apart; calibration; caches in 8 bits."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir
@@ -9,6 +10,13 @@ import pytest
 from numpy.typing import NDArray
 from onnx_ir import Graph, Model, Value
 
+from dragoman.export import cache_quantize
+from dragoman.export.cache_quantize import LEVELS, quantize_given_caches, scales_of
+from dragoman.export.calibration import calibrate, calibration_sources
+from dragoman.export.graphs.transformer_encoder import EncoderGraph
+from dragoman.export.graphs.transformer_scorer import ScorerGraph
+from dragoman.export.graphs.transformer_step import StepGraph
+from dragoman.export.packing import pack
 from dragoman.export.processor import overflows_in_8_bits
 from dragoman.export.quantize import (
     ACTIVATION_LEVELS,
@@ -23,7 +31,11 @@ from dragoman.export.quantize import (
 )
 from dragoman.export.rewriting import constant_of
 from dragoman.export.session import PRECISION_OPTION, Session, open_session
-from dragoman.export.tracing import write
+from dragoman.export.tensor_names import cross_kv_names
+from dragoman.export.tracing import trace, write
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.errors import InputError
+from tests.export.conftest import Export, MakeCheckpoint
 
 WIDTH, HIDDEN = 24, 40
 FIRST, SECOND = (
@@ -204,3 +216,84 @@ def test_products_are_computed_the_way_that_is_right_here(
     for is_precise in (False, True):
         session = open_session(tmp_path / "graph.onnx", 1, is_precise=is_precise)
         assert is_precise_session(session) is is_precise, "who asks for one way gets it"
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [{}, {"norm": "pre", "activation": "gelu", "is_embedding_shared": False, "is_projection_tied": False, "has_output_bias": True}],
+    ids=["paper", "pre-norm, nothing shared"],
+)
+def test_every_product_of_every_graph_has_a_range(make_checkpoint: MakeCheckpoint, switches: dict[str, object]) -> None:
+    model = make_checkpoint(**switches).model
+    ranges = calibrate(model, [[5, 6, 7], [8]], 6).inputs
+    for graph in (EncoderGraph, StepGraph, ScorerGraph):
+        products = find_products(trace(graph(model)).graph)
+        assert len(products) > 8
+        assert {product.key for product in products} <= ranges.keys()
+
+
+def test_ranges_hold_what_was_seen(checkpoint: Checkpoint) -> None:
+    narrow = calibrate(checkpoint.model, [[5, 6, 7]], 6).inputs
+    wide = calibrate(checkpoint.model, [[5, 6, 7], list(range(20, 40)), [9]], 6).inputs
+    assert narrow.keys() == wide.keys()
+    for key, found in narrow.items():
+        assert wide[key].low <= found.low <= 0 <= found.high <= wide[key].high
+        assert 0 < found.usual <= max(-found.low, found.high)
+    assert any(found.low == 0 for found in narrow.values()), "what a ReLU gives is not negative"
+    assert any(found.low < 0 for found in narrow.values())
+
+
+def test_sources_may_be_as_long_as_the_model_takes_and_not_longer(checkpoint: Checkpoint) -> None:
+    assert calibrate(checkpoint.model, [[5] * (checkpoint.model.config.max_source_positions - 1)], 1000).inputs
+    for texts, reason in ((["a dog", "a dog " * 30], r"line 2: .* the model takes 24"), ([], "nothing to calibrate with")):
+        with pytest.raises(InputError, match=reason):
+            calibration_sources(checkpoint.tokenizers.source, texts, 24)
+
+
+SOURCES = [[5, 6, 7], [9] * 12, [20, 21, 80, 4]]
+
+
+def encoded(encoder: Path) -> NDArray[np.number[Any]]:
+    """Return what an encoder gives of the sources' tokens, `[P, n·H·Dh]`."""
+    (tokens,) = open_session(encoder, 1).run(None, pack([[*ids, 1] for ids in SOURCES]))
+    return tokens
+
+
+def test_encoder_gives_the_nearest_level_of_the_calibrated_range_and_clips(
+    checkpoint: Checkpoint, exported: Path, tmp_path: Path
+) -> None:
+    seen, names, expected = calibrate(checkpoint.model, SOURCES, 6).caches, cross_kv_names(2), encoded(exported / "encoder.onnx")
+    for name, columns in zip(names, np.split(np.abs(expected), len(names), axis=1), strict=True):
+        np.testing.assert_allclose(seen[name].ravel(), columns.max(0), rtol=1e-4, atol=1e-5)
+    assert {f"self_{part}_{layer}" for part in "kv" for layer in range(2)} == seen.keys() - set(names)
+    ranges = {name: found / 2 for name, found in seen.items()}
+    graph = trace(EncoderGraph(checkpoint.model))
+    quantize_given_caches(graph, ranges)
+    write(graph, tmp_path / "encoder.onnx", "encoder.weights")
+    found = encoded(tmp_path / "encoder.onnx")
+    assert found.dtype == np.int8 and found.shape == expected.shape
+    levels = expected / np.concatenate([scales_of(ranges, name).ravel() for name in names])
+    is_inside = np.abs(levels) <= LEVELS
+    assert np.abs(found - levels)[is_inside].max() <= 0.501
+    assert (np.abs(found.astype(int))[~is_inside] >= LEVELS).all() and (np.sign(found) == np.sign(levels))[~is_inside].all()
+    assert not is_inside.all(), "half of the range is not enough for everything"
+
+
+def test_scales_leave_headroom_and_are_never_zero() -> None:
+    scales = scales_of({"x": np.array([[1.0, 0.0], [2.0, 4.0]], np.float32)}, "x")
+    assert scales.shape == (1, 2, 1, 2) and (scales > 0).all()
+    assert scales[0, 1, 0, 1] == pytest.approx(cache_quantize.HEADROOM * 4 / LEVELS)
+
+
+def test_manifest_has_the_bits_of_caches_and_weights(export: Export, exported: Path) -> None:
+    manifest = export("tiny", "int8", weight_bits=7, cache_precision="int8").manifest
+    assert {cache.precision for cache in manifest.caches} == {"int8"}
+    assert [cache.role for cache in manifest.caches] == ["self"] * 4 + ["cross"] * 4
+    assert manifest.tensors.encoder_outputs == ["cross_kv"]
+    assert manifest.tensors.decoder_outputs[-4:] == ["cross_k_0_out", "cross_v_0_out", "cross_k_1_out", "cross_v_1_out"]
+    assert (manifest.weight_bits, manifest.cache_precision, manifest.can_overflow) == (7, "int8", False)
+    assert manifest.parity.quality is not None and manifest.parity.quality.agreement > 0.8
+    manifest = export("tiny", "int8").manifest
+    assert manifest.cache_precision == "fp32", "the number format of what lies between products"
+    assert manifest.can_overflow and {cache.precision for cache in manifest.caches} == {None}
+    assert not export().manifest.can_overflow

@@ -19,15 +19,37 @@ from tests.certificates import openssl
 CONTENT = b'{"a manifest": 1}\n'
 
 
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of usable keys `a` and `b`, and of files that are none."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name, *kind in (("a", "ed25519"), ("b", "ed25519"), ("rsa", "rsa", "-pkeyopt", "rsa_keygen_bits:2048")):
+        openssl(folder, "genpkey", "-algorithm", *kind, "-out", f"{name}.key")
+        openssl(folder, "pkey", "-in", f"{name}.key", "-pubout", "-out", f"{name}.pem")
+    openssl(folder, "pkey", "-in", "a.key", "-aes256", "-passout", "pass:secret", "-out", "encrypted.key")
+    public = (folder / "a.pem").read_bytes()
+    (folder / "no-keys").mkdir()
+    (folder / "mixed").mkdir()
+    files = {
+        "empty": b"",
+        "text": b"a key",
+        "binary": b"\xff\x00",
+        "cut": public[:60],
+        "huge": public * 1000,
+        "mixed/a.pem": public,
+    }
+    for name, content in (files | {"mixed/README": b"keys"}).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Keys `a` and `b`, and what is signed."""
-    for name in "ab":
-        openssl(tmp_path, "genpkey", "-algorithm", "ed25519", "-out", f"{name}.key")
-        openssl(tmp_path, "pkey", "-in", f"{name}.key", "-pubout", "-out", f"{name}.pem")
-    (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle/bundle.json").write_bytes(CONTENT)
-    return tmp_path
+def folder(keys: Path, tmp_path: Path) -> Path:
+    """A copy of the keys, and a manifest to sign."""
+    folder = Path(shutil.copytree(keys, tmp_path / "signing"))
+    (folder / "bundle").mkdir()
+    (folder / "bundle/bundle.json").write_bytes(CONTENT)
+    return folder
 
 
 def test_signed_content_is_accepted_and_openssl_agrees(folder: Path) -> None:
@@ -84,47 +106,24 @@ def test_file_that_is_no_signature_is_named_in_one_line(folder: Path, content: b
 
 def test_keys_come_from_a_file_of_several_and_from_a_folder(folder: Path) -> None:
     (folder / "keys").mkdir()
-    for name in "ab":
-        (folder / "keys" / f"{name}.pem").write_bytes((folder / f"{name}.pem").read_bytes())
+    for name in ("a.pem", "b.pem"):
+        shutil.copy(folder / name, folder / "keys")
     (folder / "keys/.hidden").write_text("not a key")
     (folder / "both.pem").write_text("Ours:\n" + (folder / "a.pem").read_text() + (folder / "b.pem").read_text())
     assert Keys.load(folder / "keys").by_id.keys() == Keys.load(folder / "both.pem").by_id.keys()
     assert len(Keys.load(folder / "keys").by_id) == 2
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty", "empty folder", "text", "binary", "private", "rsa", "cut", "huge", "mixed"])
-def test_unusable_key_file_is_named(folder: Path, kind: str) -> None:
-    path = folder / "key"
-    if kind == "empty folder":
-        path.mkdir()
-    elif kind == "mixed":
-        path.mkdir()
-        (path / "a.pem").write_bytes((folder / "a.pem").read_bytes())
-        (path / "README").write_text("keys")
-    elif kind == "rsa":
-        openssl(folder, "genpkey", "-algorithm", "rsa", "-pkeyopt", "rsa_keygen_bits:2048", "-out", "rsa.key")
-        openssl(folder, "pkey", "-in", "rsa.key", "-pubout", "-out", "key")
-    elif kind != "missing":
-        private, public = (folder / "a.key").read_bytes(), (folder / "a.pem").read_bytes()
-        contents = {"empty": b"", "text": b"a key", "binary": b"\xff\x00", "private": private, "cut": public[:60]}
-        path.write_bytes({**contents, "huge": public * 1000}[kind])
-    with pytest.raises(KeyFileError, match=rf"\A{path}[^\n]*\Z"):
-        Keys.load(path)
+@pytest.mark.parametrize("name", ["missing", "empty", "no-keys", "text", "binary", "a.key", "rsa.pem", "cut", "huge", "mixed"])
+def test_unusable_key_file_is_named(keys: Path, name: str) -> None:
+    with pytest.raises(KeyFileError, match=rf"\A{keys / name}[^\n]*\Z"):
+        Keys.load(keys / name)
 
 
-@pytest.mark.parametrize("kind", ["missing", "public", "encrypted", "rsa", "text"])
-def test_key_that_cannot_sign_is_named(folder: Path, kind: str) -> None:
-    path = folder / "key"
-    if kind == "public":
-        path.write_bytes((folder / "a.pem").read_bytes())
-    elif kind == "encrypted":
-        openssl(folder, "pkey", "-in", "a.key", "-aes256", "-passout", "pass:secret", "-out", "key")
-    elif kind == "rsa":
-        openssl(folder, "genpkey", "-algorithm", "rsa", "-pkeyopt", "rsa_keygen_bits:2048", "-out", "key")
-    elif kind == "text":
-        path.write_text("a key")
-    with pytest.raises(InputError, match=rf"\A{path}[^\n]*\Z"):
-        sign(folder / "bundle/bundle.json", path)
+@pytest.mark.parametrize("name", ["missing", "a.pem", "encrypted.key", "rsa.key", "text"])
+def test_key_that_cannot_sign_is_named(folder: Path, name: str) -> None:
+    with pytest.raises(InputError, match=rf"\A{folder / name}[^\n]*\Z"):
+        sign(folder / "bundle/bundle.json", folder / name)
     assert not (folder / "bundle/bundle.json.sig").exists()
 
 

@@ -1,4 +1,4 @@
-"""Weights in files: each stored once, whichever graph reads it, and mapped again once it is written."""
+"""Weights in files: each stored once, whichever graph reads it; and graph files, read as ONNX's own library reads them."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,8 @@ import onnx_ir
 import pytest
 from onnx_ir import ExternalTensor
 
-from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, SCORER_WEIGHTS_FILE
+from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, SCORER_WEIGHTS_FILE, BundleError
+from dragoman.export.graph_file import BFLOAT16, FLOAT, FLOAT16, INT8, INT32, INT64, GraphFile
 from dragoman.export.storage import ALIGNMENT, write_graphs
 from dragoman.export.tracing import MAX_INLINE_BYTES
 from tests.export.conftest import Export
@@ -89,3 +90,51 @@ def test_scorer_has_a_file_of_its_own_for_weights_that_a_shortlist_leaves_out(ex
     assert num_bytes == 4 * 300 if precision == "fp32" else 300 * 32 < num_bytes < 2 * 300 * 32
     own = [tensor for tensor in weights(bundle.scorer_path).values() if not isinstance(tensor, ExternalTensor)]
     assert max(tensor.nbytes for tensor in own) <= MAX_INLINE_BYTES
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder", "scorer"])
+def test_nodes_and_tensors_are_those_that_onnx_reads(exported: Path, name: str) -> None:
+    path = exported / f"{name}.onnx"
+    found, model = GraphFile.read(path), onnx_ir.load(path)
+    nodes = list(model.graph.all_nodes())
+    by_name = {node.name: node for node in found.nodes if node.name}
+    assert by_name.keys() == {node.name for node in nodes}
+    for node in nodes:
+        read = by_name[str(node.name)]
+        assert (read.op_type, read.domain) == (node.op_type, node.domain)
+        assert read.inputs == tuple("" if value is None else value.name for value in node.inputs)
+        assert read.outputs == tuple(value.name for value in node.outputs)
+        numbers = {
+            a.name: a.value for a in node.attributes.values() if a.type in (onnx_ir.AttributeType.INT, onnx_ir.AttributeType.FLOAT)
+        }
+        assert {name: read.attributes[name] for name in numbers} == pytest.approx(numbers)
+        for value in (*node.inputs, *node.outputs):
+            if value is not None and value.shape is not None and value.dtype is not None:
+                info = found.tensors[str(value.name)]
+                assert info.dtype == int(value.dtype)
+                assert info.shape == tuple(size if isinstance(size, int) else size.value for size in value.shape)
+    weights = [value.const_value for value in model.graph.initializers.values()]
+    assert found.num_weight_bytes == sum(weight.nbytes for weight in weights if weight is not None) > 1000
+
+
+def test_types_are_those_of_onnx() -> None:
+    names = ("FLOAT", "INT8", "INT32", "INT64", "FLOAT16", "BFLOAT16")
+    assert tuple(int(onnx_ir.DataType[name]) for name in names) == (FLOAT, INT8, INT32, INT64, FLOAT16, BFLOAT16)
+
+
+def test_weights_of_every_width_are_counted(tmp_path: Path) -> None:
+    arrays = [np.zeros((3, 5), dtype) for dtype in (np.float32, np.float16, np.int8, np.uint8, np.int64, np.float64)]
+    values = [onnx_ir.Value(name=str(i), const_value=onnx_ir.tensor(array)) for i, array in enumerate(arrays)]
+    graph = onnx_ir.Graph([], [], nodes=[], initializers=values, opset_imports={"": 20}, name="main")
+    onnx_ir.save(onnx_ir.Model(graph, ir_version=10), tmp_path / "graph.onnx")
+    assert GraphFile.read(tmp_path / "graph.onnx").num_weight_bytes == 15 * (4 + 2 + 1 + 1 + 8 + 8)
+
+
+def test_file_that_is_no_graph_or_not_there_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "graph.onnx"
+    with pytest.raises(BundleError, match=r"graph\.onnx: No such file"):
+        GraphFile.read(path)
+    for content in (b"\xff" * 64, b"\x3a\xff\xff\xff\x0f", b"\x3a\x06\x0a\x04\x1a\x02\xc3\x28"):
+        path.write_bytes(content)
+        with pytest.raises(BundleError, match=r"graph\.onnx: not an ONNX graph"):
+            GraphFile.read(path)

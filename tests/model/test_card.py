@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from dragoman.export.manifest import Line
 from dragoman.model.card import CARD_FILE, MAX_CARD_BYTES, MAX_DOMAIN_CHARACTERS, CardError, domain_of, plain, read_card
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def domain(directory: Path, card: str | bytes) -> str:
     (directory / CARD_FILE).write_bytes(card if isinstance(card, bytes) else card.encode())
@@ -28,8 +26,8 @@ def domain(directory: Path, card: str | bytes) -> str:
         ("---\nlicense: mit\ndomain: 'news, 2010 to 2020'\n---\n# x", "news, 2010 to 2020"),
         ('\ufeff---\r\ndomain: "law"\r\n---\r\n', "law"),
         (
-            "**Domain:** _medical_ `letters`, see [the list](https://example.org/x) <br>of <b>wards</b>",
-            "medical letters, see the list of wards",
+            "**Domain:** _medical_ `letters`, see [a list](https://x.org/y) <br>of <b>wards</b>",
+            "medical letters, see a list of wards",
         ),
         ("__Domain__: talks", "talks"),
         ("DOMAIN:\ttalks  by   many", "talks by many"),
@@ -71,11 +69,6 @@ def test_what_comes_of_any_text_is_one_harmless_line_that_a_bundle_takes(text: s
     assert not any(unicodedata.category(character)[0] == "C" for character in found)
     assert found == " ".join(found.split()) and not set(found) & set("<>`*")
     assert msgspec.convert(found, Line) == found
-
-
-@pytest.mark.parametrize("name", ["en-de", "en-fr", "en-de-rnn", "en-captions"])
-def test_shipped_models_say_that_they_know_captions(name: str) -> None:
-    assert "captions" in domain_of(read_card(ROOT / "model/pretrained" / name))
 
 
 def test_card_of_any_bytes_and_any_size_is_borne(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import torch
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import Start, StepDecoder, beam_search, greedy_search, length_normalised
+from dragoman.model.networks.attention import padding_mask
 from dragoman.model.networks.language_model import LanguageModel
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.padding import pad
+from tests.model.families import ragged, random_pair
 
 SOURCES = [[7, 8, 9, 10, 11], [12], [13, 14, 15], []]
 
@@ -134,3 +136,28 @@ def test_a_prompt_takes_the_room_of_its_answer(positions) -> None:
     assert [len(found.log_probs) for found in greedy_search(model, prompts, 6)] == [6, 6, 1]
     complete = greedy_search(model, [[2, 7, 8]], 99, Start(decoder_start_id=9, is_complete=True))
     assert complete[0].ids == greedy_search(model, prompts[:1], 99)[0].ids
+
+
+@pytest.mark.parametrize(
+    ("family", "penalty", "forced"),
+    [("marian", 0.8, []), ("bart", 0.8, []), ("mbart", 1.3, [17]), ("t5", 1.3, [17]), ("umt5", 0.8, [])],
+)
+@torch.inference_mode()
+def test_answers_are_those_of_transformers(family: str, penalty: float, forced: list[int]) -> None:
+    """Greedy search and all of three beams, in double precision, so that no rounding decides a close call."""
+    (theirs, ours), lengths = random_pair(family), [1, 9, 4, 30]
+    sources = pad(ragged(lengths), 0)
+    options = {"forced_bos_token_id": 17, "decoder_start_token_id": 5} if forced else {}
+    options |= {"attention_mask": padding_mask(torch.tensor(lengths), sources.shape[1]).long(), "max_new_tokens": 12 + len(forced)}
+    options |= {"bad_words_ids": [[0]] if ours.config.padding == "masked" else None, "length_penalty": penalty}
+    options |= {"do_sample": False, "early_stopping": False, "return_dict_in_generate": True, "output_scores": True}
+    start = Start([forced] * 4, decoder_start_id=5 if forced else None, is_complete=True)
+    for width in (1, 3):
+        expected = theirs.double().generate(input_ids=sources, num_beams=width, num_return_sequences=width, **options)
+        if width == 1:
+            found = greedy_search(ours.double(), ragged(lengths), 12, start)
+        else:
+            found = [found for beam in beam_search(ours.double(), ragged(lengths), 3, 12, penalty, start) for found in beam]
+            assert [h.score for h in found] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-5)
+        answers = [row[1 + len(forced) :] for row in expected.sequences.tolist()]
+        assert [h.ids for h in found] == [row[: row.index(1)] if 1 in row else row for row in answers]

@@ -1,13 +1,26 @@
-"""Facts about the graphs that the server's speed and its cache handling rest on."""
+"""Graphs as the server's speed needs them: axes, operators, weights, rewrites for the CPU, and the search for one candidate."""
 
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir
 import pytest
+from numpy.typing import NDArray
 
 from dragoman.export.bundle import Tensors
+from dragoman.export.choice import block_size, choose_one_in_blocks
+from dragoman.export.choice_parity import check_one_candidate
+from dragoman.export.cpu import keep_sums_apart, keep_time_axis
+from dragoman.export.graphs.transformer_step import StepGraph
+from dragoman.export.parity import ParityError, drive
+from dragoman.export.quantize import quantize
 from dragoman.export.recording import OPSET_VERSION
-from dragoman.export.tracing import IR_VERSION
+from dragoman.export.row import Row
+from dragoman.export.running import OnnxRunner
+from dragoman.export.session import open_session
+from dragoman.export.tracing import IR_VERSION, trace, write
+from dragoman.model.checkpoint import Checkpoint
 
 
 @pytest.fixture(scope="session", params=["encoder", "decoder", "scorer"])
@@ -72,3 +85,108 @@ def test_nothing_says_where_or_when_it_was_made(graph: onnx.ModelProto) -> None:
     for item in (*graph.graph.node, *graph.graph.value_info, *graph.graph.input, *graph.graph.output, *graph.graph.initializer):
         assert not item.doc_string and not item.metadata_props
     assert b".py" not in graph.SerializeToString()
+
+
+def operators(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+
+
+@pytest.fixture
+def directory(exported: Path, tmp_path: Path) -> Path:
+    """Return a copy of the graphs in single precision."""
+    for name in ("scorer.onnx", "encoder.onnx", "encoder.weights", "decoder.onnx", "decoder.weights"):
+        (tmp_path / name).write_bytes((exported / name).read_bytes())
+    return tmp_path
+
+
+def digests(directory: Path, checkpoint: Checkpoint) -> list[str]:
+    config = checkpoint.model.config
+    random = np.random.default_rng(0)
+    rows = [
+        Row([*random.integers(3, 300, length).tolist(), config.eos_id], [config.decoder_start_id, *range(5, 4 + length)], length)
+        for length in (3, 1, 9, 5)
+    ]
+    drive(OnnxRunner(directory, config), rows, 3, 20, False)
+    return [row.digest for row in rows]
+
+
+def test_exported_graphs_leave_nothing_to_fuse_with_a_layer_norm(exported: Path) -> None:
+    for name in ("encoder.onnx", "decoder.onnx"):
+        graph = onnx.load(exported / name, load_external_data=False).graph
+        sums = {node.output[0] for node in graph.node if node.op_type == "Add"}
+        assert not [node for node in graph.node if node.op_type == "LayerNormalization" and node.input[0] in sums]
+
+
+def test_time_axis_gives_the_same_bits_with_fewer_nodes(checkpoint: Checkpoint, directory: Path) -> None:
+    found = []
+    for is_kept in (False, True):
+        model = trace(StepGraph(checkpoint.model))
+        keep_sums_apart(model)
+        quantize(model, {})
+        if is_kept:
+            keep_time_axis(model)
+        write(model, directory / "decoder.onnx", "step.weights")
+        names = operators(directory / "decoder.onnx")
+        found.append((digests(directory, checkpoint), names.count("Squeeze") + names.count("Unsqueeze")))
+    (before, num_before), (after, num_after) = found
+    assert before == after
+    assert num_after == 3 < num_before == 8, "token ids, positions and the last hidden state"
+
+
+def chooser(num_choices: int) -> onnx_ir.Model:
+    """Return a graph that is a TopK of its input and nothing else."""
+    log_probs = onnx_ir.Value(name="x", shape=onnx_ir.Shape(["N", num_choices]), type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT))
+    count = onnx_ir.Value(name="k", shape=onnx_ir.Shape([1]), type=onnx_ir.TensorType(onnx_ir.DataType.INT64))
+    node = onnx_ir.node("TopK", [log_probs, count], {"axis": -1}, num_outputs=2)
+    for value, name, dtype in zip(node.outputs, ("v", "i"), (onnx_ir.DataType.FLOAT, onnx_ir.DataType.INT64), strict=True):
+        value.name, value.shape, value.type = name, onnx_ir.Shape(["N", "K"]), onnx_ir.TensorType(dtype)
+    graph = onnx_ir.Graph([log_probs, count], node.outputs, nodes=[node], opset_imports={"": 20}, name="main")
+    return onnx_ir.Model(graph, ir_version=10)
+
+
+def likeliest(log_probs: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    ids = log_probs.argmax(1, keepdims=True)
+    return ids, np.take_along_axis(log_probs, ids, 1)
+
+
+@pytest.mark.parametrize(("num_choices", "num_rows"), [(64, 1), (300, 5), (5000, 33), (32000, 3), (307, 4)])
+def test_one_candidate_is_the_likeliest_and_of_equals_the_lowest(num_choices: int, num_rows: int, tmp_path: Path) -> None:
+    model = chooser(num_choices)
+    choose_one_in_blocks(model)
+    onnx_ir.save(model, tmp_path / "choose.onnx")
+    session = open_session(tmp_path / "choose.onnx", 2)
+    random = np.random.default_rng(num_choices)
+    log_probs = random.integers(-6, 0, (num_rows, num_choices)).astype(np.float32)  # hardly anything is the only one of its size
+    log_probs[:, random.integers(0, num_choices, 9)] = -np.inf
+    log_probs[0] = -np.inf
+    log_probs[0, -1] = -100.0
+    values, ids = session.run(None, {"x": log_probs, "k": np.array([1], np.int64)})
+    expected_ids, expected = likeliest(log_probs)
+    assert np.array_equal(ids, expected_ids) and np.array_equal(values, expected)
+    values, ids = session.run(None, {"x": log_probs, "k": np.array([4], np.int64)})
+    order = np.argsort(-log_probs, axis=1, kind="stable")[:, :4]
+    assert np.array_equal(ids, order) and np.array_equal(values, np.take_along_axis(log_probs, order, 1))
+
+
+def test_blocks_are_equal_and_about_as_many_as_they_are_long() -> None:
+    assert [block_size(number) for number in (64, 5000, 32000)] == [8, 50, 160]
+    assert block_size(307) is None  # a prime
+    assert block_size(2 * 307) is None
+    model = chooser(307)
+    choose_one_in_blocks(model)
+    assert [node.op_type for node in model.graph] == ["TopK"], "a vocabulary without equal blocks is searched as before"
+
+
+@pytest.mark.parametrize("what", ["id", "log-probability"])
+def test_gate_finds_a_step_whose_one_candidate_is_another(exported: Path, checkpoint: Checkpoint, what: str) -> None:
+    config = checkpoint.model.config
+    runner = OnnxRunner(exported, config)
+    row = Row([7, 8, config.eos_id], [config.decoder_start_id, 5, 6], 3)
+    drive(runner, [row], 1, 5, False)
+    check_one_candidate(runner, [row], 2)
+    if what == "id":
+        row.choices[1] ^= 1
+    else:
+        row.log_probs[2] = float(np.nextafter(np.float32(row.log_probs[2]), np.float32(0)))
+    with pytest.raises(ParityError, match="another first candidate"):
+        check_one_candidate(runner, [row], 2)

@@ -17,10 +17,9 @@ from dragoman.model.importers.importing import Order, import_checkpoint
 from tests.model.importers.conftest import change_json, change_weights
 
 Change = Callable[[Path], Any]
-FC1, WI = "model.encoder.layers.0.fc1.weight", "encoder.block.0.layer.1.DenseReluDense.wi.weight"
-NORM, HEAD = "model.encoder.layer_norm.weight", "classification_head.dense.weight"
+FC1, HEAD = "model.encoder.layers.0.fc1.weight", "classification_head.dense.weight"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:5891b5b522d5df08\nsize 298000000\n"
-CONFIG, GENERATION, SETTINGS = "config.json", "generation_config.json", "tokenizer_config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, PICKLE, SHARD = "model.safetensors", "pytorch_model.bin", "model-00002-of-00002.safetensors"
 
 # Fields of config.json that name the fault themselves.
@@ -80,10 +79,6 @@ def without_memory(folder: Path) -> None:
     torch.save({**tensors, FC1: tensors[FC1].to("meta")}, folder / PICKLE)
 
 
-def as_link_to_nothing(name: str) -> Change:
-    return lambda folder: ((folder / name).unlink(), (folder / name).symlink_to(folder / "nowhere"))
-
-
 def as_directory(name: str) -> Change:
     return lambda folder: ((folder / name).unlink(), (folder / name).mkdir())
 
@@ -101,9 +96,12 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("bart", with_text(CONFIG, "{"), CONFIG, "not JSON"),
     ("bart", with_text(CONFIG, "[]"), CONFIG, "not a JSON object"),
     ("bart", with_text(CONFIG, "[" * 10**5), CONFIG, "nested too deeply|not JSON"),
-    ("bart", with_text(GENERATION, '{"a":' * 10**5), GENERATION, "nested too deeply|not JSON"),
-    ("bart", as_link_to_nothing(GENERATION), GENERATION, "No such file or directory"),
-    ("bart", as_link_to_nothing(SETTINGS), SETTINGS, "No such file or directory"),
+    (
+        "bart",
+        lambda f: ((f / GENERATION).unlink(), (f / GENERATION).symlink_to("nowhere")),
+        GENERATION,
+        "No such file or directory",
+    ),
     ("bart", with_text("adapter_config.json", "{}"), "adapter_config.json", "merge it into its model"),
     ("bart", lambda folder: change_json(folder / GENERATION, eos_token_id=[2, 3]), GENERATION, "eos_token_id names 2 ends"),
     ("bart", other_start, CONFIG, "decoder_start_id 9999 is outside the vocabulary of 401"),
@@ -114,22 +112,14 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("bart", with_config(decoder_layers=1), WEIGHTS, r"model\.decoder\.layers\.1\..* and 23 more: nothing"),
     ("bart", with_config(tie_word_embeddings=False), WEIGHTS, r"lm_head\.weight is missing, .* \(tie_word_embeddings\)"),
     ("bart", with_weights(lambda w: w.pop(FC1)), WEIGHTS, f"{re.escape(FC1)} missing"),
-    ("t5", with_weights(lambda w: w.pop(WI)), WEIGHTS, f"{re.escape(WI)} missing"),
-    ("mbart", with_weights(lambda w: w.pop(NORM)), WEIGHTS, f"{re.escape(NORM)} missing"),
     ("bart", with_weights(lambda w: w.pop("model.shared.weight")), WEIGHTS, r"model\.encoder\.embed_tokens\.weight is missing"),
-    (
-        "bart",
-        with_weights(lambda w: w.update({HEAD: torch.ones(2, 2)})),
-        WEIGHTS,
-        rf"{re.escape(HEAD)}: nothing in this architecture",
-    ),
+    ("bart", with_weights(lambda w: w.update({HEAD: torch.ones(2, 2)})), WEIGHTS, rf"{re.escape(HEAD)}: nothing in this arch"),
     ("bart", without_memory, PICKLE, rf"{re.escape(FC1)} is not a plain tensor"),
     # Files that Git LFS has.
     ("bart", with_text(WEIGHTS, POINTER), WEIGHTS, "`git lfs pull`"),
     ("bart", lambda folder: (folder / WEIGHTS).rename(folder / PICKLE).write_text(POINTER), PICKLE, "`git lfs pull`"),
     ("bart", as_shards, SHARD, "`git lfs pull`"),
     ("t5", with_text("spiece.model", POINTER), "spiece.model", "`git lfs pull`"),
-    ("marian", with_text("target.spm", POINTER), "target.spm", "`git lfs pull`"),
     ("nllb", with_text("tokenizer.json", POINTER), "tokenizer.json", "`git lfs pull`"),
     # Tokenisers.
     ("t5", without("spiece.model"), "", r"no tokeniser: there is neither spiece\.model nor tokenizer\.json"),

@@ -1,20 +1,28 @@
-"""What a folder says of generation, put together, and folders that say nonsense."""
+"""Settings of generation: fields of a folder put together, Transformers' settings as defaults, and refusals by name."""
 
+import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import GenerationConfig
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Defaults, Template
+from dragoman.model.importers.conversion import Target
+from dragoman.model.importers.defaults import Converted, convert
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.generation import ForeignGeneration, read_generation
+from dragoman.model.importers.generation_fields import generation_fields
 from dragoman.model.importers.speech import Wishes
 
 MARIAN = {"</s>": 0, "<unk>": 1, ">>fra<<": 2, ">>deu<<": 3, "▁a": 4, "<pad>": 5}
-SUMMARY = {"prefix": "summarize: ", "num_beams": 4, "max_length": 200, "min_length": 30, "early_stopping": True}
-T5_TASKS = {"summarization": SUMMARY} | {
+T5_SUMMARY = {"prefix": "summarize: ", "num_beams": 4, "max_length": 200, "min_length": 30, "early_stopping": True}
+T5_TASKS = {"summarization": T5_SUMMARY} | {
     f"translation_en_to_{code}": {"prefix": f"translate English to {name}: ", "num_beams": 4, "max_length": 300}
     for code, name in (("de", "German"), ("fr", "French"), ("ro", "Romanian"))
 }
@@ -84,25 +92,26 @@ def test_wordings_that_differ_are_to_be_chosen_from(tmp_path: Path) -> None:
     assert one.template.task == "to French: "
 
 
+def of_task(prefix: object) -> dict[str, Any]:
+    return {"model_type": "t5", "task_specific_params": {"x": {"prefix": prefix}}}
+
+
+ONE_TOKEN: dict[str, object] = {"vocab.json": {"<s>": 1}}
+TWICE = {"model_type": "t5", "task_specific_params": {"translation_en_to_de": {}, "translation_en_to_DE": {}}}
+MBART_50 = {"model_type": "mbart", "tokenizer_class": "MBart50Tokenizer"}
+
+
 @pytest.mark.parametrize(
     ("config", "files", "wishes", "reason"),
     [
         ({"model_type": "t5"}, {}, {"task": "x"}, "no task 'x'; it has none"),
-        ({"model_type": "t5", "task_specific_params": {"x": {"prefix": 7}}}, {}, {"task": "x"}, "prefix is no text"),
-        ({"model_type": "t5", "task_specific_params": {"x": {"prefix": "{target}"}}}, {}, {"task": "x"}, "prefix is no text"),
-        ({"model_type": "t5", "task_specific_params": {"x": {"prefix": "\ud800"}}}, {}, {"task": "x"}, "prefix is no text"),
-        ({"model_type": "t5", "task_specific_params": {"x": {"prefix": "y" * 2000}}}, {}, {"task": "x"}, "prefix is no text"),
-        (
-            {"model_type": "t5", "task_specific_params": {"translation_en_to_de": {}, "translation_en_to_DE": {}}},
-            {},
-            {"task": "translation"},
-            "means two languages",
-        ),
+        *((of_task(prefix), {}, {"task": "x"}, "prefix is no text") for prefix in (7, "{target}", "\ud800", "y" * 2000)),
+        (TWICE, {}, {"task": "translation"}, "means two languages"),
         ({"model_type": "t5", "tokenizer_class": "NoneTokenizer"}, {}, {}, "tokenizer_class 'NoneTokenizer' is not known"),
         ({"model_type": "bart"}, {}, {}, "no token '<s>'"),
         ({"model_type": "bart"}, {"vocab.json": {"<s>": 60}}, {}, "'<s>' has the id 60, the model room for 60"),
-        ({"model_type": "bart", "forced_bos_token_id": 60}, {"vocab.json": {"<s>": 1}}, {}, "forced_bos_token_id 60 is no token"),
-        ({"model_type": "bart", "eos_token_id": 9}, {"vocab.json": {"<s>": 1}}, {}, "config.json: eos_token_id is 9"),
+        ({"model_type": "bart", "forced_bos_token_id": 60}, ONE_TOKEN, {}, "forced_bos_token_id 60 is no token"),
+        ({"model_type": "bart", "eos_token_id": 9}, ONE_TOKEN, {}, "config.json: eos_token_id is 9"),
         ({"model_type": "marian"}, {"vocab.json": {">>a<<": 60, ">>b<<": 2}}, {}, "'a' has the id 60"),
         ({"model_type": "marian"}, {"vocab.json": {">>a<<": -1}}, {}, "vocab.json: '>>a<<' and -1 are not a token and its id"),
         ({"model_type": "marian"}, {"vocab.json": {">>a<<": True}}, {}, "are not a token and its id"),
@@ -111,12 +120,7 @@ def test_wordings_that_differ_are_to_be_chosen_from(tmp_path: Path) -> None:
         ({"model_type": "marian"}, {"vocab.json": MARIAN}, {"target_language": "it"}, "the model has no 'it'; it has fra, deu"),
         ({"model_type": "m2m_100"}, {}, {}, "0 languages"),
         ({"model_type": "m2m_100"}, {"sentencepiece.bpe.model": {}}, {}, "sentencepiece.bpe.model"),
-        (
-            {"model_type": "mbart", "tokenizer_class": "MBart50Tokenizer"},
-            {"added_tokens.json": {"de_DE": "x"}},
-            {},
-            "added_tokens.json",
-        ),
+        (MBART_50, {"added_tokens.json": {"de_DE": "x"}}, {}, "added_tokens.json"),
         ({"model_type": "t5"}, {"tokenizer.json": {"model": {"vocab": [["a"], 7]}}}, {}, "tokenizer.json"),
         ({"model_type": "t5"}, {"tokenizer.json": {"added_tokens": [{"content": "a"}]}}, {}, "tokenizer.json"),
     ],
@@ -145,3 +149,214 @@ def test_nonsense_is_refused_by_name(
 def test_what_says_nothing_does_nothing(config: dict[str, Any], tmp_path: Path) -> None:
     found = read(tmp_path, config)
     assert (found.template, found.languages, found.defaults) == (Template(), None, Defaults())
+
+
+TARGET = Target(pad_id=0, eos_id=1, decoder_start_id=0, vocab_size=60, max_target_tokens=100)
+FORCED = Target(pad_id=0, eos_id=1, decoder_start_id=1, vocab_size=60, max_target_tokens=100, num_forced=1)
+BEAMS = {"num_beams": 4, "max_length": 50}
+OPUS_MT: dict[str, Any] = {"bad_words_ids": [[0]], "bos_token_id": 1, "decoder_start_token_id": 0, "eos_token_id": 1}
+OPUS_MT |= {"forced_eos_token_id": 1, "max_length": 51, "num_beams": 4, "pad_token_id": 0, "renormalize_logits": True}
+OPUS_MT |= {"transformers_version": "4.32.0"}
+BART_SUMMARY: dict[str, Any] = {"early_stopping": True, "length_penalty": 2.0, "no_repeat_ngram_size": 3, "num_beams": 4}
+
+
+def note(converted: Converted, name: str) -> str:
+    (found,) = [line for line in converted.notes if name in line.split(": ")[0].split(", ")]
+    return found
+
+
+def made(fields: dict[str, Any], target: Target = TARGET) -> Defaults:
+    return convert({"max_length": 50, **fields}, target).defaults
+
+
+def test_an_opus_mt_and_a_summariser_of_barts_are_converted_exactly() -> None:
+    converted = convert(OPUS_MT, TARGET)
+    assert converted.defaults == Defaults(num_beams=4, max_new_tokens=50, is_end_forced=True)
+    assert converted.padding == "excluded"
+    assert not [line for line in converted.notes if "left out;" in line or "differ" in line]
+    fields = BART_SUMMARY | {"max_length": 42, "min_length": 16, "forced_bos_token_id": 5, "forced_eos_token_id": 1}
+    expected = Defaults(max_new_tokens=40, min_new_tokens=14, is_end_forced=True, **BART_SUMMARY)
+    assert convert(fields, FORCED).defaults == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "target", "most", "least"),
+    [
+        ({"max_length": 20}, TARGET, 19, None),
+        ({"max_length": 20}, FORCED, 18, None),
+        ({"max_new_tokens": 20}, TARGET, 20, None),
+        ({"max_new_tokens": 20}, FORCED, 19, None),
+        ({"max_new_tokens": 20, "max_length": 5}, TARGET, 20, None),
+        ({"max_length": 5, "max_new_tokens": 20}, TARGET, 20, None),
+        ({"max_length": 512}, TARGET, 100, None),
+        ({"max_length": 512}, FORCED, 99, None),
+        ({"max_length": 20, "min_length": 5}, TARGET, 19, 4),
+        ({"max_length": 20, "min_length": 5}, FORCED, 18, 3),
+        ({"max_length": 20, "min_length": 1}, FORCED, 18, None),
+        ({"max_length": 20, "min_new_tokens": 5}, FORCED, 18, 4),
+        ({"max_length": 20, "min_new_tokens": 5, "min_length": 12}, TARGET, 19, 5),
+        ({"max_length": 20, "min_length": 40}, TARGET, 19, 18),
+        ({"max_length": 20, "begin_suppress_tokens": [1]}, TARGET, 19, 1),
+        ({"max_length": 20, "begin_suppress_tokens": [1], "min_length": 9}, TARGET, 19, 8),
+        ({"min_length": 400}, FORCED, None, 98),
+        ({"max_length": 1}, TARGET, None, None),
+        ({"max_length": 2}, FORCED, None, None),
+        ({"max_length": True}, TARGET, None, None),
+        ({"max_length": -5, "min_length": -5}, TARGET, None, None),
+    ],
+)
+def test_lengths_are_those_of_what_the_caller_generates(
+    fields: dict[str, Any], target: Target, most: int | None, least: int | None
+) -> None:
+    defaults = convert(fields, target).defaults
+    assert (defaults.max_new_tokens, defaults.min_new_tokens) == (most, least)
+
+
+@pytest.mark.parametrize(
+    ("fields", "padding", "suppressed"),
+    [
+        ({}, "predicted", []),
+        ({"bad_words_ids": [[0]]}, "masked", []),
+        ({"bad_words_ids": [[0]], "renormalize_logits": True}, "excluded", []),
+        ({"renormalize_logits": True}, "predicted", []),
+        ({"bad_words_ids": [[0], [7], [1], [8, 9]]}, "masked", [7]),
+        ({"bad_words_ids": [[7]], "suppress_tokens": [9, 8, 7]}, "predicted", [7, 8, 9]),
+        ({"suppress_tokens": [0, 60, -1]}, "masked", []),
+        ({"suppress_tokens": "all"}, "predicted", []),
+        ({"bad_words_ids": [7]}, "predicted", []),
+    ],
+)
+def test_words_that_are_ruled_out(fields: dict[str, Any], padding: str, suppressed: list[int]) -> None:
+    converted = convert({**BEAMS, **fields}, TARGET)
+    assert (converted.padding, converted.defaults.suppressed_tokens) == (padding, suppressed)
+
+
+REASONS: dict[str, tuple[Any, str]] = {
+    "bad_words_ids": ([[8, 9]], "several tokens cannot be ruled out"),
+    "begin_suppress_tokens": ([1, 7], "not offered"),
+    "early_stopping": ("never", "not offered"),
+    "forced_eos_token_id": (7, "not the model's end-of-sequence"),
+    "renormalize_logits": (True, "min_length"),
+    "suppress_tokens": ([61], "no tokens of the model"),
+    "diversity_penalty": (0.5, "not offered"),
+    "max_time": (3.0, "not offered"),
+    "min_p": (0.1, "no effect without do_sample"),
+    "typical_p": (1.0, "no effect"),
+    "use_cache": (True, "no effect"),
+    "frobnicate": ({"x": 1}, "not known"),
+    "eos_token_id": ([1, 7], "end with 1 only"),
+}
+
+
+def test_a_setting_that_is_not_offered_is_named_with_the_reason() -> None:
+    fields = BEAMS | {"min_length": 5} | {name: value for name, (value, _) in REASONS.items()}
+    converted = convert(fields, TARGET)
+    assert [name for name, (_, reason) in REASONS.items() if reason not in note(converted, name)] == []
+    assert converted.defaults == Defaults(num_beams=4, max_new_tokens=49, min_new_tokens=4)
+    large = Target(pad_id=0, eos_id=1, decoder_start_id=0, vocab_size=600, max_target_tokens=100)
+    converted = convert({"max_length": 50, "suppress_tokens": list(range(2, 300))}, large)
+    assert converted.defaults == Defaults(max_new_tokens=49) and any("at most 256" in line for line in converted.notes)
+    with pytest.raises(ForeignError, match=r"generation_config\.json: eos_token_id is 7"):
+        convert({"eos_token_id": 7}, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("fields", "target", "name", "said"),
+    [
+        ({"repetition_penalty": 1.2}, TARGET, "repetition_penalty", "padding is penalised"),
+        ({"repetition_penalty": 1.2}, FORCED, "repetition_penalty", "end-of-sequence is penalised"),
+        ({"repetition_penalty": 1.2, "bad_words_ids": [[0]]}, TARGET, "repetition_penalty", "repetition_penalty: 1.2"),
+        ({"no_repeat_ngram_size": 3}, TARGET, "no_repeat_ngram_size", "begin with the decoder's start token"),
+        ({"no_repeat_ngram_size": 3}, FORCED, "no_repeat_ngram_size", "no_repeat_ngram_size: 3"),
+        ({"no_repeat_ngram_size": 3, "bad_words_ids": [[0]]}, TARGET, "no_repeat_ngram_size", "no_repeat_ngram_size: 3"),
+        ({"no_repeat_ngram_size": 1}, FORCED, "no_repeat_ngram_size", "never be generated"),
+    ],
+)
+def test_differences_of_repetition_and_ngrams_are_named(fields: dict[str, Any], target: Target, name: str, said: str) -> None:
+    converted = convert(BEAMS | fields, target)
+    assert getattr(converted.defaults, name) == fields[name]
+    assert note(converted, name) == said if said.startswith(name) else said in note(converted, name)
+
+
+def test_repetition_is_penalised_and_ngrams_are_ruled_out_where_both_mean_the_same() -> None:
+    assert made({"repetition_penalty": 1.2}).repetition_penalty is None
+    assert made({"repetition_penalty": 1.2, "do_sample": True}).repetition_penalty is None
+    assert [made({"no_repeat_ngram_size": size}).no_repeat_ngram_size for size in (100, 101)] == [100, None]
+
+
+def test_draws_are_made_as_transformers_makes_them() -> None:
+    assert made({"do_sample": True}) == Defaults(do_sample=True, top_k=50, max_new_tokens=49)
+    assert made({"do_sample": True, "top_k": 0}) == Defaults(do_sample=True, max_new_tokens=49)
+    assert made({"do_sample": True, "top_k": 1000}).top_k == 60
+    assert made({"temperature": 0.7, "top_p": 0.9}) == Defaults(temperature=0.7, top_p=0.9, max_new_tokens=49)
+    assert made({"do_sample": True, "num_beams": 4, "top_k": 5}).do_sample is None
+    assert made({"num_return_sequences": 3}).num_return_sequences is None
+    assert made({"num_return_sequences": 3, "num_beams": 4}).num_return_sequences == 3
+    assert made({"num_return_sequences": 3, "do_sample": True}).num_return_sequences == 3
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, "2", [1], {}, -1.0, 10**400])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "length_penalty", "num_beams", "top_k", "no_repeat_ngram_size"])
+def test_values_that_mean_nothing_are_left_out(name: str, value: Any) -> None:
+    if (name, value) in (("length_penalty", -1.0), ("top_k", 10**400), ("no_repeat_ngram_size", 10**400)):
+        return  # these mean something
+    converted = convert({"max_length": 50, name: value}, TARGET)
+    assert converted.defaults == Defaults(max_new_tokens=49)
+    assert "left out" in note(converted, name)
+
+
+def test_fields_of_config_json_count_where_there_is_no_other_file() -> None:
+    """Of a task, too; those of tasks that differ are not mixed."""
+    config: dict[str, Any] = {"model_type": "bart", "num_beams": 4, "max_length": 30, "bos_token_id": 3}
+    config |= {"force_bos_token_to_be_generated": True}
+    config["task_specific_params"] = {"summarization": {"num_beams": 6, "min_length": 9}}
+    plain = generation_fields("x", config, None)
+    assert plain.fields == {"num_beams": 4, "max_length": 30, "forced_bos_token_id": 3, "bos_token_id": 3}
+    assert any("not chosen" in line for line in plain.notes)
+    task = generation_fields("x", config, None, "summarization")
+    assert (task.fields["num_beams"], task.fields["min_length"], task.fields["max_length"]) == (6, 9, 30)
+    beside = generation_fields("x", config, {"num_beams": 2, "max_length": None})
+    assert beside.fields == {"num_beams": 2}
+    for start in ("num_beams: config.json says 4", "max_length: config.json says 30"):
+        assert [line for line in beside.notes if line.startswith(start)]
+    with pytest.raises(ForeignError, match="no task 'poetry'; it has summarization"):
+        generation_fields("x", config, None, "poetry")
+    tasks = {f"translation_en_to_{code}": {"num_beams": num, "max_length": 9} for code, num in (("de", 4), ("fr", 5))}
+    taken = generation_fields("x", {"task_specific_params": tasks}, {}, "translation")
+    assert taken.fields == {"max_length": 9} and any(line.startswith("num_beams: differs") for line in taken.notes)
+
+
+# Every field that Transformers knows, but for what is set at run time.
+FIELDS = sorted(name for name in vars(GenerationConfig()) if not name.startswith("_"))
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(-5, 70),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(-1, 70), max_size=4),
+    st.lists(st.lists(st.integers(-1, 70), max_size=3), max_size=4),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.dictionaries(st.sampled_from([*FIELDS, "unheard_of"]), VALUES, max_size=12), st.sampled_from([TARGET, FORCED]))
+def test_no_field_is_dropped_without_a_word(fields: dict[str, Any], target: Target) -> None:
+    fields.pop("eos_token_id", None)
+    before = copy.deepcopy(fields)
+    converted = convert(fields, target)
+    assert repr(fields) == repr(before)
+    for name in fields:
+        assert any(name in line.split(": ")[0].split(", ") for line in converted.notes)
+    assert all("\n" not in line and len(line) < 600 for line in converted.notes)
+
+
+def test_every_field_of_transformers_is_known_and_half_a_character_is_no_setting() -> None:
+    values = {"bad_words_ids": [[7]], "suppress_tokens": [7], "begin_suppress_tokens": [1], "eos_token_id": 1}
+    for name in FIELDS:
+        lines = [line for line in convert({name: values.get(name, 2)}, TARGET).notes if name in line.split(": ")[0].split(", ")]
+        assert lines and not any("not known here" in line for line in lines), name
+    for name in ("repetition_penalty", "length_penalty", "early_stopping", "num_beams", "temperature"):
+        converted = convert({"num_beams": 2, "max_length": 50, name: "\ud800"}, TARGET)
+        assert "cannot be said here" in note(converted, name)
+        note(converted, name).encode()

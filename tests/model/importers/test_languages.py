@@ -1,6 +1,7 @@
-"""Languages of each family around a text, compared with its tokeniser in Transformers; strange vocabularies and settings."""
+"""Languages of each family around a text, compared with its tokeniser in Transformers; and the codes people use."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.model.generation import Language, Languages, Template
+from dragoman.model.errors import InputError
+from dragoman.model.generation import Language, Languages, Template, spelling
+from dragoman.model.importers.asked_languages import with_asked_languages
 from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.language_codes import NLLB_LANGUAGES
+from dragoman.model.importers.language_codes import M2M100_LANGUAGES, MBART50_LANGUAGES, NLLB_LANGUAGES
+from dragoman.model.importers.language_names import english_name, is_group, other_names
 from dragoman.model.importers.languages import read_speech
 from dragoman.model.importers.speech import Folder, Speech, Wishes
 from dragoman.model.importers.token_ids import read_token_ids
@@ -174,23 +178,24 @@ def test_unknown_tokenisers_and_languages_are_refused(copied: Callable[..., Path
 
 CODES = ["de", "deu", "de_DE", "deu_Latn", "DE", "zh", "zh-Hant", "zh_TW", "sr", "sh", "xx", "mul", "no", "nb", "ar", "x" * 70]
 CODES += ["\x07", " ", "-"]
-FORMS = [">>{}<<", "<2{}>", "__{}__", "{}"]
-NAMES = st.builds(
-    lambda form, code: form.format(code), st.sampled_from(FORMS), st.one_of(st.sampled_from(CODES), st.text(max_size=6))
-)
+NAMES = st.builds(str.format, st.sampled_from([">>{}<<", "<2{}>", "__{}__", "{}"]), st.sampled_from(CODES) | st.text(max_size=6))
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-2, 12), st.sampled_from(CODES), st.lists(st.integers(), max_size=2))
-CLASSES = [None, 7, "", "MBart50Tokenizer", "MBartTokenizerFast", "NllbTokenizer"]
-CLASSES += ["M2M100Tokenizer", "T5Tokenizer", "BartTokenizer"]
+CLASSES = [
+    None,
+    7,
+    "",
+    *(f"{name}Tokenizer" for name in ("MBart50", "MBart", "Nllb", "M2M100", "T5", "Bart")),
+    "MBartTokenizerFast",
+]
+FIELDS = ["src_lang", "tgt_lang", "source_lang", "target_lang", "legacy_behaviour", "cls_token"]
 LANGUAGE = st.sampled_from(["", *CODES])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(["marian", "m2m_100", "mbart", "bart", "pegasus", "t5", "mt5", "umt5", ""]),
     st.dictionaries(NAMES, st.integers(0, 12), max_size=12),
-    st.dictionaries(
-        st.sampled_from(["src_lang", "tgt_lang", "source_lang", "target_lang", "legacy_behaviour", "cls_token"]), VALUES
-    ),
+    st.dictionaries(st.sampled_from(FIELDS), VALUES),
     st.dictionaries(st.sampled_from(["forced_bos_token_id", "decoder_start_token_id"]), VALUES),
     st.sampled_from(CLASSES),
     st.builds(Wishes, source_language=LANGUAGE, target_language=LANGUAGE),
@@ -216,3 +221,107 @@ def test_languages_are_whole_or_refused(
             assert table.find(language.code) is language
             assert all(table.find(name) is language for name in language.names)
             assert all(index < 10 for index in [*language.source_prefix, *language.source_suffix, *language.target_prefix])
+
+
+def table(*codes: str) -> LanguageTable:
+    return LanguageTable([Language(code=code, names=names) for code, names in zip(codes, other_names(codes), strict=True)])
+
+
+def find(model: LanguageTable, asked: str) -> str:
+    found = model.find(asked)
+    return found.code if found else "none"
+
+
+NLLB = table(*NLLB_LANGUAGES)
+SPELLINGS = """
+    zho_Hans: zh, zh-CN, zh_SG, Chinese, cmn
+    zho_Hant: zh-Hant, zh-TW, zh_HK, Traditional Chinese, Chinese (Traditional)
+    srp_Cyrl: sr
+    ace_Latn: ace
+    ace_Arab: ace-Arab, Acehnese (Arabic)
+    kas_Arab: ks
+    arb_Arab: ar, ar-EG
+    nob_Latn: no
+    heb_Hebr: iw
+    swh_Latn: sw, Swahili
+    none: zh-Latn, de-Cyrl, tmh, xx
+"""
+
+
+@pytest.mark.parametrize("line", SPELLINGS.strip().splitlines())
+def test_nllb_is_asked_in_the_codes_that_people_use(line: str) -> None:
+    code, names = line.strip().split(": ")
+    assert {name: find(NLLB, name) for name in names.split(", ")} == dict.fromkeys(names.split(", "), code)
+
+
+def test_german_is_one_language_however_it_is_spelt() -> None:
+    asked = ["de", "deu", "ger", "deu_Latn", "de_DE", "de-DE", "de-AT", "German", "GERMAN", "de-Latn-CH"]
+    for model in (NLLB, table(*M2M100_LANGUAGES), table(*MBART50_LANGUAGES), table(">>", "deu", "fra")):
+        assert {find(model, name) for name in asked} <= {"de", "deu", "deu_Latn", "de_DE"}
+
+
+@pytest.mark.parametrize("codes", [NLLB_LANGUAGES, M2M100_LANGUAGES, MBART50_LANGUAGES])
+def test_no_spelling_means_two_languages(codes: tuple[str, ...]) -> None:
+    names = other_names(codes)
+    languages = [Language(code=code, names=own) for code, own in zip(codes, names, strict=True)]
+    Languages(source=languages, target=languages)  # refuses a spelling that means two
+    assert all(spelling(code) not in own for code, own in zip(codes, names, strict=True))
+
+
+def test_variants_that_the_model_has_apart_stay_apart() -> None:
+    model = table("fr", "fr_BE", "es", "es_MX", "pt", "pt_br", "cmn_Hans", "cmn_Hant", "zho", "srp_Latn")
+    asked = {"French": "fr", "fr-CA": "fr", "fr-BE": "fr_BE", "French (Belgium)": "fr_BE", "es_419": "es", "pt-BR": "pt_br"}
+    asked |= {"pt-PT": "pt", "zh": "zho", "zh-Hant": "cmn_Hant", "zh-Hans": "cmn_Hans", "sr": "srp_Latn", "sr-Cyrl": "none"}
+    assert {name: find(model, name) for name in asked} == asked
+    # A group's name is its only member's, and nobody's where several are as good.
+    assert (find(table("ary", "arz"), "ar"), find(table("ary", "fra"), "ar")) == ("none", "ary")
+
+
+def test_aliases_groups_and_unknown_codes() -> None:
+    ((names),) = other_names(["ns"], {"ns": "nso"})
+    assert "nso" in names and "northern_sotho" in names and other_names(["ns"]) == [[]]
+    groups = ["roa", "mul", "ROMANCE", "xx", ""]
+    assert [code for code in (*groups, "de", "ar", "zho_Hant") if is_group(code)] == groups
+    assert [english_name(code) for code in ("de", "ron", "pt_BR", "xx")] == ["German", "Romanian", "Portuguese", ""]
+
+
+PAIR = Languages(source=[Language(code="en")], target=[Language(code="de")])
+MANY = Languages(
+    source=[Language(code="en"), Language(code="de", names=["german"])],
+    target=[Language(code="fr"), Language(code="it"), Language(code="ro")],
+)
+
+
+def test_a_user_gives_a_checkpoint_its_languages() -> None:
+    """A checkpoint without languages gets them; of several, one becomes the default; the only one needs no default."""
+    found = with_asked_languages(None, "en", "deu")
+    assert found is not None and [found.source[0].code, found.target[0].code] == ["en", "deu"]
+    assert "german" in found.target[0].names
+    target = with_asked_languages(None, "", "de")
+    assert target is not None and (target.source, len(target.target)) == ([], 1)
+    assert with_asked_languages(None, "", "") is None and with_asked_languages(MANY, "", "") is MANY
+    found = with_asked_languages(MANY, "German", "it-IT")
+    assert found is not None and (found.default_source, found.default_target) == ("de", "it")
+    assert (found.source, found.target) == (MANY.source, MANY.target)
+    assert with_asked_languages(PAIR, "en-GB", "de") == PAIR
+
+
+@pytest.mark.parametrize(
+    ("languages", "target", "reason"),
+    [
+        (MANY, "de", "--target-language: the model has no 'de'; it has fr, it, ro"),
+        (PAIR, "fr", "--target-language: the model has no 'fr'; it has de"),
+        (None, "\n", "no code of a language"),
+        (None, "x" * 65, "no code of a language"),
+    ],
+)
+def test_other_languages_are_refused(languages: Languages | None, target: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        with_asked_languages(languages, "", target)
+
+
+def test_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "dragoman.model.importers.language_names", raising=False)
+    monkeypatch.setitem(sys.modules, "langcodes", None)
+    with pytest.raises(InputError, match=r"needs langcodes: pip install 'dragoman\[import\]'"):
+        with_asked_languages(None, "en", "")

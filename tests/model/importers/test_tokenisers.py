@@ -163,15 +163,6 @@ def test_settings_that_do_not_fit_are_refused(
         tokenizers_of(folder)
 
 
-def test_a_vocabulary_a_side(foreign: Callable[..., Path]) -> None:
-    folder, text = foreign("marian-two-vocabularies"), "the server answers"
-    read, _ = tokenizers_of(folder)
-    for name, tokenizer in (("vocab.json", read.source), ("target_vocab.json", read.target)):
-        pieces = {token_id: piece for piece, token_id in json.loads((folder / name).read_text()).items()}
-        assert "".join(pieces[i] for i in tokenizer.encode(text)) == "▁the▁server▁answers"
-    assert read.source.encode(text) != read.target.encode(text)
-
-
 @pytest.mark.parametrize("layout", ["hub", "transformers"])
 def test_a_mask_that_the_model_has_no_row_for_is_left_out(layout: str, copied: Callable[..., Path]) -> None:
     """As of bart-large-cnn: 50,265 tokens, of which the last is the mask, and 50,264 rows."""

@@ -10,10 +10,8 @@ from dragoman.model.networks.attention import (
     MultiHeadAttention,
     attend,
     causal_mask,
-    merge_heads,
     padding_mask,
     scaled_dot_product_attention,
-    split_heads,
 )
 from dragoman.model.networks.dropout import Dropout
 
@@ -56,15 +54,6 @@ def test_row_that_may_attend_to_nothing_gives_zeros_and_not_a_number_is_not_hidd
     scores[0, 1] = math.nan
     out = attend(scores, torch.ones(S, 1), torch.ones(2, S, dtype=torch.bool))
     assert out[0].isnan().all() and torch.allclose(out[1], torch.ones(1))
-
-
-def test_masks_and_heads() -> None:
-    masks = [[True, False, False, False], [True, True, True, False], [True] * 4]
-    assert padding_mask(torch.tensor([1, 3, 4]), 4).tolist() == masks
-    assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
-    x = torch.randn(B, T, H * D)
-    heads = split_heads(x, H)
-    assert heads.shape == (B, H, T, D) and torch.equal(heads[:, 1], x[..., D : 2 * D]) and torch.equal(merge_heads(heads), x)
 
 
 @pytest.mark.parametrize("kind", ["none", "padding", "causal", "padding and causal", "cross"])

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
 from dragoman.model.networks.architectures import network
-from dragoman.model.networks.language_model import LanguageModel, joined
+from dragoman.model.networks.language_model import LanguageModel
 
 V, WIDTH, HEADS, LAYERS, ROOM = 61, 64, 4, 2, 48
 SMALL: dict[str, Any] = {"architecture": "decoder", "source_vocab_size": V, "target_vocab_size": V, "d_model": WIDTH}
@@ -47,19 +47,11 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
 @pytest.fixture(scope="module")
 def pair() -> tuple[LanguageModel, Any]:
     """Give the same random model twice, ours and Transformers' Llama."""
+    sizes = {"vocab_size": V, "hidden_size": WIDTH, "intermediate_size": 80, "num_hidden_layers": LAYERS}
+    sizes |= {"num_attention_heads": HEADS, "num_key_value_heads": HEADS, "max_position_embeddings": ROOM}
+    rope = {"rope_type": "default", "rope_theta": 500.0}
     config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=WIDTH,
-        intermediate_size=80,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        max_position_embeddings=ROOM,
-        rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-        tie_word_embeddings=False,
-        bos_token_id=2,
-        eos_token_id=1,
+        **sizes, rms_norm_eps=1e-6, rope_parameters=rope, tie_word_embeddings=False, bos_token_id=2, eos_token_id=1
     )
     theirs = LlamaForCausalLM(config).eval()
     randomise(theirs)
@@ -165,14 +157,6 @@ def test_observed_is_what_happens(model: LanguageModel, num_prompt: int) -> None
         for cache, expected in zip(observed.caches(stop), longer, strict=True):
             assert cache.shape == (HEADS, num_prompt + stop, WIDTH // HEADS)
             torch.testing.assert_close(cache, expected, atol=1e-5, rtol=0)
-
-
-def test_a_prompt_is_the_start_and_all_but_the_last_and_targets_follow_it(model: LanguageModel) -> None:
-    assert model.prompt([7, 8, 9]) == ([2, 7, 8], 9) and model.prompt([]) == ([], 2)
-    prompts, lengths = padded([[5, 6, 7], [], [8]])
-    ids, places = joined(prompts, lengths, torch.tensor([[1, 2], [3, 4], [9, 9]]))
-    assert ids.shape == (3, 5) and places.tolist() == [[3, 4], [0, 1], [1, 2]]
-    assert ids[0].tolist() == [5, 6, 7, 1, 2] and ids[1, :2].tolist() == [3, 4] and ids[2, :3].tolist() == [8, 9, 9]
 
 
 def test_a_text_is_the_same_wherever_its_prompt_ends_and_in_any_batch(model: LanguageModel) -> None:

@@ -1,7 +1,6 @@
 """The recurrent encoder–decoder against PyTorch's own layers, and whole against loops in NumPy with nothing of ours."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from dragoman.model.networks.rnn import Rnn, gated
 S, T = 7, 6
 LENGTHS = torch.tensor([7, 2, 5])
 V = 23
-Models = Callable[..., Rnn]
 SWITCHES: list[dict[str, Any]] = [
     {"attention": "additive", "attention_dim": 10},
     {"attention": "additive", "num_encoder_layers": 1, "num_decoder_layers": 1, "is_projection_tied": False},
@@ -50,7 +48,7 @@ def pairs(model: Rnn, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Oracle:
-    """The model in NumPy, one number of a sequence after the other, in double precision."""
+    """The model in NumPy, one token after the other, in double precision."""
 
     def __init__(self, model: Rnn) -> None:
         self.config = model.config
@@ -60,14 +58,9 @@ class Oracle:
     def unit(self, x: Any, h: Any, names: tuple[str, str, str, str]) -> Any:
         """One update of a gated recurrent unit, as Cho et al. and PyTorch's documentation have it."""
         w, u, b, c = (self.w[name] for name in names)
-        n = len(h)
-        new_state = np.empty(n)
-        for i in range(n):
-            reset = 1 / (1 + np.exp(-(w[i] @ x + b[i] + u[i] @ h + c[i])))
-            update = 1 / (1 + np.exp(-(w[n + i] @ x + b[n + i] + u[n + i] @ h + c[n + i])))
-            new = np.tanh(w[2 * n + i] @ x + b[2 * n + i] + reset * (u[2 * n + i] @ h + c[2 * n + i]))
-            new_state[i] = (1 - update) * new + update * h[i]
-        return new_state
+        (reset, update, new), (r, z, n) = np.split(w @ x + b, 3), np.split(u @ h + c, 3)
+        update = 1 / (1 + np.exp(-(update + z)))
+        return (1 - update) * np.tanh(new + n / (1 + np.exp(-(reset + r)))) + update * h
 
     def encode(self, source: list[int]) -> tuple[list[Any], Any]:
         xs = [self.w["encoder.tokens.weight"][token] * self.scale for token in source]
@@ -87,12 +80,11 @@ class Oracle:
         return xs, last
 
     def score(self, state: Any, value: Any) -> float:
-        """How a state and a token of the source agree."""
-        if self.config.attention == "additive":
-            hidden = self.w["decoder.alignment.query.weight"] @ state + self.w["decoder.alignment.key.weight"] @ value
-            return float(self.w["decoder.alignment.energy.weight"][0] @ np.tanh(hidden + self.w["decoder.alignment.key.bias"]))
-        product = float(sum(a * b for a, b in zip(state, value, strict=True)))
-        return product / math.sqrt(self.config.d_model) if self.config.attention == "scaled_dot" else product
+        w, kind = self.w, self.config.attention
+        if kind == "additive":
+            hidden = w["decoder.alignment.query.weight"] @ state + w["decoder.alignment.key.weight"] @ value
+            return float(w["decoder.alignment.energy.weight"][0] @ np.tanh(hidden + w["decoder.alignment.key.bias"]))
+        return float(state @ value) / (math.sqrt(self.config.d_model) if kind == "scaled_dot" else 1.0)
 
     def decode(self, source: list[int], target: list[int]) -> tuple[Any, Any, list[Any]]:
         values, last = self.encode(source)
@@ -116,8 +108,7 @@ class Oracle:
             states = updated
             all_states.append(states)
             out = np.tanh(self.w["decoder.readout.weight"] @ np.concatenate([x, *parts]) + self.w["decoder.readout.bias"])
-            tied = self.config.is_projection_tied
-            projection = self.w["decoder.embedding.weight" if tied else "decoder.projection.weight"]
+            projection = self.w["decoder.embedding.weight" if self.config.is_projection_tied else "decoder.projection.weight"]
             logits.append(projection @ out + (self.w["decoder.output_bias"] if self.config.has_output_bias else 0.0))
         return np.array(logits), np.array(attention), all_states
 

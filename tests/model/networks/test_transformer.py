@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import padding_mask
+from dragoman.model.networks.relative import bucket_of
 from dragoman.model.networks.rotary import angles, rotated
 from dragoman.model.networks.transformer import Transformer, sinusoids
 
@@ -59,19 +61,6 @@ def test_each_dropout_acts_in_training_only(make_model, name) -> None:
     assert not torch.equal(model(source, LENGTHS, target), model(source, LENGTHS, target))
 
 
-def test_weights_keep_their_names(make_model) -> None:
-    """Checkpoints in use have these names; a renamed weight could not be loaded."""
-    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1, "norm": "pre", "positions": "learned"}
-    model = make_model(**layers, has_embedding_norm=True, has_output_bias=True, is_projection_tied=False)
-    expected = {"decoder.projection.weight", "decoder.output_bias"}
-    for side, kinds in (("encoder", ["self"]), ("decoder", ["self", "cross"])):
-        attentions = [f"{kind}_{part}" for kind in kinds for part in ("attention.input", "attention.output", "residual.norm")]
-        parts = [f"layers.0.{part}" for part in (*attentions, "feed_forward.inner", "feed_forward.outer", "feed_residual.norm")]
-        names = [f"{part}.{kind}" for part in ("embedding.norm", "norm", *parts) for kind in ("weight", "bias")]
-        expected |= {f"{side}.{name}" for name in ("embedding.tokens.weight", "embedding.positions", *names)}
-    assert set(model.state_dict()) == expected
-
-
 SIZES = {"source_vocab_size": 23, "target_vocab_size": 23, "max_target_positions": 64, "max_source_positions": 64}
 ROTARY = ModelConfig(architecture="decoder", d_model=64, num_heads=4, positions="rotary", rotary_base=100.0, **SIZES)
 
@@ -96,3 +85,18 @@ def test_angles_of_far_positions_are_precise(position: int) -> None:
         angle = torch.tensor(position * 10000.0 ** (-2 * i / 16), dtype=torch.float64)
         assert float(cos[position, i]) == pytest.approx(float(angle.cos()), abs=1e-7)
         assert float(sin[position, i]) == pytest.approx(float(angle.sin()), abs=1e-7)
+
+
+@pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (8, 12), (4, 3), (6, 20)])
+def test_buckets_are_those_of_transformers(buckets: int, farthest: int) -> None:
+    """Every distance, also beyond the farthest: a boundary off by one would be lost in a random model's noise."""
+    relative = {"relative_buckets": buckets, "relative_max_distance": farthest}
+    config = ModelConfig(source_vocab_size=5, target_vocab_size=5, positions="relative", **relative)
+    for is_causal in (False, True):
+        distances = torch.arange(0 if is_causal else -farthest - 40, farthest + 41)
+        expected = T5Attention._relative_position_bucket(
+            -distances if is_causal else distances, bidirectional=not is_causal, num_buckets=buckets, max_distance=farthest
+        ).tolist()
+        assert bucket_of(distances, config, is_causal).tolist() == expected
+        clamped = bucket_of(distances.clamp(-farthest, farthest), config, is_causal)
+        assert clamped.tolist() == expected, "the table may end at the farthest distance"

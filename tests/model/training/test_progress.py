@@ -25,16 +25,10 @@ from dragoman.model.training.progress import ProgressBar, ProgressLines, progres
 class Clock:
     """Seconds that pass when the test says so."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now = 1000.0
 
     def __call__(self) -> float:
         return self.now
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture
@@ -93,7 +87,9 @@ def test_on_a_terminal_there_is_a_bar_and_elsewhere_there_are_plain_lines() -> N
     text = stream.getvalue()
     assert text.count("\n") == 2 and text.replace("\n", "").isprintable()
     assert all(line.startswith("dragoman: toy: ") for line in text.splitlines())
-    assert isinstance(progress_on(Terminal()), ProgressBar)
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    assert isinstance(progress_on(terminal), ProgressBar)
     stream = io.StringIO()
     bar = ProgressBar(Console(file=stream, force_terminal=True, width=120))
     bar.begin("toy", 10, 0)
@@ -110,13 +106,6 @@ def test_figures_are_named_and_never_more_than_numbers_hold() -> None:
     assert str(Measured(1e4)) == "loss 10000.000, perplexity inf" and Likelihood.of([[-1e4]]).perplexity == math.inf
 
 
-def test_rows_are_on_disk_as_soon_as_written(tmp_path: Path) -> None:
-    log = CsvLog(tmp_path / "log.csv", ("step", "loss"), 0)
-    log.write(1, 0.5)
-    assert (tmp_path / "log.csv").read_bytes() == b"step,loss\n1,0.5\n"
-    log.close()
-
-
 @pytest.mark.parametrize(
     ("before", "step", "after"),
     [
@@ -130,13 +119,13 @@ def test_resuming_drops_torn_rows_and_those_beyond_the_saved_state(tmp_path: Pat
     path.write_text(before, encoding="utf-8")
     log = CsvLog(path, ("step", "loss"), step)
     log.write(step + 1, 0.1)
+    assert path.read_text(encoding="utf-8") == f"{after}{step + 1},0.1\n", "a row is on disk as soon as it is written"
     log.close()
-    assert path.read_text(encoding="utf-8") == f"{after}{step + 1},0.1\n"
     path.write_text("step,loss\n1,0.5\n2", encoding="utf-8")
     assert read_rows(path) == [{"step": "1", "loss": "0.5"}]
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 450])
+@pytest.mark.parametrize("num_steps", [0, 450])
 def test_curves_are_drawn(tmp_path: Path, num_steps: int) -> None:
     steps, validations = CsvLog(tmp_path / STEPS_FILE, STEP_FIELDS, 0), CsvLog(tmp_path / VALIDATION_FILE, VALIDATION_FIELDS, 0)
     for step in range(1, num_steps + 1):
