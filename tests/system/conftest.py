@@ -1,5 +1,7 @@
 """Fixtures of system scenarios: real server processes, shipped models, and small models that never end a sequence."""
 
+import asyncio
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,9 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
+from dragoman.client.sync import Client
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.shelf import Shelf
-from tests.system.harness.callers import connection
+from tests.system.harness.callers import NO_RETRY, connection
 from tests.system.harness.models import ModelFolder, make_endless, make_quick, make_short, make_slow, make_versions
 from tests.system.harness.server import Server, serving
 
@@ -19,6 +22,15 @@ ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux divi
 ONE_ENGINE = pytest.param(("--replicas", "1"), id="one engine")
 TWO_ENGINES = pytest.param(("--replicas", "2"), id="two engines")
 TWO_OF_EACH = pytest.param(("--front-ends", "2", "--replicas", "2"), id="two of each", marks=ONLY_LINUX)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}))
+    return True
 
 
 @pytest.fixture(scope="session", params=[ONE_ENGINE, TWO_OF_EACH])
@@ -72,9 +84,14 @@ def models(tmp_path: Path, version_bundles: Path) -> ModelFolder:
     return ModelFolder(tmp_path / "models", version_bundles)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, version_bundles: Path) -> ModelFolder:
+    """The folder that the servers of a module watch, one after the other; each scenario has a model of its own in it."""
+    return ModelFolder(tmp_path_factory.mktemp("watched") / "models", version_bundles)
+
+
 @pytest.fixture(scope="session")
 def serve() -> Callable[..., Any]:
-    """Start a server as a context; it is killed, if it still runs, when the `with` ends."""
     return serving
 
 
@@ -98,6 +115,12 @@ def channel(server: Server) -> Iterator[grpc.Channel]:
 
 
 @pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.address, retry=NO_RETRY) as opened:
+        yield opened
+
+
+@pytest.fixture
 def stub(channel: grpc.Channel) -> GenerationStub:
     return GenerationStub(channel)
 
@@ -106,12 +129,6 @@ def stub(channel: grpc.Channel) -> GenerationStub:
 def captions() -> list[str]:
     """Sentences of the kind the shipped models know, 240 of them, all different."""
     who = ["A man", "A woman", "Two men", "Three women", "A young boy", "A little girl", "A group of people", "A brown dog"]
-    what = ["is walking", "is standing", "is sitting", "is playing", "is running", "is waiting"]
-    where = [
-        "in the snow.",
-        "on a busy street.",
-        "in front of an old building.",
-        "near the water, next to a red car.",
-        "on a bench.",
-    ]
-    return [f"{subject} {verb} {place}" for subject in who for verb in what for place in where]
+    verbs = ["walking", "standing", "sitting", "playing", "running", "waiting"]
+    places = ["in the snow", "on a busy street", "in front of an old building", "near the water, next to a red car", "on a bench"]
+    return [f"{subject} is {verb} {place}." for subject in who for verb in verbs for place in places]

@@ -3,14 +3,12 @@
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from dragoman.client.errors import CallError, Cancelled, ModelNotFound, Unauthenticated, Unavailable
 from dragoman.client.repository import ModelStatus, RepositoryClient
 from dragoman.client.sync import Client
-from tests.system.conftest import ONE_ENGINE, TWO_OF_EACH
 from tests.system.harness.callers import NO_RETRY, Callers
 from tests.system.harness.models import ModelFolder
 from tests.system.harness.server import Event, Server, dragoman, serving
@@ -28,19 +26,12 @@ def make(folder: ModelFolder) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, version_bundles: Path) -> ModelFolder:
-    folder = ModelFolder(tmp_path_factory.mktemp("administered") / "models", version_bundles)
-    make(folder)
-    return folder
-
-
-@pytest.fixture(scope="module", params=[ONE_ENGINE, TWO_OF_EACH])
-def server(request: pytest.FixtureRequest, folder: ModelFolder) -> Iterator[Server]:
+def server(topology: tuple[str, ...], folder: ModelFolder) -> Iterator[Server]:
     """A server whose operators are known; after each scenario it serves version 2."""
-    operators = folder.path.with_name("operators.toml")
-    operators.write_text(TOKENS)
-    flags = ("--admin-port", "0", "--admin-tokens-file", str(operators), "--http-admin", "true", "--models-poll-seconds", "0")
-    with serving(folder.path, "--num-threads", "1", *request.param, *flags) as server:
+    flags = ("--num-threads", "1", "--admin-port", "0", "--http-admin", "true", "--models-poll-seconds", "0")
+    if not folder.asked:
+        make(folder)
+    with serving(folder.path, *topology, *flags, operators=TOKENS) as server:
         yield server
         assert [event for event in server.events if "exception" in event] == []
 
@@ -49,12 +40,6 @@ def server(request: pytest.FixtureRequest, folder: ModelFolder) -> Iterator[Serv
 def admin(server: Server) -> Iterator[RepositoryClient]:
     with RepositoryClient(server.admin_address, token="anna-s") as admin:
         yield admin
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.address, retry=NO_RETRY) as client:
-        yield client
 
 
 def default(status: ModelStatus) -> str:
@@ -80,10 +65,8 @@ def test_versions_change_as_they_are_asked_to_and_nobody_is_refused_meanwhile(
         assert answering("canary") == new
         told = client.model("alpha", "canary")
         assert told.version == new
-        assert [(one.name, one.version, one.labels, one.share, one.is_default) for one in told.versions] == [
-            ("2", new, ("canary",), 0.0, False),
-            ("1", old, (), 1.0, True),
-        ]
+        described = [(one.name, one.version, one.labels, one.share, one.is_default) for one in told.versions]
+        assert described == [("2", new, ("canary",), 0.0, False), ("1", old, (), 1.0, True)]
         for _ in range(2):
             assert default(admin.load("alpha")) == "2" and answering() == new
             assert default(admin.rollback("alpha", "1")) == "1" and answering() == old
@@ -129,29 +112,10 @@ def test_the_command_line_asks_for_changes_and_tokens_decide_who_may(server: Ser
     assert dragoman("models", "load", "alpha", **where).returncode == 0
 
 
-def test_tokens_of_callers_and_of_operators_are_not_each_others(folder: ModelFolder, tmp_path: Path) -> None:
-    (tmp_path / "callers").write_text("web:web-s")
-    (tmp_path / "operators").write_text("anna:anna-s")
-    flags = ("--admin-port", "0", "--admin-tokens-file", f"{tmp_path}/operators", "--auth-tokens-file", f"{tmp_path}/callers")
-    with serving(folder.path, "--keep-loaded", "1h", *flags) as server:
-        with RepositoryClient(server.admin_address, token="web-s") as admin, pytest.raises(Unauthenticated):
-            admin.models()
-        with Client(server.address, token="anna-s") as client, pytest.raises(Unauthenticated):
-            client.models()
-        with Client(server.address, token="web-s") as client:
-            assert [model.name for model in client.models()] == ["alpha"]
-
-
-@pytest.mark.parametrize(
-    ("protocol", "statuses"),
-    [
-        ("grpc", ("StatusCode.UNAUTHENTICATED", "StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")),
-        ("http", ("401", "400", "404")),
-    ],
-)
-def test_operators_load_and_unload_with_tritons_clients(
-    server: Server, client: Client, protocol: str, statuses: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_operators_load_and_unload_with_tritons_clients(server: Server, client: Client, protocol: str) -> None:
+    statuses = ("StatusCode.UNAUTHENTICATED", "StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")
+    statuses = statuses if protocol == "grpc" else ("401", "400", "404")
     num_before = len(server.logged(Event.OPERATOR_CHANGE))
     address = server.admin_address if protocol == "grpc" else server.http_address
     told = printed(triton(protocol, address, "operate", "anna-s", "alpha"))
@@ -175,11 +139,8 @@ def test_who_does_not_wait_ends_nothing_and_the_end_of_the_server_ends_everythin
         assert [one.name for one in client.models()[0].versions] == ["1"]
         server.wait_for(Event.VERSION_ENDED, version="2")
         with RepositoryClient(server.admin_address) as admin, ThreadPoolExecutor(3) as pool:
-            changes = [
-                pool.submit(admin.load, "alpha", "2"),
-                pool.submit(admin.unload, "alpha", "1"),
-                pool.submit(admin.load, "alpha"),
-            ]
+            verbs = ((admin.load, "alpha", "2"), (admin.unload, "alpha", "1"), (admin.load, "alpha"))
+            changes = [pool.submit(*each) for each in verbs]
             server.wait_for(Event.VERSION_LOADING, version="2")
             server.process.send_signal(signal.SIGTERM)
             errors = [change.exception() for change in changes]

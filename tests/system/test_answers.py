@@ -30,12 +30,6 @@ TEXTS = [
 SOURCE, TARGET = "A little girl in a pink dress.", "Ein kleines Mädchen in einem rosa Kleid."
 
 
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.address) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def others(shipped_bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")

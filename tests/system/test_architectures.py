@@ -51,12 +51,6 @@ def server(folder: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.address) as opened:
-        yield opened
-
-
 def texts_of(name: str) -> list[str]:
     """Return texts for a model; prompts may be empty, and long."""
     draws = random.Random(5)
@@ -146,17 +140,6 @@ def test_of_a_huge_prompt_every_protocol_keeps_the_end(server: Server, client: C
     assert expected.is_truncated
     for protocol in PROTOCOLS:
         assert set(asyncio.run(answers_of(protocol))) <= {expected.text}, protocol.name
-
-
-def test_prompt_and_answer_are_one_text(client: Client, oracle: Callable[[str], Oracle]) -> None:
-    tokenizer, options = oracle("language").tokenizers.target, {"model": "language", "max_new_tokens": NUM_NEW}
-    sampled = {"do_sample": True, "seed": 3, **options}
-    for text in texts_of("language"):
-        result = client.generate(text, num_return_sequences=3, **sampled)
-        for answer in result.answers:
-            assert text + answer.text == tokenizer.decode([*tokenizer.encode(text), *answer.tokens])
-        assert result.usage.source_tokens == len(tokenizer.encode(text)) + 1
-        assert "".join(piece.text for piece in client.stream(text, **sampled)) == result.answers[0].text
 
 
 def test_answers_have_the_same_bits_alone_and_beside_requests_of_all_kinds_to_all_models(server: Server) -> None:

@@ -7,6 +7,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,10 @@ def start_options() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, version_bundles: Path) -> ModelFolder:
-    """The folder that the server watches; each scenario has a model of its own in it."""
-    folder = ModelFolder(tmp_path_factory.mktemp("watched") / "models", version_bundles)
+def server(folder: ModelFolder) -> Iterator[Server]:
     folder.put("beta", "1", "other")
     shutil.copytree(folder.bundle("three"), folder.path / ".three")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(folder: ModelFolder) -> Iterator[Server]:
-    flags = ("--front-ends", "2", "--admin-port", "0", "--load-timeout-seconds", "10")
+    flags = ("--front-ends", "2", "--admin-port", "0", "--load-timeout-seconds", "7")
     with serving(folder.path, *FLAGS, *flags, **start_options()) as server:
         yield server
         server.wait_until_idle()
@@ -78,36 +72,20 @@ def take_others_weights(folder: Path) -> None:
     seal(folder)
 
 
-def say_another_format(folder: Path) -> None:
-    seal(folder, format_version=99)
-
-
-def say_another_model(folder: Path) -> None:
-    seal(folder, name="beta")
-
-
 def damage_a_graph(folder: Path) -> None:
     (folder / "decoder.onnx").write_bytes(b"this is no graph")
     seal(folder)
-
-
-def lose_a_file(folder: Path) -> None:
-    (folder / "encoder.weights").unlink()
-
-
-def close_a_file(folder: Path) -> None:
-    (folder / "encoder.weights").chmod(0)
 
 
 Change = Callable[[Path], None]
 FILES: tuple[tuple[Change, str, str], ...] = (
     (flip_a_byte, "bundle", r"decoder\.weights.*(checksum|SHA-256)"),
     (take_others_weights, "proof", r"sample \d+"),
-    (say_another_format, "bundle", r"format.* 99"),
+    (partial(seal, format_version=99), "bundle", r"format.* 99"),
     (damage_a_graph, "start", r"the engine cannot start: .*decoder\.onnx"),
-    (lose_a_file, "bundle", r"encoder\.weights: no such file"),
-    (say_another_model, "bundle", r"is of model 'beta', not of 'model-\d'"),
-    (close_a_file, "bundle", r"encoder\.weights.*[Pp]ermission denied"),
+    (lambda folder: (folder / "encoder.weights").unlink(), "bundle", r"encoder\.weights: no such file"),
+    (partial(seal, name="beta"), "bundle", r"is of model 'beta', not of 'model-\d'"),
+    (lambda folder: (folder / "encoder.weights").chmod(0), "bundle", r"encoder\.weights.*[Pp]ermission denied"),
 )
 
 
@@ -177,7 +155,7 @@ def test_engines_that_crash_hang_or_do_not_fit_are_given_up(server: Server, fold
         is_refused(server, model, "2", "start", "killed by signal 9")
         serves_alone(server, model, one, old)
         hanging = put("3", signal.SIGSTOP)
-        is_refused(server, model, "3", "start", r"it is not ready after 10 s \(load_timeout_seconds\)")
+        is_refused(server, model, "3", "start", r"it is not ready after 7 s \(load_timeout_seconds\)")
         serves_alone(server, model, one, old)
         assert not is_running(hanging)
         say(server, folder, model, "[settings]\nmax_slots = 100000000\n", "first")

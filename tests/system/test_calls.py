@@ -1,7 +1,5 @@
 """One call over every protocol: request ids, access log, counts by outcome, tokens of callers, deadlines, malformed messages."""
 
-import asyncio
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,7 +19,7 @@ from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.system.harness.callers import bearer
 from tests.system.harness.grpc_client import failure
 from tests.system.harness.openinference import infer_body
-from tests.system.harness.protocol import Method, ProtocolClient
+from tests.system.harness.protocol import ProtocolClient
 from tests.system.harness.protocols import each_protocol, eventually, query, refusal
 from tests.system.harness.server import Event, Server, serving, wait_until
 
@@ -58,53 +56,43 @@ def lines(server: Server, request_id: str) -> list[dict[str, Any]]:
     return [line for line in server.logged(Event.CALL) if line.get("request_id") == request_id]
 
 
-def over_all_methods(server: Server, protocol: type[ProtocolClient], check: Callable[[str, Method], Any]) -> None:
-    async def run() -> None:
-        async with protocol.connect(server, TOKEN) as client:
-            for name, method in client.methods.items():
-                await check(name, method)
-
-    asyncio.run(run())
-
-
 @each_protocol
-def test_a_call_has_its_id_and_caller_in_the_log_and_is_counted(server: Server, protocol: type[ProtocolClient]) -> None:
+async def test_a_call_has_its_id_and_caller_in_the_log_and_is_counted(server: Server, protocol: type[ProtocolClient]) -> None:
     def counts() -> tuple[float, float]:
         return server.metric("dragoman_request_success_total", model="alpha"), server.metric("dragoman_generation_tokens_total")
 
-    async def check(name: str, method: Method) -> None:
-        request_id, before = f"{protocol.name} {name}", counts()
-        [answer, *_] = await method.call(query(method, SECRET, headers={"x-request-id": request_id}))
-        await eventually(lambda: bool(lines(server, request_id)), f"the log has {request_id}")
-        [line] = lines(server, request_id)
-        assert (line["code"], line["caller"], line["level"]) == ("OK", "web", "info") and line["seconds"] >= 0
-        assert line["generated_tokens"] == 6 * method.num_texts and line["source_tokens"] > 0
-        assert answer.counts is None or line["source_tokens"] == answer.counts[0] * method.num_texts
-        assert [now - then for now, then in zip(counts(), before, strict=True)] == [method.num_texts, 6 * method.num_texts]
-
-    over_all_methods(server, protocol, check)
+    async with protocol.connect(server, TOKEN) as client:
+        for name, method in client.methods.items():
+            request_id, before = f"{protocol.name} {name}", counts()
+            [answer, *_] = await method.call(query(method, SECRET, headers={"x-request-id": request_id}))
+            await eventually(lambda request_id=request_id: bool(lines(server, request_id)), "the log has its id")  # type: ignore[misc]
+            [line] = lines(server, request_id)
+            assert (line["code"], line["caller"], line["level"]) == ("OK", "web", "info") and line["seconds"] >= 0
+            assert line["generated_tokens"] == 6 * method.num_texts and line["source_tokens"] > 0
+            assert answer.counts is None or line["source_tokens"] == answer.counts[0] * method.num_texts
+            assert counts() == (before[0] + method.num_texts, before[1] + 6 * method.num_texts)
 
 
 @each_protocol
-def test_a_refused_call_is_counted_by_its_cause_and_unfit_ids_are_refused(server: Server, protocol: type[ProtocolClient]) -> None:
-    async def check(name: str, method: Method) -> None:
-        for model, text, cause in (("alpha", "x " * 100, "invalid"), ("nobody", "a", "unknown_model")):
-            before = server.metric("dragoman_requests_rejected_total", reason=cause)
-            await refusal(method.call(query(method, text, model=model)))
+async def test_a_refused_call_is_counted_by_its_cause_and_unfit_ids_are_refused(
+    server: Server, protocol: type[ProtocolClient]
+) -> None:
+    def count(cause: str) -> float:
+        return server.metric("dragoman_requests_rejected_total", reason=cause)
 
-            def is_counted(before: float = before, cause: str = cause) -> bool:
-                return server.metric("dragoman_requests_rejected_total", reason=cause) > before
-
-            if protocol.name != "LibreTranslate" or cause == "invalid":
-                await eventually(is_counted, f"{cause} is counted")
-        error = await refusal(method.call(query(method, headers={"x-request-id": "x" * 129})))
-        assert "x-request-id: 129 characters; at most 128 are allowed" in error.message
-        if protocol.name in ("gRPC", "OIP gRPC") and method.num_texts == 1:
-            for request_id in ("a\tb", "x" * 129):
-                error = await refusal(method.call(query(method, request_id=request_id)))
-                assert error.message.startswith(("request_id: ", "id: "))
-
-    over_all_methods(server, protocol, check)
+    async with protocol.connect(server, TOKEN) as client:
+        for method in client.methods.values():
+            for model, text, cause in (("alpha", "x " * 100, "invalid"), ("nobody", "a", "unknown_model")):
+                before = count(cause)
+                await refusal(method.call(query(method, text, model=model)))
+                if protocol.name != "LibreTranslate" or cause == "invalid":
+                    await eventually(lambda cause=cause, before=before: count(cause) > before, f"{cause} is counted")  # type: ignore[misc]
+            error = await refusal(method.call(query(method, headers={"x-request-id": "x" * 129})))
+            assert "x-request-id: 129 characters; at most 128 are allowed" in error.message
+            if protocol.name in ("gRPC", "OIP gRPC") and method.num_texts == 1:
+                for request_id in ("a\tb", "x" * 129):
+                    error = await refusal(method.call(query(method, request_id=request_id)))
+                    assert error.message.startswith(("request_id: ", "id: "))
 
 
 def test_ids_of_the_message_come_before_those_beside_it_and_are_returned_and_logged(server: Server, stub: Any) -> None:
@@ -215,28 +203,6 @@ def test_bulk_answers_that_are_large_together_come_in_several_messages(stub: Any
     for response in responses:
         assert len(response.answers) == 1 or sum(answer.ByteSize() for answer in response.answers) <= 64 * 2**10
     assert sorted(answer.request_id for response in responses for answer in response.answers) == list("01234567")
-
-
-def test_a_full_queue_may_be_tried_again_by_grpc_itself(server: Server) -> None:
-    """Retries that a service configuration asks gRPC for end with the first message or header that comes."""
-    policy: dict[str, Any] = {"maxAttempts": 3, "initialBackoff": "0.01s", "maxBackoff": "0.01s", "backoffMultiplier": 1}
-    policy["retryableStatusCodes"] = ["RESOURCE_EXHAUSTED"]
-    configuration = json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]})
-    request = GenerateRequest(model="alpha", text="a", request_id="again")
-    with (
-        grpc.insecure_channel(server.address) as patient,
-        grpc.insecure_channel(server.address, options=[("grpc.service_config", configuration)]) as channel,
-    ):
-        long = GenerateRequest(model="alpha", text="a", max_new_tokens=900, num_beams=4)
-        calls = [GenerationStub(patient).Generate.future(long, metadata=BEARER) for _ in range(24)]
-        wait_until(lambda: any(call.done() for call in calls), "the queue is full")
-        before = server.metric("dragoman_requests_rejected_total", reason="queue_full")
-        assert failure(lambda: GenerationStub(channel).Generate(request, metadata=BEARER))[0] == "RESOURCE_EXHAUSTED"
-        assert len(lines(server, "again")) == 3
-        assert server.metric("dragoman_requests_rejected_total", reason="queue_full") >= before + 3
-        for call in calls:
-            call.cancel()
-    server.wait_until_idle()
 
 
 def test_a_storm_of_refusals_writes_some_lines_and_the_number_of_the_others(server: Server, stub: Any) -> None:

@@ -14,24 +14,22 @@ from aiohttp import ClientSession
 
 from tests.system.harness.http_client import events
 from tests.system.harness.models import ModelFolder
-from tests.system.harness.server import ROOT, Server, kill, serving, stopped
+from tests.system.harness.server import QUICK_RESTARTS, ROOT, Server, kill, serving, stopped
 
 pytestmark = pytest.mark.e2e
 
 ASSETS = ROOT / "server/faces/http/console/assets"
-FLAGS = ("--num-threads", "1", "--warmup", "false", "--max-slots", "4", "--restart-backoff-initial-seconds", "0.1")
+FLAGS = ("--num-threads", "1", "--warmup", "false", "--max-slots", "4", "--http-admin", "true", *QUICK_RESTARTS)
 TOKENS = {name: {"Authorization": f"Bearer {name}-s"} for name in ("alice", "bob", "anna", "bert", "wrong")} | {"nobody": {}}
 ALICE, BOB, ANNA = TOKENS["alice"], TOKENS["bob"], TOKENS["anna"]
 MAX_VIEWERS, MAX_VIEWERS_PER_CALLER = 16, 4
 
 
-@pytest.fixture
-def people(tmp_path: Path) -> tuple[str, ...]:
-    """Flags of callers and operators, one of each for some models only."""
-    callers, operators = tmp_path / "callers.toml", tmp_path / "operators.toml"
-    callers.write_text('[callers.alice]\ntoken = "alice-s"\n[callers.bob]\ntoken = "bob-s"\nmodels = ["beta"]\n')
-    operators.write_text('[callers.anna]\ntoken = "anna-s"\n[callers.bert]\ntoken = "bert-s"\nmodels = ["other"]\n')
-    return ("--auth-tokens-file", str(callers), "--admin-tokens-file", str(operators), "--http-admin", "true")
+# Callers and operators, one of each for some models only.
+PEOPLE: dict[str, Any] = {
+    "callers": '[callers.alice]\ntoken = "alice-s"\n[callers.bob]\ntoken = "bob-s"\nmodels = ["beta"]\n',
+    "operators": '[callers.anna]\ntoken = "anna-s"\n[callers.bert]\ntoken = "bert-s"\nmodels = ["other"]\n',
+}
 
 
 @asynccontextmanager
@@ -56,8 +54,8 @@ def generate(session: ClientSession, model: str, **fields: Any) -> Awaitable[Any
 
 
 @pytest.mark.parametrize("topology", [("--replicas", "2"), ("--front-ends", "2")], ids=["replicas", "frontends"])
-def test_requests_are_seen_to_come_to_grow_and_to_end(endless: Path, people: tuple[str, ...], topology: tuple[str, ...]) -> None:
-    async def run(server: Server) -> None:
+async def test_requests_are_seen_to_come_to_grow_and_to_end(endless: Path, topology: tuple[str, ...]) -> None:
+    with serving(endless, *FLAGS, *topology, **PEOPLE) as server:
         async with asyncio.timeout(120), AsyncExitStack() as stack:
             session = await stack.enter_async_context(ClientSession(server.http_address))
             views = await stack.enter_async_context(watching(session, ALICE))
@@ -66,10 +64,8 @@ def test_requests_are_seen_to_come_to_grow_and_to_end(endless: Path, people: tup
             for model in models.values():
                 assert (model["numSlots"], model["slots"], model["rowsPerStep"]) == (num_slots, [], None)
                 assert (model["isDefault"], model["device"], model["precision"]) == (True, "cpu", "fp32")
-            sent = [
-                asyncio.ensure_future(generate(session, "alpha", numBeams=2)),
-                *(asyncio.ensure_future(generate(session, "beta")) for _ in range(10)),
-            ]
+            calls = [generate(session, "alpha", numBeams=2), *(generate(session, "beta") for _ in range(10))]
+            sent = [asyncio.ensure_future(call) for call in calls]
             models = await until(views, lambda models: len(models["alpha"]["slots"]) == 2 and len(models["beta"]["slots"]) >= 4)
             first, second = models["alpha"]["slots"]
             assert first["request"] == second["request"] and first["slot"] != second["slot"]
@@ -88,22 +84,16 @@ def test_requests_are_seen_to_come_to_grow_and_to_end(endless: Path, people: tup
             await until(views, lambda models: models["beta"]["numWaiting"] > 0)
             assert [answer.status for answer in await asyncio.gather(*sent)] == [200] * 11
             await until(views, lambda models: not any(one["slots"] or one["callers"] for one in models.values()))
-
-    with serving(endless, *FLAGS, *people, *topology) as server:
-        asyncio.run(run(server))
         assert not server.problems() and server.terminate() == 0
 
 
-def test_callers_see_their_models_and_names_are_for_operators(endless: Path, people: tuple[str, ...]) -> None:
-    async def run(address: str) -> None:
+async def test_callers_see_their_models_and_names_are_for_operators(endless: Path) -> None:
+    with serving(endless, *FLAGS, **PEOPLE) as server:
         async with asyncio.timeout(120), AsyncExitStack() as stack:
-            session = await stack.enter_async_context(ClientSession(address))
+            session = await stack.enter_async_context(ClientSession(server.http_address))
             sent = asyncio.ensure_future(generate(session, "beta"))
-            for headers, name, models in (
-                (ANNA, "alice", {"alpha", "beta"}),
-                (ALICE, "alice", {"alpha", "beta"}),
-                (BOB, "", {"beta"}),
-            ):
+            both = {"alpha", "beta"}
+            for headers, name, models in ((ANNA, "alice", both), (ALICE, "alice", both), (BOB, "", {"beta"})):
                 async with watching(session, headers) as views:
                     found = await until(views, lambda models: bool(models["beta"]["callers"]))
                     assert [one["name"] for one in found["beta"]["callers"]] == [name] and set(found) == models
@@ -128,17 +118,9 @@ def test_callers_see_their_models_and_names_are_for_operators(endless: Path, peo
                 native = await response.json()
             [beta] = [one for one in described if one["model"]["name"] == "beta"]
             assert beta["model"] == native and beta["parity"]["numRows"] > 0 and beta["quality"] is beta["card"] is None
-            assert beta["limits"] == {
-                "maxSourceTokens": 64,
-                "maxTargetTokens": native["maxTargetTokens"],
-                "maxSlots": 4,
-                "maxSlotsPerRequest": 4,
-                "maxPriority": None,
-            }
+            limits = {"maxSourceTokens": 64, "maxSlots": 4, "maxSlotsPerRequest": 4, "maxPriority": None}
+            assert beta["limits"] == limits | {"maxTargetTokens": native["maxTargetTokens"]}
             assert re.fullmatch("[0-9a-f]{64}", beta["origin"]["weightsSha256"])
-
-    with serving(endless, *FLAGS, *people) as server:
-        asyncio.run(run(server.http_address))
         check_files(server)
 
 
@@ -170,15 +152,7 @@ def check_files(server: Server) -> None:
         sizes.append(int(style.headers["Content-Length"]))
         tags.append(style.headers["ETag"])
     assert sizes[0] < sizes[1] / 2 and tags[0] != tags[1] and (sizes[2:], tags[2:]) == (sizes[:2], tags[:2])
-    for name in (
-        "index.html",
-        "page.py",
-        "..%2Fpage.py",
-        "%2e%2e%2f%2e%2e%2fserver.py",
-        "%2Fetc%2Fpasswd",
-        "console.js%00",
-        "x" * 4000,
-    ):
+    for name in ("index.html", "page.py", "..%2Fpage.py", "%2e%2e%2f%2e%2e%2fserver.py", "%2Fetc%2Fpasswd", "console.js%00"):
         missing = get(f"/console/assets/{name}")
         assert (missing.status_code, missing.json()["code"]) == (404, 5), name
 
@@ -193,8 +167,8 @@ def test_the_files_have_no_address_of_another_host_and_no_markup_from_data() -> 
     assert re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL) == [""]
 
 
-def test_views_go_on_while_engines_are_killed_and_operators_change_models(endless: Path, people: Any) -> None:
-    async def run(server: Server) -> None:
+async def test_views_go_on_while_engines_are_killed_and_operators_change_models(endless: Path) -> None:
+    with serving(endless, *FLAGS, **PEOPLE) as server:
         async with asyncio.timeout(120), ClientSession(server.http_address) as session, watching(session, ANNA) as views:
 
             async def change(verb: str, headers: dict[str, str] = ANNA, **message: str) -> tuple[int, Any]:
@@ -223,18 +197,15 @@ def test_views_go_on_while_engines_are_killed_and_operators_change_models(endles
                     server.process.terminate()
                     ends = [view["isDraining"] async for view in seen]
             assert ends[-1] and sum(ends) == 1 and (await sent).status == 200
-
-    with serving(endless, *FLAGS, *people) as server:
-        asyncio.run(run(server))
         assert server.wait() == 0
 
 
-def test_operators_change_versions_over_http_and_nobody_else_does(models: ModelFolder, people: tuple[str, ...]) -> None:
+def test_operators_change_versions_over_http_and_nobody_else_does(models: ModelFolder) -> None:
     models.put("alpha", "1", "one")
     models.put("alpha", "2", "two")
     models.put("beta", "1", "other")
     models.say("alpha", "[swap]\nprobation_seconds = 0\n")
-    with serving(models.path, *FLAGS, *people) as server:
+    with serving(models.path, *FLAGS, **PEOPLE) as server:
         root = f"{server.http_address}/v1/repository"
 
         def change(path: str, who: str = "anna", **message: str) -> tuple[int, Any]:
@@ -289,10 +260,10 @@ def test_operators_change_versions_over_http_and_nobody_else_does(models: ModelF
         assert listed()[1]["models"][0]["requested"]["isUnloaded"] is True
 
 
-def test_console_operators_and_detection_may_be_absent(translators: Path, people: tuple[str, ...], tmp_path: Path) -> None:
+def test_console_operators_and_detection_may_be_absent(translators: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['py3langid'] = None")
     without_detection = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    with serving(translators, *people[:4], "--console", "false", environment=without_detection) as server:
+    with serving(translators, "--console", "false", environment=without_detection, **PEOPLE) as server:
 
         def post(path: str, message: Any, headers: dict[str, str] = ALICE) -> requests.Response:
             return requests.post(server.http_address + path, json=message, headers=headers, timeout=60)
@@ -307,13 +278,10 @@ def test_console_operators_and_detection_may_be_absent(translators: Path, people
         assert detected.status_code == 400 and detected.json()["error"].startswith("source: languages are not detected here")
 
 
-def test_viewers_are_limited(shared_server: Server) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(60), AsyncExitStack() as stack:
-            session = await stack.enter_async_context(ClientSession(shared_server.http_address))
-            for _ in range(MAX_VIEWERS):
-                await anext(await stack.enter_async_context(watching(session, {})))
-            async with session.get("/console/engine") as response:
-                assert (response.status, response.headers["Retry-After"]) == (429, "5")
-
-    asyncio.run(run())
+async def test_viewers_are_limited(shared_server: Server) -> None:
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        session = await stack.enter_async_context(ClientSession(shared_server.http_address))
+        for _ in range(MAX_VIEWERS):
+            await anext(await stack.enter_async_context(watching(session, {})))
+        async with session.get("/console/engine") as response:
+            assert (response.status, response.headers["Retry-After"]) == (429, "5")

@@ -27,23 +27,12 @@ from tests.system.cuda_stub.bed import Bed, StubError, build, prepare
 from tests.system.cuda_stub.symbols import Library
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+NORMS = {"norm": "pre", "norm_kind": "rms", "norm_epsilon": 0.05, "has_biases": False, "is_ffn_gated": True}
+RELATIVE = {"positions": "relative", "relative_buckets": 8, "relative_max_distance": 12, "is_attention_scaled": False}
+OUTPUT = {"activation": "gelu_tanh", "is_embedding_scaled": False, "is_output_scaled": True, "padding": "masked"}
 FAMILIES: dict[str, dict[str, Any]] = {
     "marian": {"activation": "silu", "has_output_bias": True},
-    "t5": {
-        "norm": "pre",
-        "norm_kind": "rms",
-        "norm_epsilon": 0.05,
-        "has_biases": False,
-        "activation": "gelu_tanh",
-        "is_ffn_gated": True,
-        "is_attention_scaled": False,
-        "positions": "relative",
-        "relative_buckets": 8,
-        "relative_max_distance": 12,
-        "is_embedding_scaled": False,
-        "is_output_scaled": True,
-        "padding": "masked",
-    },
+    "t5": NORMS | RELATIVE | OUTPUT,
 }
 KINDS = [(family, precision) for family in FAMILIES for precision in ("fp16", "bf16")]
 PARTS = ("load", "warm_up", "prefill", "steps", "replay", "wide_steps", "looks", "copies", "score")

@@ -52,7 +52,7 @@ def test_a_killed_engine_costs_only_what_was_in_it(topology: tuple[str, ...], en
         victim = server.engines("alpha")[-1]
         weights = mapped_weights(victim)
         for service in ("", "alpha", "liveness", "nobody"):
-            unread = stack.enter_context(Http2(int(server.address.rpartition(":")[2]), window=0))
+            unread = stack.enter_context(Http2(server.port, window=0))
             request = HealthCheckRequest(service=service).SerializeToString()
             unread.wait_for(HEADERS, unread.call("/grpc.health.v1.Health/Watch", request))
         channel = stack.enter_context(connection(server))
@@ -96,11 +96,9 @@ max_requests = 1
 
 
 @ONLY_LINUX
-def test_a_killed_frontend_costs_only_its_own_calls(endless: Path, tmp_path: Path) -> None:
+def test_a_killed_frontend_costs_only_its_own_calls(endless: Path) -> None:
     """Its callers' places are given back, and its successor knows the callers that were read last from their file."""
-    file = tmp_path / "callers.toml"
-    file.write_text(CALLERS.replace('"web"', '"old"'))
-    flags = ("--front-ends", "2", "--auth-tokens-file", str(file), "--watchdog-seconds", "300")
+    flags, first = ("--front-ends", "2", "--watchdog-seconds", "300"), CALLERS.replace('"web"', '"old"')
 
     def kill_frontend(number: int) -> None:
         kill(server.frontends()[number])
@@ -114,16 +112,16 @@ def test_a_killed_frontend_costs_only_its_own_calls(endless: Path, tmp_path: Pat
             return bool(call.code() is grpc.StatusCode.OK)
 
     def wait_until_running(caller: str, count: int) -> None:
-        wait_until(lambda: server.metric("dragoman_caller_requests_running", caller=caller) == count, f"{count} are under way")
+        server.wait_for_metric(count, "dragoman_caller_requests_running", caller=caller)
 
-    with serving(endless / "alpha", *flags) as server:
-        file.write_text(CALLERS)
+    with serving(endless / "alpha", *flags, callers=first) as server:
+        server.callers_file.write_text(CALLERS)
         server.process.send_signal(signal.SIGHUP)
         server.wait_for(Event.RELOADED, source="callers")
         for number in (0, 1):
             wait_until(lambda number=number: knows(number, "web"), "the new token is known")  # type: ignore[misc]
             assert not knows(number, "old")
-        file.write_text("[callers.web\n")
+        server.callers_file.write_text("[callers.web\n")
         server.process.send_signal(signal.SIGHUP)
         server.wait_for(Event.NOT_RELOADED, source="callers")
         with connection(server, 0, "web") as spared, connection(server, 1, "web") as doomed:
@@ -157,13 +155,13 @@ def test_a_killed_frontend_costs_only_its_own_calls(endless: Path, tmp_path: Pat
 
 def test_who_tries_again_is_answered_whatever_is_killed_or_hangs(topology: tuple[str, ...], endless: Path, tmp_path: Path) -> None:
     """And a drain while what was killed starts again is an orderly end."""
-    flags = ("--num-threads", "1", "--max-slots", "4", "--max-waiting-requests", "8", "--watchdog-seconds", "4", *QUICK_RESTARTS)
+    flags = ("--num-threads", "1", "--max-slots", "4", "--max-waiting-requests", "8", "--watchdog-seconds", "2", *QUICK_RESTARTS)
     with serving(endless / "alpha", *topology, *flags, environment={"TMPDIR": str(tmp_path)}) as server:
         server.wait_until_whole()
         with Callers(server, kinds=RETRYING, num=12, max_new_tokens=30) as callers:
 
             def go_on() -> None:
-                callers.wait_for_more(50)
+                callers.wait_for_more(24)
                 server.wait_until_whole()
 
             go_on()
@@ -250,7 +248,7 @@ def test_no_call_fails_while_replicas_are_restarted_one_after_another_and_one_is
         target = "ipv4:" + ",".join(server.address for server in replicas)
         kinds = RETRYING | {"configured": configured, "stream": streaming}
         callers = stack.enter_context(Callers(target, kinds=kinds, num=6, max_new_tokens=20))
-        callers.wait_for_more(150)
+        callers.wait_for_more(90)
         shares = [num_answered(server) for server in replicas]
         assert min(shares) > 0.2 * sum(shares), f"not balanced: {shares}"
         for number in (0, 1):
@@ -264,7 +262,7 @@ def test_no_call_fails_while_replicas_are_restarted_one_after_another_and_one_is
         replicas[2].wait()
         callers.wait_for_more(60)
         before = [num_answered(server) for server in replicas[:2]]
-        callers.wait_for_more(300)
+        callers.wait_for_more(120)
         assert all(num_answered(server) > count for server, count in zip(replicas, before, strict=False))
         callers.stop()
         assert {failure.kind for failure in callers.failures} <= {"stream"}

@@ -3,13 +3,11 @@
 By default one variant of each kind that can fail differently; every one with `TEST_LONG=1`.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from dragoman.client.errors import InvalidArgument
@@ -23,14 +21,13 @@ from tests.oracles.checkpoints import make_checkpoint
 from tests.oracles.reference import Answer, Question, Reference, questions
 from tests.oracles.variants import VARIANTS
 from tests.shelf import Shelf
-from tests.system.harness.server import serving
+from tests.system.harness.server import LONG, Server, serving
 
 pytestmark = pytest.mark.e2e
 
-IS_LONG = bool(os.environ.get("TEST_LONG"))
 SHORT = ("marian-two-vocabularies", "marian-multilingual", "nllb", "bart", "mbart", "t5-translation", "byt5", "umt5")
-NAMES = tuple(VARIANTS) if IS_LONG else SHORT
-NUM_QUESTIONS = 48 if IS_LONG else 6
+NAMES = tuple(VARIANTS) if LONG else SHORT
+NUM_QUESTIONS = 48 if LONG else 6
 # Asked for where a checkpoint states no length.
 NEW_TOKENS = 24
 TIMEOUT_SECONDS = 600.0
@@ -60,18 +57,13 @@ def folders(shelf: Shelf) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="module")
-def address(folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with every variant."""
     models = tmp_path_factory.mktemp("families")
     for name in NAMES:
         (models / name).symlink_to(folders(name) / name)
-    with serving(models) as server:
-        yield server.address
-
-
-@pytest.fixture(scope="module")
-def stub(address: str) -> Iterator[GenerationStub]:
-    with grpc.insecure_channel(address) as channel:
-        yield GenerationStub(channel)
+    with serving(models) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -129,21 +121,20 @@ def test_answers_are_those_of_generate(name: str, stub: GenerationStub, referenc
 
 @pytest.mark.parametrize("name", NAMES)
 def test_pieces_add_up_and_targets_score_as_transformers_does(
-    name: str, address: str, references: Callable[[str], Reference]
+    name: str, client: Client, references: Callable[[str], Reference]
 ) -> None:
     reference = references(name)
-    with Client(address) as client:
-        for question, target in zip(questions(name, len(TARGETS)), TARGETS, strict=True):
-            said: dict[str, Any] = {"model": name, **languages(question)}
-            with client.stream(question.text, max_new_tokens=NEW_TOKENS, **said) as stream:
-                pieces = [piece.text for piece in stream]
-                assert "".join(pieces) == stream.result.text
-            assert stream.result.text == client.generate(question.text, max_new_tokens=NEW_TOKENS, **said).text
-            scored, expected = client.score(question.text, target, length_penalty=1.0, **said), reference.score(question, target)
-            assert [token.token for token in scored.tokens] == reference.target_ids(target)
-            assert [token.log_prob for token in scored.tokens] == pytest.approx(expected, abs=ROUNDING)
-            assert scored.log_prob == pytest.approx(sum(expected), abs=ROUNDING * len(expected))
-            assert scored.score == pytest.approx(sum(expected) / (len(expected) + len(reference.forced(question))), abs=ROUNDING)
+    for question, target in zip(questions(name, len(TARGETS)), TARGETS, strict=True):
+        said: dict[str, Any] = {"model": name, **languages(question)}
+        with client.stream(question.text, max_new_tokens=NEW_TOKENS, **said) as stream:
+            pieces = [piece.text for piece in stream]
+            assert "".join(pieces) == stream.result.text
+        assert stream.result.text == client.generate(question.text, max_new_tokens=NEW_TOKENS, **said).text
+        scored, expected = client.score(question.text, target, length_penalty=1.0, **said), reference.score(question, target)
+        assert [token.token for token in scored.tokens] == reference.target_ids(target)
+        assert [token.log_prob for token in scored.tokens] == pytest.approx(expected, abs=ROUNDING)
+        assert scored.log_prob == pytest.approx(sum(expected), abs=ROUNDING * len(expected))
+        assert scored.score == pytest.approx(sum(expected) / (len(expected) + len(reference.forced(question))), abs=ROUNDING)
 
 
 def test_models_and_languages_mix_in_one_stream(stub: GenerationStub) -> None:
@@ -159,25 +150,25 @@ def test_models_and_languages_mix_in_one_stream(stub: GenerationStub) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_LANGUAGES)
-def test_languages_change_the_answer(name: str, address: str) -> None:
+def test_languages_change_the_answer(name: str, client: Client) -> None:
     """Else a language that never reaches the model would pass where the model answers alike."""
     pairs = VARIANTS[name].pairs
     targets = {target for _, target in pairs if target}
     said: dict[str, Any] = {"model": name, "num_beams": 1, "max_new_tokens": NEW_TOKENS, "source_language": pairs[0][0] or ""}
-    with Client(address) as client:
-        found = {tuple(client.generate(text, target_language=target, **said).tokens for text in TARGETS) for target in targets}
+    found = {tuple(client.generate(text, target_language=target, **said).tokens for text in TARGETS) for target in targets}
     assert len(found) == len(targets) > 1
+    with pytest.raises(InvalidArgument, match="target_language: 'tlh' is no language"):
+        client.generate("the notice", **said, target_language="tlh")
 
 
-def test_models_list_their_languages_and_defaults(address: str, references: Callable[[str], Reference]) -> None:
+def test_models_list_their_languages_and_defaults(client: Client, references: Callable[[str], Reference]) -> None:
     """A request overrides defaults field by field: of BART's, beams, the penalty and the least length; the rest stays."""
     reference, [question] = references("bart"), questions("bart", 1)
     [theirs] = reference.generate([question], num_beams=2, length_penalty=0.5, min_length=2)
-    with Client(address) as client:
-        models = {model.name: model for model in client.models()}
-        result = client.generate(question.text, model="bart", num_beams=2, length_penalty=0.5, min_new_tokens=0)
-        with pytest.raises(InvalidArgument, match="target_language"):
-            client.generate("the notice", model="bart", target_language="de")
+    models = {model.name: model for model in client.models()}
+    result = client.generate(question.text, model="bart", num_beams=2, length_penalty=0.5, min_new_tokens=0)
+    with pytest.raises(InvalidArgument, match="target_language"):
+        client.generate("the notice", model="bart", target_language="de")
     assert result.tokens == theirs[0].tokens
     assert set(models) == set(NAMES) and all(model.is_ready for model in models.values())
     assert len(models["nllb"].target_languages) == 202 and not models["bart"].target_languages

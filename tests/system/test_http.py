@@ -24,7 +24,7 @@ from dragoman.v1.generation_pb2 import (
 )
 from tests.system.harness.http_client import events
 from tests.system.harness.openinference import JSON, infer_body, json_tensor
-from tests.system.harness.server import ROOT, Event, Server, serving, stopped, wait_until
+from tests.system.harness.server import ROOT, Event, Server, serving, stopped
 
 pytestmark = pytest.mark.e2e
 
@@ -126,15 +126,12 @@ async def status(server: Server, data: bytes) -> bytes:
     return line.split()[1] if line else b""
 
 
-def test_malformed_requests_are_refused_and_what_follows_them_is_not_read(server: Server) -> None:
+async def test_malformed_requests_are_refused_and_what_follows_them_is_not_read(server: Server) -> None:
     """A proxy may take for a body the bytes that the server could read as another request."""
     before, answered_twice = server.metric("dragoman_request_success_total"), set[str]()
-
-    async def run() -> list[bytes]:
-        texts = {name: data + GOOD * (name not in UNFINISHED) for name, data in MALFORMED.items()}
-        return await asyncio.gather(*(sent(server, data, is_ended=name in UNFINISHED) for name, data in texts.items()))
-
-    for name, answer in zip(MALFORMED, asyncio.run(run()), strict=True):
+    texts = {name: data + GOOD * (name not in UNFINISHED) for name, data in MALFORMED.items()}
+    answers = await asyncio.gather(*(sent(server, data, is_ended=name in UNFINISHED) for name, data in texts.items()))
+    for name, answer in zip(MALFORMED, answers, strict=True):
         assert not answer or answer.split(b" ", 2)[1] in REFUSALS, (name, answer[:1000])
         assert not [secret for secret in SECRETS if secret in answer.decode(errors="replace")], (name, answer[:1000])
         if answer and (num_answers := answer.count(b"\r\nServer: dragoman\r\n")) != 1:
@@ -145,34 +142,30 @@ def test_malformed_requests_are_refused_and_what_follows_them_is_not_read(server
     assert post(server, "/v1/generate", data=BODY, headers=JSON).status_code == 200
 
 
-def test_requests_sent_at_once_are_answered_in_order_and_few_wait(server: Server) -> None:
+async def test_requests_sent_at_once_are_answered_in_order_and_few_wait(server: Server) -> None:
     """Further ones stay in the sockets, where they cost the sender."""
-
-    async def run() -> None:
-        numbered = [GOOD.replace(b"\r\nC", f"\r\nX-Request-Id: r{number}\r\nC".encode(), 1) for number in range(20)]
-        last = GET + b"Connection: close\r\n\r\n"
-        answer = await sent(server, b"".join(numbered) + last)
-        ids = [line.partition(b": ")[2].decode() for line in answer.split(b"\r\n") if line.startswith(b"X-Request-Id")]
-        assert ids[:20] == [f"r{number}" for number in range(20)] and answer.count(b"HTTP/1.1 200 OK") == 21
+    numbered = [GOOD.replace(b"\r\nC", f"\r\nX-Request-Id: r{number}\r\nC".encode(), 1) for number in range(20)]
+    last = GET + b"Connection: close\r\n\r\n"
+    answer = await sent(server, b"".join(numbered) + last)
+    ids = [line.partition(b": ")[2].decode() for line in answer.split(b"\r\n") if line.startswith(b"X-Request-Id")]
+    assert ids[:20] == [f"r{number}" for number in range(20)] and answer.count(b"HTTP/1.1 200 OK") == 21
+    reader, writer = await opened(server)
+    for byte in GOOD.replace(b"\r\nC", b"\r\nConnection: close\r\nC", 1):
+        writer.write(bytes([byte]))
+        await writer.drain()
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["requestId"]
+    writer.close()
+    with stopped(*server.engines("alpha")):
         reader, writer = await opened(server)
-        for byte in GOOD.replace(b"\r\nC", b"\r\nConnection: close\r\nC", 1):
-            writer.write(bytes([byte]))
-            await writer.drain()
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["requestId"]
-        writer.close()
-        with stopped(*server.engines("alpha")):
-            reader, writer = await opened(server)
-            writer.write(GOOD + (GET + b"\r\n") * 100_000)
-            await asyncio.sleep(0.2)
-            assert writer.transport.get_write_buffer_size() > 0
-        assert (await reader.readline()).split()[1] == b"200"
-        writer.transport.abort()
-
-    asyncio.run(run())
+        writer.write(GOOD + (GET + b"\r\n") * 100_000)
+        await asyncio.sleep(0.2)
+        assert writer.transport.get_write_buffer_size() > 0
+    assert (await reader.readline()).split()[1] == b"200"
+    writer.transport.abort()
 
 
-def test_bodies_that_are_too_large_too_late_or_of_another_kind_have_their_statuses(server: Server) -> None:
+async def test_bodies_that_are_too_large_too_late_or_of_another_kind_have_their_statuses(server: Server) -> None:
     for headers, expected in (
         ({"Content-Type": "text/plain"}, 415),
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
@@ -183,29 +176,20 @@ def test_bodies_that_are_too_large_too_late_or_of_another_kind_have_their_status
     for encoding in ("gzip", "deflate"):
         response = post(server, "/v2/models/alpha/infer", json=infer_body("a"), headers={"Content-Encoding": encoding})
         assert response.status_code == 415
-
-    async def run() -> None:
-        assert await status(server, POST + b"Content-Length: 70000\r\n\r\n") == b"413", "before it is read"
-        too_large = CHUNKED + (b"400\r\n" + b" " * 1024 + b"\r\n") * 65
-        assert await status(server, too_large) == b"413", "once it is too large"
-        assert await status(server, b"POST /v1/gen") == b"", "an idle connection is closed"
-
-    asyncio.run(run())
+    assert await status(server, POST + b"Content-Length: 70000\r\n\r\n") == b"413", "before it is read"
+    too_large = CHUNKED + (b"400\r\n" + b" " * 1024 + b"\r\n") * 65
+    assert await status(server, too_large) == b"413", "once it is too large"
+    assert await status(server, b"POST /v1/gen") == b"", "an idle connection is closed"
 
 
-def test_a_caller_that_leaves_with_half_a_body_is_counted_once(server: Server) -> None:
-    def count() -> float:
-        return server.metric("dragoman_requests_failed_total", model="", code="CANCELLED")
-
-    async def run() -> None:
-        _, writer = await opened(server)
-        writer.write(POST + b"Content-Length: 99\r\n\r\n{")
-        await asyncio.sleep(0.1)
-        writer.close()
-
-    before = count()
-    asyncio.run(run())
-    wait_until(lambda: count() == before + 1, "the call is counted")
+async def test_a_caller_that_leaves_with_half_a_body_is_counted_once(server: Server) -> None:
+    labels = {"model": "", "code": "CANCELLED"}
+    before = server.metric("dragoman_requests_failed_total", **labels)
+    _, writer = await opened(server)
+    writer.write(POST + b"Content-Length: 99\r\n\r\n{")
+    await asyncio.sleep(0.1)
+    writer.close()
+    await asyncio.to_thread(server.wait_for_metric, before + 1, "dragoman_requests_failed_total", **labels)
 
 
 def test_a_deadline_may_come_in_a_header(server: Server) -> None:
@@ -287,27 +271,23 @@ def test_messages_are_those_of_grpc_in_canonical_json(server: Server, stub: Any)
     assert json_format.ParseDict(one, ListModelsResponse().models.add()) == expected.models[0]
 
 
-def test_an_error_after_the_first_piece_is_an_event(server: Server) -> None:
+async def test_an_error_after_the_first_piece_is_an_event(server: Server) -> None:
     """The deadline passes while the engine is stopped."""
-
-    async def run() -> None:
-        async with ClientSession(server.http_address, headers={"Grpc-Timeout": "2S"}) as session, AsyncExitStack() as stack:
-            streams = []
-            native = {"model": "alpha", "text": "a", "maxNewTokens": 900, "requestId": "r-9"}
-            inference = {"text_input": "a", "max_new_tokens": 900}
-            for path, body in (("/v1/generate:stream", native), ("/v2/models/alpha/generate_stream", inference)):
-                response = await stack.enter_async_context(session.post(path, json=body))
-                assert (response.status, response.content_type) == (200, "text/event-stream")
-                streams.append(events(response))
-            firsts = [await anext(stream) for stream in streams]
-            with stopped(*server.engines("alpha")):
-                await asyncio.sleep(2)
-            (*_, (name, error)), (*_, (plain, other)) = [[event async for event in stream] for stream in streams]
-            assert [first for first, _ in firsts] == ["", ""]
-            assert (name, error["code"], error["details"][0]["requestId"]) == ("error", 4, "r-9")
-            assert plain == "" and list(other) == ["error"] and "deadline" in other["error"]
-
-    asyncio.run(run())
+    async with ClientSession(server.http_address, headers={"Grpc-Timeout": "2S"}) as session, AsyncExitStack() as stack:
+        streams = []
+        native = {"model": "alpha", "text": "a", "maxNewTokens": 900, "requestId": "r-9"}
+        inference = {"text_input": "a", "max_new_tokens": 900}
+        for path, body in (("/v1/generate:stream", native), ("/v2/models/alpha/generate_stream", inference)):
+            response = await stack.enter_async_context(session.post(path, json=body))
+            assert (response.status, response.content_type) == (200, "text/event-stream")
+            streams.append(events(response))
+        firsts = [await anext(stream) for stream in streams]
+        with stopped(*server.engines("alpha")):
+            await asyncio.sleep(2)
+        (*_, (name, error)), (*_, (plain, other)) = [[event async for event in stream] for stream in streams]
+        assert [first for first, _ in firsts] == ["", ""]
+        assert (name, error["code"], error["details"][0]["requestId"]) == ("error", 4, "r-9")
+        assert plain == "" and list(other) == ["error"] and "deadline" in other["error"]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -36,7 +36,6 @@ def test_a_request_of_any_kind_loads_a_model_that_is_unloaded_when_idle(endless:
         lambda client, model: client.generate("a dog runs", model=model, max_new_tokens=3).tokens,
         lambda client, model: [piece.tokens for piece in client.stream("a dog runs", model=model, max_new_tokens=3)],
         lambda client, model: client.score("a dog runs", "dog", model=model).score,
-        lambda client, model: [result.tokens for result in client.generate_many(["a dog", "runs"], model=model, max_new_tokens=3)],
     ]
     with serving(endless, *FAST, *flags, "--keep-loaded", "200ms") as server, Client(server.address) as client:
         assert server.engines() == [], "nothing is loaded at the start"

@@ -38,9 +38,7 @@ def server(bundles: Path, endless: Path, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("models")
     for bundle in (endless / "alpha", bundles / "en-de", bundles / "en-fr"):
         (folder / bundle.name).symlink_to(bundle)
-    callers = tmp_path_factory.mktemp("callers") / "callers.toml"
-    callers.write_text(CALLERS)
-    with serving(folder, "--auth-tokens-file", str(callers), "--max-message-bytes", str(MAX_MESSAGE_BYTES)) as started:
+    with serving(folder, "--max-message-bytes", str(MAX_MESSAGE_BYTES), callers=CALLERS) as started:
         yield started
         assert started.terminate() == 0
         assert not started.problems() and "a-key" not in str(started.events)
@@ -143,69 +141,51 @@ def test_alternatives_are_the_next_best_answers(server: Server) -> None:
     assert "max_message_bytes" in refusal(post(server, json=QUERY | KEY | {"alternatives": most}))[1], "too long, not too many"
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        *[({"q": value}, "q: is missing") for value in ("", [], None)],
-        *[({"q": value}, "q: is neither a text nor a list of texts") for value in (7, [["A dog."]], ["A dog.", 7], {"a": "b"})],
-        ({"source": None}, "source: is missing"),
-        ({"target": ""}, "target: is missing"),
-        ({"target": 7}, "target: is no text"),
-        ({"target": "tlh"}, "target: 'tlh' is not supported; there: de, en, fr"),
-        ({"source": "x" * 10**4}, f"source: {'x' * 32!r} is not supported; there: de, en, fr"),
-        ({"source": "\x00\n"}, "source: '\\x00\\n' is not supported"),
-        ({"source": "de", "target": "fr"}, "target: no model translates from 'de' to 'fr'; there: en to de"),
-        ({"model": "none"}, "model"),
-        ({"format": "html"}, "format: html is not translated here"),
-        ({"format": "pdf"}, "format: 'pdf' is not supported"),
-        ({"q": "A" * 20_000}, "q: more than"),
-        ({"q": ["A"] * 1025}, "q: 1025 texts; at most 1024 are translated at once"),
-        ({"q": "Yes. " * 5000}, "q: more than 4096 sentences; send fewer at once"),
-        *[({"alternatives": value}, "alternatives: is no whole number") for value in ("many", 1.5, True, [1], "9" * 20)],
-        ({"alternatives": 7, "q": "A dog." + "-\n" * 6000}, "q: answers have more than 65536 bytes, max_message_bytes"),
+INVALID: list[tuple[dict[str, Any], str]] = [
+    *[({"q": value}, "q: is missing") for value in ("", [], None)],
+    *[({"q": value}, "q: is neither a text nor a list of texts") for value in (7, [["A dog."]], ["A dog.", 7], {"a": "b"})],
+    ({"source": None}, "source: is missing"),
+    ({"target": ""}, "target: is missing"),
+    ({"target": 7}, "target: is no text"),
+    ({"target": "tlh"}, "target: 'tlh' is not supported; there: de, en, fr"),
+    ({"source": "x" * 10**4}, f"source: {'x' * 32!r} is not supported; there: de, en, fr"),
+    ({"source": "\x00\n"}, "source: '\\x00\\n' is not supported"),
+    ({"source": "de", "target": "fr"}, "target: no model translates from 'de' to 'fr'; there: en to de"),
+    ({"model": "none"}, "model"),
+    ({"format": "html"}, "format: html is not translated here"),
+    ({"format": "pdf"}, "format: 'pdf' is not supported"),
+    ({"q": "A" * 20_000}, "q: more than"),
+    ({"q": ["A"] * 1025}, "q: 1025 texts; at most 1024 are translated at once"),
+    ({"q": "Yes. " * 5000}, "q: more than 4096 sentences; send fewer at once"),
+    *[({"alternatives": value}, "alternatives: is no whole number") for value in ("many", 1.5, True, [1], "9" * 20)],
+    ({"alternatives": 7, "q": "A dog." + "-\n" * 6000}, "q: answers have more than 65536 bytes, max_message_bytes"),
+]
+FORM, PARTS = "application/x-www-form-urlencoded", "multipart/form-data; boundary=a"
+UNREADABLE = [
+    *[
+        (body, "application/json", 400)
+        for body in (b"{", b"[]", b"[" * 10**4, b'{"q": "\xff"}', b'{"q": "\\ud800", "source": "en"}')
     ],
-    ids=lambda value: str(value)[:40],
-)
-def test_invalid_fields_are_refused_by_name(server: Server, fields: dict[str, Any], message: str) -> None:
+    *[(body, FORM, 400) for body in (b"q=%FF&source=en&target=de", b"q=\xff&target=de", b"q=a&q=b&source=en&target=de")],
+    (b"&".join([b"x=y"] * 1000), FORM, 400),
+    *[(body, PARTS, 400) for body in (b"--a\r\n\r\n--a--", b"--a" * 1000)],
+    (b'--a\r\nContent-Disposition: form-data; name="q"; filename="f"\r\n\r\nx\r\n--a--', PARTS, 400),
+    (b'--a\r\nContent-Disposition: form-data; name="q"\r\n\r\n\xff\r\n--a--', PARTS, 400),
+    (b"", "multipart/form-data", 400),
+    (b"A dog.", "text/plain", 415),
+    (b"x" * 70_000, "application/json", 413),
+]
+
+
+def test_invalid_fields_are_refused_by_name_before_any_work_and_unreadable_bodies_too(server: Server) -> None:
     before = server.metric("dragoman_request_success_total")
-    status, reason = refusal(post(server, json=QUERY | KEY | fields))
-    assert status == 400 and reason.startswith(message)
-    assert server.metric("dragoman_request_success_total") == before, "nothing is generated for it"
-
-
-@pytest.mark.parametrize(
-    ("body", "kind", "status"),
-    [
-        *[
-            (body, "application/json", 400)
-            for body in (b"{", b"[]", b"[" * 10**4, b'{"q": "\xff"}', b'{"q": "\\ud800", "source": "en"}')
-        ],
-        *[
-            (body, "application/x-www-form-urlencoded", 400)
-            for body in (
-                b"q=%FF&source=en&target=de",
-                b"q=\xff&target=de",
-                b"q=a&q=b&source=en&target=de",
-                b"&".join([b"x=y"] * 1000),
-            )
-        ],
-        *[
-            (body, "multipart/form-data; boundary=a", 400)
-            for body in (
-                b"--a\r\n\r\n--a--",
-                b"--a" * 1000,
-                b'--a\r\nContent-Disposition: form-data; name="q"; filename="f"\r\n\r\nx\r\n--a--',
-                b'--a\r\nContent-Disposition: form-data; name="q"\r\n\r\n\xff\r\n--a--',
-            )
-        ],
-        (b"", "multipart/form-data", 400),
-        (b"A dog.", "text/plain", 415),
-        (b"x" * 70_000, "application/json", 413),
-    ],
-)
-def test_unreadable_bodies_are_refused(server: Server, body: bytes, kind: str, status: int) -> None:
-    headers = {"Content-Type": kind, "Authorization": "Bearer a-key"}
-    assert refusal(post(server, data=body, headers=headers))[0] == status
+    for fields, message in INVALID:
+        status, reason = refusal(post(server, json=QUERY | KEY | fields))
+        assert status == 400 and reason.startswith(message), reason[:200]
+    for body, kind, expected in UNREADABLE:
+        headers = {"Content-Type": kind, "Authorization": "Bearer a-key"}
+        assert refusal(post(server, data=body, headers=headers))[0] == expected, body[:40]
+    assert server.metric("dragoman_request_success_total") == before
 
 
 def test_a_key_is_a_token_in_the_message_or_a_header(server: Server, german: str) -> None:

@@ -3,14 +3,13 @@
 import asyncio
 import itertools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
-from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
+from dragoman.v1.generation_pb2 import GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
 from tests.system.harness.callers import bearer
 from tests.system.harness.grpc_client import NativeGrpc, failure
 from tests.system.harness.http_client import LibreTranslate
@@ -56,79 +55,68 @@ def refusals(server: Server, name: str, limit: str) -> float:
 
 @each_protocol
 @pytest.mark.parametrize(("limit", "field"), [("rate", "requests_per_second"), ("tokens", "tokens_per_second")])
-def test_a_used_up_rate_is_refused_with_its_name_and_a_retry_hint(
+async def test_a_used_up_rate_is_refused_with_its_name_and_a_retry_hint(
     server: Server, protocol: type[ProtocolClient], limit: str, field: str
 ) -> None:
     name = caller(limit, protocol)
-
-    async def run() -> None:
-        async with protocol.connect(server, name) as client:
-            first, *methods = client.methods.values()
-            await first.call(query(first))
-            for method in (first, *methods):
-                error = await refusal(method.call(query(method)))
-                assert error.status in LIMITED and f"{field}: 0.01 are allowed" in error.message, error
-                assert f"limit of caller {name}" in error.message
-                assert error.retry_after_seconds is not None and error.retry_after_seconds > 30
-
-    asyncio.run(run())
+    async with protocol.connect(server, name) as client:
+        first, *methods = client.methods.values()
+        await first.call(query(first))
+        for method in (first, *methods):
+            error = await refusal(method.call(query(method)))
+            assert error.status in LIMITED and f"{field}: 0.01 are allowed" in error.message, error
+            assert f"limit of caller {name}" in error.message
+            assert error.retry_after_seconds is not None and error.retry_after_seconds > 30
     assert refusals(server, name, field) >= 1
     assert server.metric("dragoman_caller_tokens_total", caller=name, kind="generated") == 6
     assert server.metric("dragoman_caller_tokens_total", caller=name, kind="source") > 2
 
 
 @each_protocol
-def test_requests_under_way_are_bounded_and_leaving_frees_their_place(server: Server, protocol: type[ProtocolClient]) -> None:
+async def test_requests_under_way_are_bounded_and_leaving_frees_their_place(server: Server, protocol: type[ProtocolClient]) -> None:
     """Texts of one message wait for each other; requests of the native streams are refused one by one."""
     name = caller("requests", protocol)
-
-    async def run() -> None:
-        async with protocol.connect(server, name) as client, protocol.connect(server, name) as other:
+    async with protocol.connect(server, name) as client, protocol.connect(server, name) as other:
+        for method in client.methods.values():
+            if protocol is not NativeGrpc or method.num_texts == 1:
+                assert len(await method.call(query(method))) == method.num_texts
+        first = next(iter(other.methods.values()))
+        with stopped(*server.engines("alpha")):
+            running = asyncio.create_task(first.call(query(first)))  # type: ignore[arg-type]
+            await asyncio.to_thread(server.wait_for_metric, 1, "dragoman_caller_requests_running", caller=name)
             for method in client.methods.values():
-                if protocol is not NativeGrpc or method.num_texts == 1:
-                    assert len(await method.call(query(method))) == method.num_texts
-            first = next(iter(other.methods.values()))
-            with stopped(*server.engines("alpha")):
-                running = asyncio.create_task(first.call(query(first)))  # type: ignore[arg-type]
-                await asyncio.to_thread(server.wait_for_metric, 1, "dragoman_caller_requests_running", caller=name)
-                for method in client.methods.values():
-                    if method.num_texts == 1 or protocol is NativeGrpc:
-                        error = await refusal(method.call(query(method)))
-                        reason = "1 streams are open" if protocol is LibreTranslate else "1 are under way"
-                        assert error.status in LIMITED and f"max_requests: {reason}" in error.message
-                        assert error.retry_after_seconds == 1
-                running.cancel()
-                await asyncio.to_thread(server.wait_for_metric, 0, "dragoman_caller_requests_running", caller=name)
-            assert await first.call(query(first))
-
-    asyncio.run(run())
+                if method.num_texts == 1 or protocol is NativeGrpc:
+                    error = await refusal(method.call(query(method)))
+                    reason = "1 streams are open" if protocol is LibreTranslate else "1 are under way"
+                    assert error.status in LIMITED and f"max_requests: {reason}" in error.message
+                    assert error.retry_after_seconds == 1
+            running.cancel()
+            await asyncio.to_thread(server.wait_for_metric, 0, "dragoman_caller_requests_running", caller=name)
+        assert await first.call(query(first))
 
 
 @each_protocol
-def test_slots_priorities_and_models_of_a_caller_are_bounded_by_name(server: Server, protocol: type[ProtocolClient]) -> None:
-    async def run() -> None:
-        too_many = "num_beams: 3 slots are needed; max_slots of caller"
-        if protocol is LibreTranslate:
-            too_many = "alternatives: 2 is more than 1"
-        for limit, options, message in (
-            ("slots", {"num_beams": 3, "num_return_sequences": 3}, too_many),
-            ("priority", {"priority": 1}, "priority: 1 is above 0, max_priority of caller"),
-        ):
-            async with protocol.connect(server, caller(limit, protocol)) as client:
-                for key, method in client.methods.items():
-                    if client.supports(key, options):
-                        error = await refusal(method.call(query(method, options=options)))
-                        assert error.status in ("INVALID_ARGUMENT", "400") and message in error.message
-                        fewer = {name: value - 1 for name, value in options.items()}
-                        assert await method.call(query(method, options=fewer))
-        async with protocol.connect(server, caller("models", protocol)) as client:
-            for method in client.methods.values():
-                hidden, unknown = [await refusal(method.call(query(method, model=name))) for name in ("alpha", "gamma")]
-                assert hidden.status == unknown.status and (protocol is LibreTranslate or "beta" in hidden.message)
-                assert hidden.message == unknown.message.replace("gamma", "alpha"), "of hidden models nothing is told"
-                assert await method.call(query(method, model="beta", languages=("en", "fr")))
-
-    asyncio.run(run())
+async def test_slots_priorities_and_models_of_a_caller_are_bounded_by_name(server: Server, protocol: type[ProtocolClient]) -> None:
+    too_many = "num_beams: 3 slots are needed; max_slots of caller"
+    if protocol is LibreTranslate:
+        too_many = "alternatives: 2 is more than 1"
+    for limit, options, message in (
+        ("slots", {"num_beams": 3, "num_return_sequences": 3}, too_many),
+        ("priority", {"priority": 1}, "priority: 1 is above 0, max_priority of caller"),
+    ):
+        async with protocol.connect(server, caller(limit, protocol)) as client:
+            for key, method in client.methods.items():
+                if client.supports(key, options):
+                    error = await refusal(method.call(query(method, options=options)))
+                    assert error.status in ("INVALID_ARGUMENT", "400") and message in error.message
+                    fewer = {name: value - 1 for name, value in options.items()}
+                    assert await method.call(query(method, options=fewer))
+    async with protocol.connect(server, caller("models", protocol)) as client:
+        for method in client.methods.values():
+            hidden, unknown = [await refusal(method.call(query(method, model=name))) for name in ("alpha", "gamma")]
+            assert hidden.status == unknown.status and (protocol is LibreTranslate or "beta" in hidden.message)
+            assert hidden.message == unknown.message.replace("gamma", "alpha"), "of hidden models nothing is told"
+            assert await method.call(query(method, model="beta", languages=("en", "fr")))
 
 
 def test_callers_see_the_models_they_may_use(server: Server, stub: Any) -> None:
@@ -141,20 +129,6 @@ def test_callers_see_the_models_they_may_use(server: Server, stub: Any) -> None:
     pair = ScoreRequest(model="beta", text="a", priority=1)
     assert failure(lambda: stub.GetModel(GetModelRequest(model="alpha"), metadata=bearer("models-0")))[0] == "NOT_FOUND"
     assert failure(lambda: stub.Score(pair, metadata=bearer("priority-0")))[0] == "INVALID_ARGUMENT"
-
-
-def test_requests_of_a_stream_are_refused_one_by_one(server: Server, stub: Any) -> None:
-    """The stream itself is not one of them."""
-    messages = [GenerateRequest(model="alpha", text="a", request_id=str(number)) for number in range(4)]
-    before = refusals(server, "requests-2", "max_requests")
-    with ThreadPoolExecutor(1) as pool:
-        with stopped(*server.engines("alpha")):
-            answers = pool.submit(lambda: list(stub.GenerateBatch(iter(messages), metadata=bearer("requests-2"))))
-            wait_until(lambda: refusals(server, "requests-2", "max_requests") == before + 3, "three are refused")
-        found: list[GenerateBatchResponse] = answers.result(60)
-    assert sorted((answer.request_id, answer.error.code) for answer in found) == [("0", 0), *[(n, 8) for n in "123"]]
-    errors = [answer.error for answer in found if answer.HasField("error")]
-    assert all(error.message.startswith("max_requests: ") and error.retry_after_seconds == 1 for error in errors)
 
 
 def test_tokens_of_scores_and_of_streams_that_are_left_are_used_up(server: Server, stub: Any) -> None:

@@ -8,9 +8,6 @@ import shutil
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -133,14 +130,12 @@ class Prometheus:
         self.address = address
 
     def get(self, path: str, **arguments: str) -> Any:
-        query = urllib.parse.urlencode(arguments)
-        try:
-            with urllib.request.urlopen(f"{self.address}/api/v1/{path}?{query}", timeout=10) as answer:
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError((arguments, error.read())) from None
+        answer = requests.get(f"{self.address}/api/v1/{path}", params=arguments, timeout=10)
+        assert answer.status_code == 200, (arguments, answer.text)
+        return answer.json()["data"]
 
     def values(self, query: str) -> list[float]:
+        """Return a query's values now, those alone that are numbers."""
         values = [float(series["value"][1]) for series in self.get("query", query=query)["result"]]
         return [value for value in values if not math.isnan(value)]
 
@@ -172,7 +167,7 @@ def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
 
 
 def is_up(running: Prometheus) -> bool:
-    with suppress(OSError):
+    with suppress(requests.ConnectionError):
         return running.values("min(dragoman_model_ready)") == [1.0]
     return False
 
@@ -204,27 +199,13 @@ def test_every_panel_and_every_rule_has_data(endless: Path, tmp_path: Path) -> N
     with serving(endless / "alpha", *flags) as server, prometheus(tmp_path, server.metrics_address) as running:
         rules = [rule for group in running.get("rules")["groups"] for rule in group["rules"]]
         records = {rule["name"]: rule["name"] for rule in rules if rule["type"] == "recording"}
-        named = {
-            name
-            for rule in rules
-            if rule["type"] == "alerting"
-            for name in re.findall(
-                r"\b(?:dragoman_\w+|process_\w+|up)(?=[{\[\s)]|$)", re.sub(r"by \([^)]*\)|on \([^)]*\)", "", rule["query"])
-            )
-        }
+        alerts = [re.sub(r"by \([^)]*\)|on \([^)]*\)", "", rule["query"]) for rule in rules if rule["type"] == "alerting"]
+        named = set(re.findall(r"\b(?:dragoman_\w+|process_\w+|up)(?=[{\[\s)]|$)", "\n".join(alerts), re.MULTILINE))
         assert len(queries) > 60 and len(records) == 18 and len(named) > 12
         missing = {name: query for name, query in queries.items() if not ONLY_SOMEWHERE.search(query)} | records
         missing |= {name: name for name in named if not ONLY_SOMEWHERE.search(name)}
-        incidents = {
-            f"{reason}": f'dragoman_requests_{kind}="{reason}"}} > 0'
-            for kind, reason in (
-                ("rejected_total{reason", "queue_full"),
-                ("rejected_total{reason", "invalid"),
-                ("failed_total{code", "CANCELLED"),
-                ("failed_total{code", "DEADLINE_EXCEEDED"),
-            )
-        }
-        missing |= incidents
+        missing |= {f"rejected {x}": f'dragoman_requests_rejected_total{{reason="{x}"}} > 0' for x in ("queue_full", "invalid")}
+        missing |= {f"failed {x}": f'dragoman_requests_failed_total{{code="{x}"}} > 0' for x in ("CANCELLED", "DEADLINE_EXCEEDED")}
 
         def has_everything() -> bool:
             for name, query in list(missing.items()):

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import requests
-from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from dragoman.client.sync import Client
 from dragoman.inference import inference_pb2 as pb
@@ -154,25 +154,18 @@ def test_a_client_that_leaves_frees_its_slots(endless: Path, protocol: str) -> N
         assert server.metric("dragoman_engine_steps_total", model="alpha") < 900 * 64 / 4
 
 
-def fields_of(message: DescriptorProto, prefix: str = "") -> dict[str, Any]:
-    """Return number and type of every field, those of messages inside it too."""
-    name = prefix + message.name
-    found: dict[str, Any] = {f"{name}.{x.name}": (x.number, x.type, x.label, x.type_name) for x in message.field}
-    for inner in message.nested_type:
-        found |= fields_of(inner, f"{name}.")
-    return found
-
-
 def contract(*files: FileDescriptorProto) -> dict[str, Any]:
+    """Return number and type of every field, those of messages inside others too, every value, and every method of files."""
     found: dict[str, Any] = {}
     for file in files:
-        for message in file.message_type:
-            found |= fields_of(message)
+        messages = [(message.name, message) for message in file.message_type]
+        for name, message in messages:  # grows during the loop
+            messages += [(f"{name}.{inner.name}", inner) for inner in message.nested_type]
+            found |= {f"{name}.{x.name}": (x.number, x.type, x.label, x.type_name) for x in message.field}
         found |= {f"{kind.name}.{value.name}": value.number for kind in file.enum_type for value in kind.value}
         for service in file.service:
-            for x in service.method:
-                streams = (x.client_streaming, x.server_streaming)
-                found[f"{file.package}.{service.name}.{x.name}"] = (x.input_type, x.output_type, *streams)
+            kinds = {x.name: (x.input_type, x.output_type, x.client_streaming, x.server_streaming) for x in service.method}
+            found |= {f"{file.package}.{service.name}.{name}": kind for name, kind in kinds.items()}
     return found
 
 

@@ -78,37 +78,32 @@ async def answers(client: ProtocolClient, method: Method, texts: list[str], opti
     return [answer for group in await asyncio.gather(*map(call, groups)) for answer in group]
 
 
-def check_all_methods(server: Server, texts: list[str], options: dict[str, Any]) -> int:
+async def check_all_methods(server: Server, texts: list[str], options: dict[str, Any]) -> int:
     """Check that every method answers as Generate does; return the number of methods."""
-
-    async def run() -> int:
-        num_methods = 0
-        async with NativeGrpc.connect(server) as native:
-            expected = await answers(native, native.methods["Generate"], texts, options)
-        assert len(expected) == len(texts) and all(answer.texts[0] for answer in expected)
-        for protocol in PROTOCOLS:
-            async with protocol.connect(server) as client:
-                for name, method in client.methods.items():
-                    if client.supports(name, options):
-                        found = await answers(client, method, texts, options)
-                        for text, wanted, answer in zip(texts, expected, found, strict=True):
-                            assert answer == client.project(wanted), (client.name, name, text)
-                        num_methods += 1
-        return num_methods
-
-    return asyncio.run(run())
+    num_methods = 0
+    async with NativeGrpc.connect(server) as native:
+        expected = await answers(native, native.methods["Generate"], texts, options)
+    assert len(expected) == len(texts) and all(answer.texts[0] for answer in expected)
+    for protocol in PROTOCOLS:
+        async with protocol.connect(server) as client:
+            for name, method in client.methods.items():
+                if client.supports(name, options):
+                    found = await answers(client, method, texts, options)
+                    for text, wanted, answer in zip(texts, expected, found, strict=True):
+                        assert answer == client.project(wanted), (client.name, name, text)
+                    num_methods += 1
+    return num_methods
 
 
-def test_sentences_have_one_answer_over_every_protocol(shared_server: Server, sentences: list[str]) -> None:
-    assert check_all_methods(shared_server, sentences, {}) >= 16
+async def test_sentences_have_one_answer_over_every_protocol(server: Server, sentences: list[str]) -> None:
+    assert await check_all_methods(server, sentences, {}) >= 16
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_options_mean_the_same_over_every_protocol(shared_server: Server, sentences: list[str], options: dict[str, Any]) -> None:
+async def test_options_mean_the_same_over_every_protocol(server: Server, sentences: list[str], options: dict[str, Any]) -> None:
     """Scores and log-probabilities to the last bit."""
-    step = NUM_SENTENCES // NUM_WITH_OPTIONS
-    assert check_all_methods(shared_server, sentences[::step], options) >= 14
+    assert await check_all_methods(server, sentences[:: NUM_SENTENCES // NUM_WITH_OPTIONS], options) >= 14
 
 
 def documented() -> dict[str, dict[str, str]]:
@@ -158,50 +153,46 @@ async def occupied(server: Server, num_requests: int) -> AsyncIterator[None]:
 
 
 @each_protocol
-def test_each_kind_of_error_has_its_protocols_status(narrow: Server, protocol: type[ProtocolClient]) -> None:
+async def test_each_kind_of_error_has_its_protocols_status(narrow: Server, protocol: type[ProtocolClient]) -> None:
     """The statuses are those of the table in docs/http.md, which is read here."""
 
     def num_late() -> float:
         return narrow.metric("dragoman_requests_failed_total", code="DEADLINE_EXCEEDED")
 
-    async def run() -> None:
-        async with protocol.connect(narrow, TOKEN) as client:
+    async with protocol.connect(narrow, TOKEN) as client:
+        for method in client.methods.values():
+            await refuse(client, "invalid", method.call(query(method, "a dog " * 100)))
+            await refuse(client, "unknown model", method.call(query(method, model="nobody")))
+            await refuse(client, "too large", method.call(query(method, "a" * (MAX_MESSAGE_BYTES + 1))))
+            async with occupied(narrow, 2):
+                await refuse(client, "queue full", method.call(query(method)))
+            await asyncio.to_thread(narrow.wait_until_idle)
+        await refuse(client, "not offered", client.call_unimplemented())
+    async with protocol.connect(narrow, LATEST) as client:
+        for method in client.methods.values():
+            await refuse(client, "deadline", method.call(query(method)))
+    for token, timeout, reason in (
+        (TOKEN, 0.1, ""),
+        (LATE, None, "the server's deadline (default_deadline_seconds of 0.1 seconds)"),
+        (HURRIED, None, "the server's deadline (max_deadline_seconds of 0.1 seconds)"),
+        (HURRIED, 50.0, "the server's deadline (max_deadline_seconds of 0.1 seconds)"),
+    ):
+        before = num_late()
+        async with protocol.connect(narrow, token) as client:
+            first = next(iter(client.methods.values()))
+            reason = "the deadline" if reason and protocol is LibreTranslate else reason
+            await refuse(client, "deadline", first.call(query(first, timeout_seconds=timeout)), reason)
+        await eventually(lambda before=before: num_late() > before, "the deadline is counted")
+    await asyncio.to_thread(narrow.wait_until_idle)
+    for token in ("", "wrong"):
+        async with protocol.connect(narrow, token) as client:
             for method in client.methods.values():
-                await refuse(client, "invalid", method.call(query(method, "a dog " * 100)))
-                await refuse(client, "unknown model", method.call(query(method, model="nobody")))
-                await refuse(client, "too large", method.call(query(method, "a" * (MAX_MESSAGE_BYTES + 1))))
-                async with occupied(narrow, 2):
-                    await refuse(client, "queue full", method.call(query(method)))
-                await asyncio.to_thread(narrow.wait_until_idle)
-            await refuse(client, "not offered", client.call_unimplemented())
-        async with protocol.connect(narrow, LATEST) as client:
-            for method in client.methods.values():
-                await refuse(client, "deadline", method.call(query(method)))
-        for token, timeout, reason in (
-            (TOKEN, 0.1, ""),
-            (LATE, None, "the server's deadline (default_deadline_seconds of 0.1 seconds)"),
-            (HURRIED, None, "the server's deadline (max_deadline_seconds of 0.1 seconds)"),
-            (HURRIED, 50.0, "the server's deadline (max_deadline_seconds of 0.1 seconds)"),
-        ):
-            before = num_late()
-            async with protocol.connect(narrow, token) as client:
-                first = next(iter(client.methods.values()))
-                reason = "the deadline" if reason and protocol is LibreTranslate else reason
-                await refuse(client, "deadline", first.call(query(first, timeout_seconds=timeout)), reason)
-            await eventually(lambda before=before: num_late() > before, "the deadline is counted")
-        await asyncio.to_thread(narrow.wait_until_idle)
-        for token in ("", "wrong"):
-            async with protocol.connect(narrow, token) as client:
-                for method in client.methods.values():
-                    await refuse(client, "unauthenticated", method.call(query(method)))
-
-    asyncio.run(run())
+                await refuse(client, "unauthenticated", method.call(query(method)))
 
 
-def test_a_drain_has_its_status_over_every_protocol(slow: Path) -> None:
+async def test_a_drain_has_its_status_over_every_protocol(slow: Path) -> None:
     """The engine is stopped meanwhile, so that the drain does not end."""
-
-    async def run(server: Server) -> None:
+    with serving(slow, *NARROW_FLAGS, callers=CALLERS) as server:
         async with occupied(server, 1):
             with stopped(*server.engines()):
                 server.process.terminate()
@@ -210,9 +201,6 @@ def test_a_drain_has_its_status_over_every_protocol(slow: Path) -> None:
                     async with protocol.connect(server, TOKEN) as client:
                         for method in client.methods.values():
                             await refuse(client, "draining", method.call(query(method)))
-
-    with serving(slow, *NARROW_FLAGS, callers=CALLERS) as server:
-        asyncio.run(run(server))
         assert server.wait() == 0
 
 
@@ -234,7 +222,7 @@ class Work(NamedTuple):
 
 
 @each_protocol
-def test_a_caller_that_leaves_frees_its_slot_within_two_steps(roomy: Server, protocol: type[ProtocolClient]) -> None:
+async def test_a_caller_that_leaves_frees_its_slot_within_two_steps(roomy: Server, protocol: type[ProtocolClient]) -> None:
     """The work for it is counted in rows of steps: the engine is stopped while it leaves, until the frontend knows.
 
     A neighbour streams so many tokens meanwhile that its engine reports every step, and has a row in each. Of the last two steps
@@ -269,9 +257,6 @@ def test_a_caller_that_leaves_frees_its_slot_within_two_steps(roomy: Server, pro
         rows_of_neighbour = num_tokens - (left.steps - began.steps)
         return Work.of(roomy).rows - left.rows - rows_of_neighbour
 
-    async def run() -> None:
-        async with protocol.connect(roomy) as client, NativeGrpc.connect(roomy) as neighbour:
-            for name, method in client.methods.items():
-                assert await rows_after_leaving(client, neighbour.methods["GenerateStream"], method) <= most, name
-
-    asyncio.run(run())
+    async with protocol.connect(roomy) as client, NativeGrpc.connect(roomy) as neighbour:
+        for name, method in client.methods.items():
+            assert await rows_after_leaving(client, neighbour.methods["GenerateStream"], method) <= most, name

@@ -107,33 +107,21 @@ def test_node_calls_the_server_with_nothing_but_the_contract(node: Any, bundles:
             beams = client.generate(DOG, model="en-de", search=Search(num_beams=3, num_return_sequences=2, return_log_probs=True))
     said = {line["call"]: line["outcome"] for line in map(json.loads, done.stdout.splitlines())}
 
-    generated = said["generate"]
-    assert (generated["text"], generated["tokens"], generated["finish_reason"]) == (
-        beams.text,
-        list(beams.tokens),
-        "FINISH_REASON_EOS",
-    )
-    assert [answer["score"] for answer in generated["answers"]] == [answer.score for answer in beams.answers]
-    assert [len(answer["log_probs"]) for answer in generated["answers"]] == [len(answer.log_probs) for answer in beams.answers]
+    generated, batch, failed = said["generate"], said["batch"], said["failure"]
+    ended = (generated["text"], generated["tokens"], generated["finish_reason"])
+    assert ended == (beams.text, list(beams.tokens), "FINISH_REASON_EOS")
     assert (generated["model"], generated["model_version"]) == ("en-de", ours.model_version)
+    for answer, expected in zip(generated["answers"], beams.answers, strict=True):
+        assert (answer["score"], len(answer["log_probs"])) == (expected.score, len(expected.log_probs))
     assert said["sample"]["seed"] == str(2**64 - 1) and said["sample"]["text"], "64 bits go there and back"
-
     assert len(said["stream"]["pieces"]) > 2 and "".join(said["stream"]["pieces"]) == ours.text == said["stream"]["result"]["text"]
-
-    batch = said["batch"]
-    assert set(batch) == {"good", "bad", "also good"}
-    assert batch["good"]["text"] == ours.text and batch["also good"]["text"]
+    assert set(batch) == {"good", "bad", "also good"} and batch["good"]["text"] == ours.text and batch["also good"]["text"]
     assert batch["bad"]["code"] == 3 and batch["bad"]["message"].startswith("num_beams: ")
-
-    failure = said["failure"]
-    assert (failure["name"], failure["code"]) == ("NOT_FOUND", 5)
-    assert "en-xx" in failure["message"] and "en-de" in failure["message"]
-    assert [detail["type_url"] for detail in failure["details"]] == ["type.googleapis.com/google.rpc.RequestInfo"]
-    assert "retry_after_seconds" not in failure
-
+    assert (failed["name"], failed["code"]) == ("NOT_FOUND", 5) and "retry_after_seconds" not in failed
+    assert "en-xx" in failed["message"] and "en-de" in failed["message"]
+    assert [detail["type_url"] for detail in failed["details"]] == ["type.googleapis.com/google.rpc.RequestInfo"]
     assert 0 < len(said["crowd"]) < 32
     for refusal in said["crowd"]:
         assert (refusal["code"], refusal["retry_after_seconds"] > 0) == (8, True)
         assert "type.googleapis.com/google.rpc.RetryInfo" in [detail["type_url"] for detail in refusal["details"]]
-
     assert said["nobody"]["code"] == 14 and said["nobody"]["message"]

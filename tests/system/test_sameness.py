@@ -110,7 +110,6 @@ async def ask_all(server: Server, requests: Requests, concurrency: int, *, is_di
 
 async def ask_on_a_stream(server: Server, requests: Requests, *, is_bulk: bool) -> Answers:
     generated = [request for request in requests if isinstance(request, GenerateRequest)]
-    answers: Answers = {}
     async with aio.insecure_channel(server.address, OPTIONS) as channel:
         stub: Any = GenerationStub(channel)
         if is_bulk:
@@ -118,20 +117,13 @@ async def ask_on_a_stream(server: Server, requests: Requests, *, is_bulk: bool) 
             items = [item async for message in stub.GenerateBulk(iter(messages), timeout=300) for item in message.answers]
         else:
             items = [item async for item in stub.GenerateBatch(iter(generated), timeout=300)]
-    for item in items:
-        assert item.HasField("response"), item.error
-        answers[item.response.request_id] = kept(item.response)
-    return answers
+    assert all(item.HasField("response") for item in items), items
+    return {item.response.request_id: kept(item.response) for item in items}
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
-def precision(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def bundle(shipped_bundle: Callable[..., Path], precision: str) -> Path:
-    return shipped_bundle("en-de", precision)
+def bundle(request: pytest.FixtureRequest, shipped_bundle: Callable[..., Path]) -> Path:
+    return shipped_bundle("en-de", request.param)
 
 
 @pytest.fixture(scope="module")
@@ -171,10 +163,10 @@ def test_answers_in_company_are_those_given_alone(one: Server, requests: Request
 
 @pytest.mark.parametrize("flags", [TWO_ENGINES, TWO_OF_EACH])
 def test_answers_of_several_processes_are_those_of_one(
-    bundle: Path, precision: str, requests: Requests, alone: Answers, flags: tuple[str, ...]
+    bundle: Path, requests: Requests, alone: Answers, flags: tuple[str, ...]
 ) -> None:
     """On other numbers of slots and of threads, too."""
-    if not LONG and (precision == "int8") == ("--front-ends" in flags):
+    if not LONG and ("int8" in str(bundle)) == ("--front-ends" in flags):
         pytest.skip("tried with TEST_LONG=1")
     with serving(bundle, *flags, "--max-slots", "9", "--num-threads", "2") as server:
         server.wait_until_whole()

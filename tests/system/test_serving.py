@@ -38,12 +38,11 @@ max_deadline_seconds = 0.2
 
 
 @pytest.fixture(scope="module")
-def server(topology: tuple[str, ...], endless: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(topology: tuple[str, ...], endless: Path) -> Iterator[Server]:
     """A server with few slots that knows callers, and whose engines may be stopped without being taken for hung."""
-    file = tmp_path_factory.mktemp("callers") / "callers.toml"
-    file.write_text(CALLERS)
-    flags = ("--num-threads", "1", "--max-slots", str(SLOTS), "--max-waiting-requests", str(MAX_WAITING))
-    with serving(endless / "alpha", *topology, *flags, "--auth-tokens-file", str(file), "--watchdog-seconds", "300") as server:
+    limits = ("--max-slots", str(SLOTS), "--max-waiting-requests", str(MAX_WAITING))
+    flags = ("--num-threads", "1", *limits, "--watchdog-seconds", "300")
+    with serving(endless / "alpha", *topology, *flags, callers=CALLERS) as server:
         server.wait_until_whole()
         yield server
         server.wait_until_idle()

@@ -43,7 +43,7 @@ SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERV
 
 
 def unread(server: Server, path: str, request: Any) -> Http2:
-    found = Http2(int(server.address.rpartition(":")[2]), window=0)
+    found = Http2(server.port, window=0)
     found.wait_for(HEADERS, found.call(path, request.SerializeToString()))
     return found
 
@@ -182,32 +182,25 @@ TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 IGNORE_HANGUPS = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
 
 
-def free_addresses(number: int) -> list[str]:
-    """Return addresses on this machine with ports that are free now."""
-    sockets = [socket.create_server(("127.11.7.5", 0)) for _ in range(number)]  # an address that nobody else takes ports of
-    found = [f"127.11.7.5:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return found
-
-
 @contextmanager
 def started(models: Path, before: str, **streams: Any) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
-    """Start a server that first does something else; give its process, its address and that of its metrics when it serves."""
+    """Start a server that first does something else; give its process, its address and that of its metrics; it must drain."""
     code = f"{before}\nimport os, sys; os.execv(sys.executable, [sys.executable, '-m', 'dragoman', 'serve', *sys.argv[1:]])"
-    address, metrics = free_addresses(2)
-    host, _, port = address.rpartition(":")
-    flags = ["--models", str(models), "--host", host, "--port", port]
-    flags += ["--metrics-host", host, "--metrics-port", metrics.rpartition(":")[2]]
+    host, ports = "127.11.7.5", []  # an address that nobody else takes ports of
+    for _ in range(2):
+        with socket.create_server((host, 0)) as free:
+            ports.append(str(free.getsockname()[1]))
+    flags = ["--models", str(models), "--host", host, "--port", ports[0], "--metrics-host", host, "--metrics-port", ports[1]]
     process = subprocess.Popen([sys.executable, "-c", code, *flags], cwd=ROOT, start_new_session=True, **streams)
     try:
-        with Client(address) as client:
+        with Client(f"{host}:{ports[0]}") as client:
             wait_until(lambda: process.poll() is not None or client.is_ready(), "it serves", 120)
         assert process.poll() is None
-        yield process, address, metrics
+        yield process, f"{host}:{ports[0]}", f"{host}:{ports[1]}"
+        process.terminate()
+        assert process.wait(60) == 0
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.wait()
 
 
@@ -263,7 +256,7 @@ def test_closing_the_terminal_drains_and_loses_the_log_alone(endless: Path) -> N
         assert process.wait(60) == 0
 
 
-def test_under_nohup_a_server_outlives_its_terminal_and_whoever_reads_its_log(endless: Path) -> None:
+def test_under_nohup_a_server_outlives_its_terminal_and_a_reader_of_its_log(endless: Path) -> None:
     """A broken pipe, as in `dragoman serve 2>&1 | head`, used to fail every request whose line could not be written."""
     with started(endless / "alpha", IGNORE_HANGUPS, stderr=subprocess.PIPE) as (process, address, _), Client(address) as client:
         process.send_signal(signal.SIGHUP)
@@ -272,15 +265,11 @@ def test_under_nohup_a_server_outlives_its_terminal_and_whoever_reads_its_log(en
         process.stderr.close()
         for _ in range(3):
             assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
-        process.terminate()
-        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("closed", [(2,), (1, 2)], ids=["error", "output and error"])
-def test_a_server_without_standard_streams_serves_and_drains(endless: Path, closed: tuple[int, ...]) -> None:
+def test_a_server_without_standard_streams_serves(endless: Path, closed: tuple[int, ...]) -> None:
     """Some starters of daemons leave them out, as `2>&-` does."""
     before = f"import os\nfor number in {closed}: os.close(number)"
-    with started(endless / "alpha", before) as (process, address, _), Client(address) as client:
+    with started(endless / "alpha", before) as (_, address, _), Client(address) as client:
         assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
-        process.terminate()
-        assert process.wait(60) == 0

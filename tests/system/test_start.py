@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -44,15 +43,8 @@ def say(**fields: Any) -> Callable[[Path], None]:
     return change
 
 
-def nest(depth: int, field: str = "") -> Callable[[Path], None]:
-    """Have a manifest, or a field of it, be that many brackets."""
-
-    def change(bundle: Path) -> None:
-        path, brackets = bundle / "bundle.json", "[" * depth + "]" * depth
-        manifest = json.dumps(json.loads(path.read_text()) | {field: "here"}).replace('"here"', brackets) if field else brackets
-        path.write_text(manifest)
-
-    return change
+def nest(bundle: Path) -> None:
+    (bundle / "bundle.json").write_text("[" * 100_000 + "]" * 100_000)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +55,9 @@ def nest(depth: int, field: str = "") -> Callable[[Path], None]:
         pytest.param(say(format_version=99), "99", id="another format"),
         pytest.param(say(num_decoder_layers=3_000_000), "num_decoder_layers", id="3 million layers"),
         pytest.param(say(name="liveness"), "name", id="a name of the health service"),
-        pytest.param(say(name="n" * 100_000), "name", id="a long name"),
         pytest.param(say(name="a\x1b[2J\nb"), "name", id="control characters"),
         pytest.param(say(max_source_tokens=10**30), "bundle.json", id="a huge number"),
-        pytest.param(say(max_source_tokens=1e30), "max_source_tokens", id="a huge float"),
-        pytest.param(nest(100_000), "bundle.json", id="nothing but brackets"),
-        pytest.param(nest(900, "tensors"), "tensors", id="nested tensors"),
-        pytest.param(nest(100_000, "tensors"), "bundle.json", id="deeply nested tensors"),
+        pytest.param(nest, "bundle.json", id="nothing but brackets"),
     ],
 )
 def test_a_bad_bundle_stops_the_start_in_a_line(endless: Path, tmp_path: Path, damage: Callable[[Path], None], named: str) -> None:
@@ -87,7 +75,6 @@ def test_a_bad_bundle_stops_the_start_in_a_line(endless: Path, tmp_path: Path, d
         ([], {"DRAGOMAN_MAX_SLOTZ": "4"}, "DRAGOMAN_MAX_SLOTZ"),
         ([], {"DRAGOMAN_DRAIN_SECONDS": "soon"}, "DRAGOMAN_DRAIN_SECONDS"),
         (["--models", "nowhere"], {}, "nowhere"),
-        (["--max-slots"], {}, "--max-slots"),
         (["--device", "tpu"], {}, "device: 'tpu' is not auto, cpu, cuda or cuda:N"),
         (["--ready-when", "alpha,gamma"], {}, "ready_when: there is no model gamma; there are alpha, beta"),
         (["--admin-port", "0", "--admin-host", "0.0.0.0"], {}, "admin_tokens_file is not set"),
@@ -158,20 +145,11 @@ def test_an_fp16_bundle_is_served_on_the_cpu(shipped_bundle: Callable[..., Path]
         assert -20 < client.score("A dog.", "Ein Hund.").log_prob < 0
 
 
-def test_two_servers_do_not_share_a_port_and_an_engine_may_run_in_the_servers_process(endless: Path) -> None:
-    flags = ("--front-ends", "2") if sys.platform == "linux" else ()
-    with serving(endless / "alpha", *flags) as server:
-        port = server.address.rpartition(":")[2]
-        for other in (flags, ()):
-            assert port in refusal(endless / "alpha", *other, "--port", port)
+def test_an_engine_may_run_in_the_servers_process(endless: Path) -> None:
     with serving(endless, "--engine", "inline") as server, Client(server.address) as client:
         assert processes(server) == {server.process.pid}
         assert [model.name for model in client.models()] == ["alpha", "beta"] and client.is_ready("beta")
         assert client.generate("a dog runs", model="beta", max_new_tokens=2).finish_reason == "length"
-
-
-def mapped(pid: int) -> str:
-    return Path(f"/proc/{pid}/maps").read_text()
 
 
 @ONLY_LINUX
@@ -193,9 +171,9 @@ def test_a_server_writes_nothing_but_its_sockets_and_loads_no_more_than_it_needs
         cores = os.sched_getaffinity(0)
         assert os.sched_getaffinity(server.process.pid) == cores
         assert os.sched_getaffinity(engine) == ({max(cores)} if len(cores) > 1 else cores)
-        assert "libtorch" not in mapped(server.process.pid) + mapped(engine)
-        assert "onnxruntime" in mapped(engine) and "onnxruntime" not in mapped(server.process.pid)
-        assert "grpc" in mapped(server.process.pid) and "grpc" not in mapped(engine)
+        maps, of_engine = (Path(f"/proc/{pid}/maps").read_text() for pid in (server.process.pid, engine))
+        assert "libtorch" not in maps + of_engine
+        assert "onnxruntime" in of_engine and "onnxruntime" not in maps and "grpc" in maps and "grpc" not in of_engine
     assert list(temporary.iterdir()) == [] and list(home.rglob("*")) == []
 
 

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +191,7 @@ def test_a_reader_that_takes_nothing_holds_back_its_own_stream_alone(server: Ser
         return server.metric("dragoman_request_success_total") - before
 
     before = server.metric("dragoman_request_success_total")
-    with Http2(int(server.address.rpartition(":")[2]), window=0) as connection:
+    with Http2(server.port, window=0) as connection:
         stream = connection.call(path, None, is_last=False)
         for i in range(30):
             message = request(f"r{i}")
@@ -226,24 +225,18 @@ def is_final(response: ModelStreamInferResponse) -> bool:
     return bool(response.infer_response.parameters["triton_final_response"].bool_param)
 
 
-def test_a_text_is_streamed_in_pieces_and_others_in_whole_answers(inference: Any, stub: Any) -> None:
-    native = stub.Generate(request("a"))
+def test_a_text_is_streamed_in_pieces_and_others_in_whole_answers(inference: Any) -> None:
     pieces = infer(inference, asking("a dog runs", request_id="mine", triton_enable_empty_final_response=True))
     assert [is_final(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True] and len(pieces) > 1
     assert {(piece.infer_response.id, piece.infer_response.model_name) for piece in pieces} == {("mine", "alpha")}
-    texts = [grpc_outputs(piece.infer_response)["text_output"][1][0] for piece in pieces]
-    last = grpc_outputs(pieces[-1].infer_response)
-    assert "".join(texts) == native.text and last["score"] == ([1], [native.answers[0].score])
-    assert last["finish_reason"] == ([1], ["length"]) and pieces[-1].infer_response.model_version == native.model_version
     for message, shape in (
         (asking("a", shape=[1, 1], stream=False), [1, 1]),
         (asking("a", num_beams=2, num_return_sequences=2), [1, 2]),
-        (asking("a", "b", "c"), [3]),
+        (asking("a", "b", "c", outputs=[{"name": "text_output"}]), [3]),
     ):
         [whole] = infer(inference, message)
         assert is_final(whole) and grpc_outputs(whole.infer_response)["text_output"][0] == shape
-    [only] = infer(inference, asking("a", outputs=[{"name": "score"}], stream=False))
-    assert is_final(only) and list(grpc_outputs(only.infer_response)) == ["score"]
+    assert list(grpc_outputs(whole.infer_response)) == ["text_output"]
 
 
 def test_a_message_that_fails_leaves_the_stream_open(inference: Any) -> None:
@@ -264,28 +257,21 @@ def test_a_message_that_fails_leaves_the_stream_open(inference: Any) -> None:
         assert bool(reason) == bool(found[name].error_message)
 
 
-def test_an_id_may_come_again_when_its_message_is_answered_and_many_are_in_flight(server: Server, inference: Any) -> None:
-    gate, may_end = threading.Event(), threading.Event()
+def test_an_id_may_come_again_when_its_message_is_answered(server: Server, inference: Any) -> None:
+    gate = threading.Event()
 
     def messages() -> Iterator[ModelInferRequest]:
-        yield asking("a", request_id="mine", stream=False)
-        yield asking("a", request_id="mine", stream=False)
+        yield from [asking("a", request_id="mine", stream=False)] * 2
         gate.wait(60)
         yield asking("a", request_id="mine", stream=False)
-        yield from (asking("a", request_id=str(i), stream=False) for i in range(40))
         yield asking(*["a"] * 40, request_id="several")
-        may_end.wait(60)
 
     with stopped(*server.engines("alpha")):
         call = inference.ModelStreamInfer(messages())
-        assert next(call).error_message.startswith("INVALID_ARGUMENT: id: is that of another request")
+        assert next(call).error_message.startswith(f"{INVALID}: id: is that of another request")
     assert not next(call).error_message
     gate.set()
-    assert {next(call).infer_response.id for _ in range(42)} == {"mine", "several", *map(str, range(40))}
-    may_end.set()
-    with suppress(StopIteration):
-        next(call)
-        raise AssertionError("the stream goes on")
+    assert {response.infer_response.id for response in call if not response.error_message} == {"mine", "several"}
 
 
 def test_texts_of_a_message_join_the_batch_with_records_of_their_own_and_fail_together(server: Server, inference: Any) -> None:

@@ -10,8 +10,6 @@ import requests
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from dragoman.client.request import Request
-from dragoman.client.search import Search
 from dragoman.client.sync import Client
 from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest, ScoreRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
@@ -20,9 +18,9 @@ from tests.system.harness.server import Event, Server, serving, stopped, wait_un
 
 pytestmark = pytest.mark.e2e
 
-trace = pytest.importorskip("opentelemetry.trace", reason="needs the extra `tracing`")
+pytest.importorskip("opentelemetry.trace", reason="needs the extra `tracing`")
 
-TEXT, TARGET = "Two men are playing guitar on a busy street.", "Zwei Männer spielen Gitarre."
+TEXT = "Two men are playing guitar on a busy street."
 SECRET = "Das bleibt unter uns."
 PHASES = ["queue", "prefill", "decode"]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -43,23 +41,23 @@ def traces() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def server(translators: Path, traces: Collector, tmp_path_factory: Any) -> Iterator[Server]:
-    tokens = tmp_path_factory.mktemp("tokens") / "tokens"
-    tokens.write_text("web:a-long-token\n")
-    flags = (
-        "--tracing-endpoint",
-        traces.endpoint,
-        "--tracing-sample-ratio",
-        "0",
-        "--auth-tokens-file",
-        str(tokens),
-        "--max-slots",
-        "4",
-    )
-    with serving(translators, *flags, environment={"OTEL_BSP_SCHEDULE_DELAY": "20"}) as started:
+def server(translators: Path, traces: Collector) -> Iterator[Server]:
+    flags = ("--tracing-endpoint", traces.endpoint, "--tracing-sample-ratio", "0", "--max-slots", "4")
+    callers = '[callers.web]\ntoken = "a-long-token"\n'
+    with serving(translators, *flags, callers=callers, environment={"OTEL_BSP_SCHEDULE_DELAY": "20"}) as started:
         yield started
         assert started.terminate() == 0
         assert not [text for text in (SECRET, "Nein.") if text in str(traces.spans) or text in str(started.events)]
+
+
+def lines(server: Server, request_id: str) -> list[dict[str, Any]]:
+    """Return the lines of calls whose ids begin so, once there are any."""
+
+    def found() -> list[dict[str, Any]]:
+        return [line for line in server.logged(Event.CALL) if line.get("request_id", "").startswith(request_id)]
+
+    wait_until(lambda: bool(found()), f"{request_id} is logged")
+    return found()
 
 
 def metadata(headers: dict[str, str], token: bool = True) -> tuple[tuple[str, str], ...]:
@@ -114,16 +112,14 @@ def test_a_call_is_a_span_below_its_callers_with_its_attributes(server: Server, 
         "gen_ai.usage.output_tokens": answer.usage.generated_tokens,
         "gen_ai.response.finish_reasons": ["length"],
     }
-    wait_until(lambda: any(line.get("request_id") == "mine" for line in server.logged(Event.CALL)), "the call is logged")
-    [line] = [line for line in server.logged(Event.CALL) if line.get("request_id") == "mine"]
+    [line] = lines(server, "mine")
     assert (line["trace_id"], line["span_id"]) == (TRACE, span.span_id.hex())
 
 
 def test_samples_streams_scores_and_items_have_spans_of_their_own(server: Server, traces: Collector, channel: grpc.Channel) -> None:
     stub = GenerationStub(channel)
-    sampled = GenerateRequest(
-        model="alpha", text=SECRET, do_sample=True, temperature=0.5, top_k=7, num_return_sequences=3, seed=2**64 - 1
-    )
+    options: dict[str, Any] = {"do_sample": True, "temperature": 0.5, "top_k": 7, "num_return_sequences": 3, "seed": 2**64 - 1}
+    sampled = GenerateRequest(model="alpha", text=SECRET, **options)
     list(stub.GenerateStream(sampled, metadata=metadata(parent(1))))
     span, *_ = spans(traces, 1, 4)
     attributes = traces.attributes(span)
@@ -133,21 +129,17 @@ def test_samples_streams_scores_and_items_have_spans_of_their_own(server: Server
     stub.Score(ScoreRequest(model="alpha", text=SECRET, target="Nein."), metadata=metadata(parent(2)))
     span, child = spans(traces, 2, 2)
     assert (span.name, child.name) == (f"{SERVICE}/Score", "score") and child.end_time_unix_nano <= span.end_time_unix_nano
-    requests_ = [
-        GenerateRequest(model="alpha", text=text, request_id=name) for name, text in (("a", SECRET), ("b", ""), ("c", SECRET))
-    ]
+    texts = {"a": SECRET, "b": "", "c": SECRET}
+    requests_ = [GenerateRequest(model="alpha", text=text, request_id=name) for name, text in texts.items()]
     list(stub.GenerateBatch(iter(requests_), metadata=metadata(parent(3))))
     stream = next(span for span in spans(traces, 3, 10) if span.name == f"{SERVICE}/GenerateBatch")
     items = {traces.attributes(item)["dragoman.request_id"]: item for item in traces.children(stream)}
     assert traces.attributes(stream)["dragoman.batch.num_requests"] == 3
-    assert {name: (item.name, len(traces.children(item))) for name, item in items.items()} == {
-        "a": ("request", 3),
-        "b": ("request", 0),
-        "c": ("request", 3),
-    }
+    phases = {name: (item.name, len(traces.children(item))) for name, item in items.items()}
+    assert phases == {"a": ("request", 3), "b": ("request", 0), "c": ("request", 3)}
     assert traces.attributes(items["b"])["dragoman.rejected_reason"] == "invalid"
-    lines = [line for line in server.logged(Event.ITEM) if line["trace_id"] == f"{3:032x}"]
-    assert {line["request_id"]: line["span_id"] for line in lines} == {name: item.span_id.hex() for name, item in items.items()}
+    logged = {line["request_id"]: line["span_id"] for line in server.logged(Event.ITEM) if line["trace_id"] == f"{3:032x}"}
+    assert logged == {name: item.span_id.hex() for name, item in items.items()}
 
 
 def test_failures_are_spans_with_their_status_and_cause(server: Server, traces: Collector, channel: grpc.Channel) -> None:
@@ -171,7 +163,7 @@ def test_failures_are_spans_with_their_status_and_cause(server: Server, traces: 
             is_error = code == "DEADLINE_EXCEEDED"
             assert span.status.code == (span.status.STATUS_CODE_ERROR if is_error else span.status.STATUS_CODE_UNSET)
         call = stub.Generate.future(GenerateRequest(model="alpha", text=SECRET), metadata=metadata(parent(200)))
-        wait_until(lambda: server.metric("dragoman_caller_requests_running") >= 1, "the call has arrived")
+        server.wait_for_metric(1, "dragoman_caller_requests_running")
         call.cancel()
         span, *_ = spans(traces, 200, 1)
         attributes = traces.attributes(span)
@@ -202,43 +194,16 @@ def test_http_calls_are_named_by_method_and_route(server: Server, traces: Collec
 def test_callers_decide_on_their_traces_and_the_ratio_on_new_ones(server: Server, traces: Collector, channel: grpc.Channel) -> None:
     """Here new traces are never sampled. Health is not traced at all."""
     stub, before = GenerationStub(channel), len(traces.spans)
-    for number, headers in (
-        (400, {}),
-        (401, parent(401, is_sampled=False)),
-        (402, parent(402)),
-        (403, {"traceparent": "nonsense"}),
-    ):
+    traces_of = {400: {}, 401: parent(401, is_sampled=False), 402: parent(402), 403: {"traceparent": "nonsense"}}
+    for number, headers in traces_of.items():
         stub.ListModels(ListModelsRequest(), metadata=metadata(headers | {"x-request-id": f"sampled-{number}"}))
     HealthStub(channel).Check(HealthCheckRequest(), metadata=metadata(parent(404)))
     [span] = spans(traces, 402, 1)
-    wait_until(lambda: any(line.get("request_id") == "sampled-403" for line in server.logged(Event.CALL)), "all are logged")
-    lines = {line["request_id"]: line for line in server.logged(Event.CALL) if line.get("request_id", "").startswith("sampled-")}
-    assert "trace_id" not in lines["sampled-400"] and "span_id" not in lines["sampled-403"]
-    assert (lines["sampled-401"]["trace_id"], lines["sampled-401"]["span_id"]) == (f"{401:032x}", SPAN)
-    assert (lines["sampled-402"]["trace_id"], lines["sampled-402"]["span_id"]) == (f"{402:032x}", span.span_id.hex())
+    logged = {number: lines(server, f"sampled-{number}")[0] for number in traces_of}
+    assert "trace_id" not in logged[400] and "span_id" not in logged[403]
+    assert (logged[401]["trace_id"], logged[401]["span_id"]) == (f"{401:032x}", SPAN)
+    assert (logged[402]["trace_id"], logged[402]["span_id"]) == (f"{402:032x}", span.span_id.hex())
     assert len(traces.spans) == before + 1
-
-
-def test_the_python_client_continues_its_callers_trace(server: Server, traces: Collector) -> None:
-    def active(number: int) -> Any:
-        context = trace.SpanContext(number, number, False, trace.TraceFlags(trace.TraceFlags.SAMPLED))
-        return trace.use_span(trace.NonRecordingSpan(context))
-
-    with Client(server.address, token="a-long-token") as client:
-        with active(500):
-            client.generate(TEXT, model="alpha", search=Search(num_beams=4))
-            list(client.stream(TEXT, model="beta"))
-            client.score(TEXT, TARGET, model="alpha")
-        with active(501):
-            list(client.generate_batch([Request(TEXT, model="alpha") for _ in range(20)]))
-    calls = [span for span in spans(traces, 500, 10) if int(span.parent_span_id.hex(), 16) == 500]
-    assert [span.name for span in calls] == [f"{SERVICE}/{name}" for name in ("Generate", "GenerateStream", "Score")]
-    batch = next(span for span in spans(traces, 501, 81) if span.name == f"{SERVICE}/GenerateBulk")
-    items = traces.children(batch)
-    assert len(items) == 20
-    for item in items:
-        check_phases(traces, item)
-    assert TEXT not in str(traces.spans) and TARGET not in str(traces.spans)
 
 
 def test_a_collector_that_hangs_holds_up_neither_answers_nor_the_end(translators: Path, collector: Any) -> None:

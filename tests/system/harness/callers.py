@@ -22,8 +22,9 @@ from grpc import aio
 from dragoman.client.aio import AsyncClient
 from dragoman.client.retry import RetryPolicy
 from dragoman.client.sync import Client
-from dragoman.v1.generation_pb2 import GenerateBulkRequest, GenerateRequest, ListModelsRequest, ScoreRequest
+from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest, ScoreRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.system.harness.grpc_client import OPTIONS
 from tests.system.harness.protocol import Query, Refused
 from tests.system.harness.protocols import PROTOCOLS
 from tests.system.harness.server import Event, Server, footprint, growth, processes, wait_until
@@ -31,8 +32,6 @@ from tests.system.harness.server import Event, Server, footprint, growth, proces
 CALL_SECONDS = 60.0
 PATIENT = RetryPolicy(max_attempts=1000, max_backoff_seconds=1.0)
 NO_RETRY = RetryPolicy(max_attempts=1)
-# Channels with the same options share a connection; a local pool gives each its own.
-OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0)]
 NUM_TOGETHER = 4
 _NUMBERS = itertools.count()
 
@@ -65,7 +64,6 @@ class Caller:
     address: str
     options: Mapping[str, Any]
     channel: aio.Channel
-    streams: grpc.Channel
     client: AsyncClient
     protocols: Mapping[str, Any]
 
@@ -89,46 +87,8 @@ def outcome(message: Any) -> Outcome:
     return message.model_version, kept.SerializeToString(deterministic=True)
 
 
-def unary(**options: Any) -> Kind:
-    async def ask(caller: Caller, model: str, text: str) -> list[Outcome]:
-        request = GenerateRequest(model=model, text=text, **{**caller.options, **options})
-        return [outcome(await caller.stub.Generate(request, timeout=CALL_SECONDS))]
-
-    return ask
-
-
-async def stream(caller: Caller, model: str, text: str) -> list[Outcome]:
-    request = GenerateRequest(model=model, text=text, **caller.options)
-    pieces = [piece async for piece in caller.stub.GenerateStream(request, timeout=CALL_SECONDS)]
-    assert "".join(piece.text for piece in pieces) == pieces[-1].result.text, "pieces of a stream are not the answer"
-    return [outcome(pieces[-1].result)]
-
-
 async def score(caller: Caller, model: str, text: str) -> list[Outcome]:
     return [outcome(await caller.stub.Score(ScoreRequest(model=model, text=text, target="a dog"), timeout=CALL_SECONDS))]
-
-
-def several(*, is_bulk: bool) -> Kind:
-    """Ask on one stream, on a thread: grpc.aio forgets the status of a call that ends while it writes."""
-
-    def read(streams: grpc.Channel, requests: list[GenerateRequest]) -> list[Any]:
-        stub = GenerationStub(streams)
-        if not is_bulk:
-            return list(stub.GenerateBatch(iter(requests), timeout=CALL_SECONDS))
-        messages = stub.GenerateBulk(iter([GenerateBulkRequest(requests=requests)]), timeout=CALL_SECONDS)
-        return [answer for message in messages for answer in message.answers]
-
-    async def ask(caller: Caller, model: str, text: str) -> list[Outcome]:
-        options = {"model": model, "text": text, **caller.options}
-        requests = [GenerateRequest(request_id=str(number), **options) for number in range(NUM_TOGETHER)]
-        answers = sorted(await asyncio.to_thread(read, caller.streams, requests), key=lambda answer: answer.index)
-        assert [answer.index for answer in answers] == list(range(NUM_TOGETHER)), "each request of a stream has one answer"
-        for answer in answers:
-            if answer.HasField("error"):
-                raise Refused({code.value[0]: code.name for code in grpc.StatusCode}[answer.error.code], answer.error.message)
-        return [outcome(answer.response) for answer in answers]
-
-    return ask
 
 
 async def retrying(caller: Caller, model: str, text: str) -> list[Outcome]:
@@ -136,25 +96,28 @@ async def retrying(caller: Caller, model: str, text: str) -> list[Outcome]:
     return [(result.model_version, (result.answers, result.usage.generated_tokens))]
 
 
-def over(protocol: str) -> Kind:
-    """Ask by any method of a protocol; their answers are alike in their texts."""
+def over(protocol: str, *methods: str, **more: Any) -> Kind:
+    """Ask by one of the methods of a protocol, by any of them if none is named; all answer alike."""
 
     async def ask(caller: Caller, model: str, text: str) -> list[Outcome]:
         client = caller.protocols[protocol]
-        name, (call, num_texts) = random.choice(list(client.methods.items()))
-        options = caller.options if client.supports(name, caller.options) else {}
-        return [("", answer.texts) for answer in await call(Query([text] * num_texts, options, model))]
+        name = random.choice(methods or list(client.methods))
+        call, num_texts = client.methods[name]
+        options = {**caller.options, **more}
+        texts = [text] * min(num_texts, NUM_TOGETHER)
+        query = Query(texts, options if client.supports(name, options) else {}, model, timeout_seconds=CALL_SECONDS)
+        return [(answer.version or "", answer) for answer in await call(query)]
 
     return ask
 
 
 NATIVE: dict[str, Kind] = {
-    "unary": unary(),
-    "beams": unary(num_beams=4, num_return_sequences=2),
-    "samples": unary(do_sample=True, seed=7, num_return_sequences=2),
-    "stream": stream,
-    "batch": several(is_bulk=False),
-    "bulk": several(is_bulk=True),
+    "unary": over("gRPC", "Generate"),
+    "beams": over("gRPC", "Generate", num_beams=4, num_return_sequences=2),
+    "samples": over("gRPC", "Generate", do_sample=True, seed=7, num_return_sequences=2),
+    "stream": over("gRPC", "GenerateStream"),
+    "batch": over("gRPC", "GenerateBatch"),
+    "bulk": over("gRPC", "GenerateBulk"),
     "score": score,
 }
 RETRYING: dict[str, Kind] = {"retrying": retrying}
@@ -238,11 +201,11 @@ class Callers:
     async def _call(self, draws: random.Random) -> None:
         async with AsyncExitStack() as stack:
             channel = await stack.enter_async_context(aio.insecure_channel(self._address, OPTIONS))
-            streams = stack.enter_context(grpc.insecure_channel(self._address, OPTIONS))
             client = await stack.enter_async_context(AsyncClient(self._address, retry=PATIENT))
-            wanted = [each for each in PROTOCOLS if each.name in self._kinds]
+            names = {*self._kinds, *(("gRPC",) if isinstance(self._server, Server) else ())}
+            wanted = [each for each in PROTOCOLS if each.name in names]
             protocols = {each.name: await stack.enter_async_context(each.connect(self._server)) for each in wanted}
-            caller = Caller(self._address, self._options, channel, streams, client, protocols)
+            caller = Caller(self._address, self._options, channel, client, protocols)
             while not self._stopping.is_set():
                 [model] = draws.choices(self._models, self._weights)
                 is_answered = await self._ask(caller, draws.choice(list(self._kinds)), model, draws.choice(self._texts))

@@ -16,7 +16,9 @@ from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.system.harness import openinference as oip
 from tests.system.harness.protocol import NUM_TEXTS, Answer, Connection, LogProb, Method, ProtocolClient, Query, Refused
 
-OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_send_message_length", -1)]
+# Channels with the same options share a connection; a local pool gives each its own.
+OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0)]
+ANY_SIZE = [*OPTIONS, ("grpc.max_send_message_length", -1)]
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
@@ -44,6 +46,7 @@ def answer_of(response: pb.GenerateResponse) -> Answer:
         counts=(response.usage.source_tokens, response.usage.generated_tokens),
         is_truncated=response.is_truncated,
         seed=response.seed if response.HasField("seed") else None,
+        version=response.model_version,
     )
 
 
@@ -82,8 +85,8 @@ class GrpcClient(ProtocolClient):
     @classmethod
     @asynccontextmanager
     async def connect(cls, server: Any, token: str = "") -> Connection:
-        with grpc.insecure_channel(server.address, options=OPTIONS) as streams:
-            async with grpc.aio.insecure_channel(server.address, options=OPTIONS) as channel:
+        with grpc.insecure_channel(server.address, ANY_SIZE) as streams:
+            async with grpc.aio.insecure_channel(server.address, ANY_SIZE) as channel:
                 yield cls(channel, streams, token)
 
     def beside(self, query: Query | None) -> dict[str, Any]:

@@ -38,13 +38,7 @@ class Frame:
 
 class Http2:
     def __init__(self, port: int, *, window: int = DEFAULT_WINDOW, timeout_seconds: float = 30) -> None:
-        """Connect and greet.
-
-        Args:
-            port: Of a server on this machine.
-            window: Bytes of messages that the server may send on each stream unasked; 0 for none.
-            timeout_seconds: How long to wait for anything.
-        """
+        """Connect and greet; the server may send so many bytes of messages on each stream unasked."""
         self.socket = socket.create_connection(("127.0.0.1", port), timeout_seconds)
         settings = struct.pack("!HIHI", HEADER_TABLE_SIZE, 0, INITIAL_WINDOW_SIZE, window)
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, settings))
@@ -60,14 +54,7 @@ class Http2:
     def call(
         self, path: str, message: bytes | None = b"", headers: tuple[tuple[str, str], ...] = (), *, is_last: bool = True
     ) -> int:
-        """Begin an RPC and return its stream's number.
-
-        Args:
-            path: Its method, `/package.Service/Method`.
-            message: The first message as bytes, which must fit into what the server takes unasked; None for none.
-            headers: More headers.
-            is_last: Whether the client says that nothing follows.
-        """
+        """Begin an RPC, with a message that fits into what the server takes unasked, if any; return its stream's number."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         usual = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "test"), ("te", "trailers"))
         block = b"".join(literal(*pair) for pair in (*usual, ("content-type", "application/grpc"), *headers))
@@ -119,7 +106,7 @@ class Http2:
             try:
                 chunk = self.socket.recv(65_536)
             except ConnectionError:
-                return None
+                chunk = b""
             if not chunk:
                 return None
             self._received += chunk

@@ -28,15 +28,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "tied": {"num_encoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_heads": 2, "has_output_bias": True},
     "attentive": {"architecture": "rnn", "num_encoder_layers": 2},
     "forgetful": {"architecture": "rnn", "num_encoder_layers": 1, "attention": "none"},
-    "language": {
-        "architecture": "decoder",
-        "num_heads": 2,
-        "decoder_ffn_dim": 40,
-        "positions": "rotary",
-        "norm": "pre",
-        "max_source_positions": 200,
-        "max_target_positions": 240,
-    },
+    "language": {"architecture": "decoder", "num_heads": 2, "decoder_ffn_dim": 40, "positions": "rotary", "norm": "pre"}
+    | {"max_source_positions": 200, "max_target_positions": 240},
 }
 
 

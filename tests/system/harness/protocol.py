@@ -42,6 +42,7 @@ class Answer:
     counts: tuple[int, int] | None = None
     is_truncated: bool | None = None
     seed: int | None = None
+    version: str | None = field(default=None, compare=False)
 
 
 class Refused(Exception):

@@ -92,7 +92,8 @@ class Server:
             self.process.kill()
             self.wait()
             raise
-        self.address = f"127.0.0.1:{serving['port']}"
+        self.port: int = serving["port"]
+        self.address = f"127.0.0.1:{self.port}"
         self.http_address = f"http://127.0.0.1:{serving.get('http_port')}"
         self.metrics_address = f"http://127.0.0.1:{serving['metrics_port']}"
 
@@ -182,17 +183,18 @@ class Server:
 
 
 @contextmanager
-def serving(models: Path, *flags: str, callers: str = "", **keywords: Any) -> Iterator[Server]:
-    """Start a server, with a file of callers if their text is given; if it still runs in the end, its drain must end cleanly.
+def serving(models: Path, *flags: str, callers: str = "", operators: str = "", **keywords: Any) -> Iterator[Server]:
+    """Start a server, with files of callers and of operators if their texts are given; in the end its drain must end cleanly.
 
     After an error it is killed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        if callers:
-            (Path(folder) / "callers.toml").write_text(callers)
-            flags = (*flags, "--auth-tokens-file", f"{folder}/callers.toml")
+        for name, text in (("auth", callers), ("admin", operators)):
+            if text:
+                (Path(folder) / f"{name}.toml").write_text(text)
+                flags = (*flags, f"--{name}-tokens-file", f"{folder}/{name}.toml")
         server = Server(models, *flags, **keywords)
-        server.callers_file = Path(folder) / "callers.toml"
+        server.callers_file = Path(folder) / "auth.toml"
         try:
             yield server
             if server.process.poll() is None:
