@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer as Encoder
-from tokenizers import decoders, models, pre_tokenizers
 
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.id_tables import same_ids
-from dragoman.model.text.json_file import JsonTokenizer
 from dragoman.model.text.sentencepiece import SentencePieceTokenizer
 from dragoman.server.core.alignment import token_words, word_alignment
 from tests.oracles.vocabularies import trained
@@ -42,18 +39,9 @@ def test_words_are_those_of_split(tokenizer: ByteLevelTokenizer, text: str) -> N
 def test_an_unknown_token_is_a_part_of_its_word() -> None:
     """Decoded, it has spaces around it or is nothing; either would number the words behind it wrongly."""
     model = trained(model_type="unigram")
-    library = JsonTokenizer(unigram_file(), 2)
-    for tokenizer in (SentencePieceTokenizer(model, same_ids(model), 2), library):
-        words = token_words([tokenizer.word_bytes(token) for token in tokenizer.encode("a 猫 the犬the 猫犬 a")])
-        assert max(word for word in words if word is not None) == 4
-
-
-def unigram_file() -> bytes:
-    pieces = [("<s>", 0.0), ("<unk>", 0.0), ("</s>", 0.0), ("▁", -2.0), ("▁a", -3.0), ("the", -3.0)]
-    encoder = Encoder(models.Unigram(pieces, 1))
-    encoder.pre_tokenizer, encoder.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    encoder.add_special_tokens(["<s>", "<unk>", "</s>"])
-    return bytes(encoder.to_str().encode())
+    tokenizer = SentencePieceTokenizer(model, same_ids(model), 2)
+    words = token_words([tokenizer.word_bytes(token) for token in tokenizer.encode("a 猫 the犬the 猫犬 a")])
+    assert max(word for word in words if word is not None) == 4
 
 
 SOURCE = [b" a", b" b", b"c", b" d", b""]

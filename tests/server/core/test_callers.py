@@ -35,23 +35,16 @@ def test_a_token_may_have_any_printable_character_anywhere(tmp_path: Path) -> No
     """A colon used to end the name wherever the last one was, so that a part of the token was accepted, and the rest logged."""
     for character in map(chr, range(33, 127)):
         for token in (f"a{character}b", f"{character}b", f"a{character}"):
-            quoted = token.replace("\\", "\\\\").replace('"', '\\"')
-            for path in (
-                write(tmp_path, f"web:{token}\n"),
-                write(tmp_path, f'[callers.web]\ntoken = "{quoted}"\n', "tokens.toml"),
-            ):
-                assert read_book(path).tokens == {digest_of(token): "web"}
+            assert read_book(write(tmp_path, f"web:{token}\n")).tokens == {digest_of(token): "web"}
 
 
-def test_lines_name_callers_before_the_first_colon(tmp_path: Path) -> None:
+def test_lines_and_toml_name_callers(tmp_path: Path) -> None:
+    """In lines the name ends at the first colon; TOML has defaults, digests, and any file name."""
     book = read_book(write(tmp_path, "web:1x1:2x2\nshop: three \nfour\n\n  # no:token\nweb:new\n"))
     tokens = {"1x1:2x2": "web", "three": "shop", "four": "line 3", "new": "web"}
     assert book.tokens == {digest_of(token): name for token, name in tokens.items()}
     [warning] = book.warnings
     assert "line 1" in warning and "1x1" not in warning and "2x2" not in warning
-
-
-def test_toml_has_defaults_digests_and_any_file_name(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"s3cret").hexdigest().upper()
     text = (
         f'[defaults]\nmax_slots = 4\nrequests_per_second = 2\n[callers.a]\ntoken_sha256 = "{digest}"\nmax_slots = 8\n'
@@ -247,35 +240,24 @@ def test_used_tokens_are_owed_also_when_the_file_changes(world: World) -> None:
 
 
 def test_requests_and_streams_under_way_are_bounded_apart(world: World) -> None:
-    web = world.limited("max_requests = 2\nrequests_per_second = 100")
+    web = world.limited("max_requests = 2\nmax_priority = 2\nmax_slots = 4\nweight = 2.5\nmax_waiting = 7")
     for enter in (web.enter, web.enter, web.enter_stream, web.enter_stream):
         enter()
     assert refusal(web) == ("max_requests", 1.0) and world.count("requests_running", caller="web") == 2
     with pytest.raises(LimitReached, match="max_requests: 2 streams are open"):
         web.enter_stream()
-    web.leave(0)
-    web.leave_stream()
-    web.enter()
-    web.enter_stream()
-
-
-def test_limits_are_each_callers_own_and_named(world: World) -> None:
-    defaults = "[defaults]\nrequests_per_second = 1\nmax_priority = 2\nmax_slots = 4\nweight = 2.5\nmax_waiting = 7\n"
-    world.write(defaults + '[callers.web]\ntoken = "s3cret"\n[callers.shop]\ntoken = "0ther"')
-    web, shop = world.caller(), world.caller("0ther")
-    web.enter()
-    refusal(web)
-    shop.enter()
-    web.check_priority(2)
-    web.check_slots(4, "num_beams")
     with pytest.raises(InvalidRequest, match=r"priority: 3 is above 2, max_priority of caller web"):
         web.check_priority(3)
     with pytest.raises(InvalidRequest, match=r"num_beams: 5 slots are needed; max_slots of caller web is 4"):
         web.check_slots(5, "num_beams")
+    web.check_priority(2)
+    web.check_slots(4, "num_beams")
     assert world.count("refusals_total", caller="web", limit="max_priority") == 1
     assert (web.share.caller, web.share.weight, web.share.max_slots, web.share.max_waiting) == ("web", 2.5, 4, 7)
-    share = world.limited("").share
-    assert (share.caller, share.weight, share.max_slots, share.max_waiting) == ("web", 1.0, 0, 0)
+    web.leave(0)
+    web.leave_stream()
+    web.enter()
+    web.enter_stream()
 
 
 def test_an_expired_caller_is_told_so(world: World) -> None:

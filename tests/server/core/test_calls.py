@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from prometheus_client import CollectorRegistry
 
 from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
-from dragoman.server.core.ports import Traits
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.errors import InvalidRequest, NotReady, ServiceError, Unavailable
 from dragoman.server.telemetry.metrics import Metrics
@@ -22,12 +20,12 @@ TEXT = "A dog runs."
 class World:
     """A core with one model of a scripted engine, and what is counted."""
 
-    def __init__(self, *models: Any, tracer: Any = None) -> None:
+    def __init__(self, *models: Any) -> None:
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry, [1.0])
         for model in models:
             metrics.add_model(model.name, model.version, "fp32", "cpu", 8)
-        self.core, self.engine = Core(LoadedModels(*models), metrics, tracer), models[0].engine
+        self.core, self.engine = Core(LoadedModels(*models), metrics), models[0].engine
 
     def counted(self, name: str) -> dict[str, float]:
         """Return a counter's values that are not 0, by their last label."""
@@ -99,33 +97,6 @@ async def test_errors_of_the_engines_connection_and_of_programs(world: World, lo
     assert found.message == f"internal error; quote incident {line['incident']}" and "KeyError" in line["exception"]
 
 
-@pytest.mark.parametrize("method", ["generate", "score"])
-@pytest.mark.parametrize("reason", ["step_failed", "deadline", "queue_full", "draining"])
-async def test_a_failed_requests_span_has_the_engines_reason(
-    make_model: Any, collector: Any, logged: Any, method: str, reason: str
-) -> None:
-    tracing = pytest.importorskip("dragoman.server.telemetry.tracing", reason="needs the extra `tracing`")
-    tracer = tracing.Tracer(collector.endpoint, 1.0, "1.2.3")
-    world = World(make_model(), tracer=tracer)
-    world.engine.reason, world.engine.incident = reason, "4711" if reason == "step_failed" else ""
-    error = await world.error(method)
-    assert await asyncio.to_thread(tracer.close, 10)
-    [span] = [span for span in collector.spans if span.name == "toy/a"]
-    attributes = collector.attributes(span)
-    assert (attributes["error.type"], attributes["dragoman.finish_reason"]) == (error.code, reason)
-    assert attributes.get("dragoman.incident") == (world.engine.incident or None)
-    assert [child.name for child in collector.children(span)] == ["queue" if method == "generate" else "score"]
-
-
-async def test_a_priority_above_the_models_highest_is_refused(world: World, logged: Any) -> None:
-    [model] = world.core.models.all()
-    model.traits = Traits(max_priority=2)
-    assert await world.core.generation.generate(GenerateRequest(text=TEXT, priority=2), Call.begin("toy/a"))
-    with pytest.raises(InvalidRequest) as caught:
-        await world.core.generation.generate(GenerateRequest(text=TEXT, priority=3), Call.begin("toy/a"))
-    assert caught.value.message == "priority: 3 is above 2, max_priority of model en-de"
-
-
 async def test_a_full_queue_refuses_before_any_work_and_a_stream_needs_an_end(world: World, logged: Any) -> None:
     world.engine.has_places, world.engine.retry_after_seconds = False, 0.5
     error = await world.error("stream")
@@ -140,28 +111,6 @@ async def test_an_answer_that_cannot_be_sent_is_no_success(world: World, logged:
         await world.core.generation.generate(GenerateRequest(text=TEXT), call)
         raise InvalidRequest("request", "its answer is too long")
     assert (world.counted("request_success_total"), world.counted("requests_failed_total")) == ({}, {"INVALID_ARGUMENT": 1})
-
-
-@pytest.mark.parametrize("end", ["cancel", "close"])
-async def test_a_caller_that_leaves_is_recorded(world: World, logged: Any, end: str) -> None:
-    """A protocol may serve in a coroutine, which is cancelled, or a generator, which is closed."""
-
-    async def serve() -> AsyncIterator[int]:
-        with world.core.calls.serving(Call.begin("toy/a")):
-            yield 1
-            await asyncio.Event().wait()
-
-    pieces: Any = serve()
-    await anext(pieces)
-    if end == "close":
-        await pieces.aclose()
-    else:
-        task = asyncio.create_task(anext(pieces))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    assert [line["code"] for line in logged()] == ["CANCELLED"] and world.core.num_running == 0
 
 
 @pytest.mark.parametrize("end", ["read", "break", "raise", "cancel"])

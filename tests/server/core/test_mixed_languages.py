@@ -13,7 +13,6 @@ import torch
 from dragoman.export.bundle import Bundle
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.model.errors import InputError
 from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.server.core.frames import Frames
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
@@ -97,27 +96,6 @@ def bench(bundle: Path) -> Bench:
     return Bench(bundle)
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "as the model does": {},
-    "greedy": {"num_beams": 1},
-    "beams": {"num_beams": 4, "num_return_sequences": 3, "max_new_tokens": 6},
-    "samples": {"do_sample": True, "seed": 3, "num_return_sequences": 3},
-    "alternatives": {"return_alternatives": True, "num_return_sequences": 3},
-    "prefix": {"forced_prefix": "the", "top_log_probs": 3},
-}
-
-
-def test_rows_of_different_languages_have_the_bits_of_each_alone(bench: Bench) -> None:
-    kinds = itertools.cycle(KINDS.values())
-    requests = [bench.prepare(*pair, text, **next(kinds)) for text in TEXTS for pair in PAIRS]
-    assert len({tuple(request.source_ids) for request in requests}) == len(requests)
-    together = bench.run(*requests)
-    assert len(together) == len(requests)
-    for request in requests:
-        assert bench.run(request)[request.id] == together[request.id]
-    assert {answer.reason for answers in together.values() for answer in answers} == {"eos"}, "its end is forced"
-
-
 def likeliest(model: Any, source: list[int], start: int, forced: list[int], max_new_tokens: int) -> tuple[list[int], list[float]]:
     """Return the greedy answer, without end-of-sequence, and the log-probability of each generated token, the forced end's too."""
     config, tokens, log_probs = model.config, list(forced), list[float]()
@@ -168,18 +146,3 @@ def test_a_score_is_the_log_probability_of_the_generated_token(bench: Bench, bun
         found = scorer.score(pair.request.source_ids, pair.request.target_ids, None, pair.request.decoder_start_id)[0]
         assert found[-1] == pytest.approx(answer.log_probs[0], abs=1e-4), "end-of-sequence, which was forced"
         assert len(pair.target_ids) == len(words) + 1
-
-
-def test_texts_without_a_server_are_translated_as_requests_are(bench: Bench) -> None:
-    translator, decode = bench.translator, bench.model.tokenizers.target.decode
-    for source, target in (("", ""), ("fr", "nl"), ("en", "da")):
-        requests = [bench.prepare(source, target, text) for text in TEXTS]
-        found = bench.run(*requests)
-        expected = [decode(found[request.id][0].token_ids) for request in requests]
-        assert translator.translate(TEXTS, wanted=GenerateRequest(source_language=source, target_language=target)) == expected
-    greedy = [bench.prepare("en", "nl", text, num_beams=1, max_new_tokens=5) for text in TEXTS]
-    found = bench.run(*greedy)
-    wanted = GenerateRequest(target_language="nl", num_beams=1)
-    assert translator.translate(TEXTS, 5, wanted=wanted) == [decode(found[request.id][0].token_ids) for request in greedy]
-    with pytest.raises(InputError, match="target_language: 'xx' is no language that model tongues writes, which are de, nl, da"):
-        translator.translate(TEXTS, wanted=GenerateRequest(target_language="xx"))

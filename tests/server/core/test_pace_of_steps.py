@@ -1,5 +1,9 @@
 """How fast engines step, from one snapshot to the next."""
 
+from typing import Any
+
+import pytest
+
 from dragoman.server.core.pace_of_steps import LONGEST_SECONDS, Pace, PaceOfSteps
 from dragoman.server.engine.snapshot import EngineSnapshot, StepTotals
 
@@ -17,24 +21,18 @@ def test_engines_are_added_up_each_by_its_own_time() -> None:
     assert pace.step_seconds is not None and abs(pace.step_seconds - 0.01) < 1e-9
 
 
-def test_an_engine_that_was_started_again_counts_anew() -> None:
+@pytest.mark.parametrize(
+    ("second", "third", "num_steps"),
+    [
+        (engine(1.25, 3), engine(1.5, 5), (0, 2)),  # it was started again
+        (engine(1.5, 150), engine(1.5, 150), (50, 50)),  # without an answer the pace is what it was
+        (engine(1.1 + LONGEST_SECONDS, 150), engine(9.0, 200), (0, 0)),  # steps may have been counted in part
+    ],
+)
+def test_only_what_was_counted_whole_makes_the_pace(second: EngineSnapshot, third: EngineSnapshot, num_steps: Any) -> None:
     paces = PaceOfSteps()
-    paces.update([engine(1.0, 100)])
-    assert paces.update([engine(1.25, 3)]) == Pace()
-    assert paces.update([engine(1.5, 5)]).num_steps == 2
-
-
-def test_without_an_answer_the_pace_is_what_it_was_and_without_steps_there_are_no_means() -> None:
-    paces = PaceOfSteps()
-    paces.update([engine(1.0, 100)])
-    before = paces.update([engine(1.5, 150)])
-    assert paces.update([engine(1.5, 150)]) == before
-    idle = paces.update([engine(1.75, 150)])
+    assert paces.update([engine(1.0, 100)]) == Pace()
+    assert tuple(paces.update([each]).num_steps for each in (second, third)) == num_steps
+    idle = paces.update([engine(third.at + 1, third.totals.num_steps)])
     assert (idle.rows_per_step, idle.step_seconds, idle.steps_per_second) == (None, None, 0.0)
-
-
-def test_what_may_have_been_counted_in_part_is_not_told() -> None:
-    paces = PaceOfSteps()
-    paces.update([engine(1.0, 100)])
-    assert paces.update([engine(1.1 + LONGEST_SECONDS, 150)]) == Pace()
-    assert paces.update([]) == Pace() == paces.update([engine(9.0, 200)])
+    assert paces.update([]) == Pace()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import struct
 import time
 from collections.abc import AsyncIterator
@@ -22,8 +21,7 @@ from dragoman.server.faces.http.inference.reading import Posted, _read_generate,
 from dragoman.server.faces.http.libre.languages import LibreLanguages, code_of, name_of
 from dragoman.server.faces.http.libre.pieces import pieces_of, put_together
 from dragoman.server.faces.http.native import parse
-from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS
-from dragoman.server.faces.oip.outputs import OUTPUTS
+from dragoman.server.faces.oip.inference import MAX_TEXTS
 from dragoman.server.faces.oip.reading import infer_reader
 from dragoman.v1.generation_pb2 import GenerateRequest
 from tests.system.harness import openinference as messages
@@ -34,8 +32,6 @@ from tests.system.harness.openinference import listed_body as listed
 from tests.system.harness.openinference import raw_bytes as raw
 
 MODEL = ("en-de", "")
-NUM_EXAMPLES = 10_000 if os.environ.get("TEST_LONG") else 400
-quick = settings(max_examples=NUM_EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
 by_grpc = infer_reader(ModelInferRequest.FromString, lambda: 10**6)
 
 
@@ -135,50 +131,26 @@ REFUSED: list[tuple[Any, str]] = [
     (b'{"inputs": [{"name": "a", "shape": [1], "datatype": "", "data": ' + b"[" * 10**5, "body: cannot be read"),
     ({}, "body: cannot be read: Object missing required field `inputs`"),
     (asking("a", beams=1), "body: cannot be read: Object contains unknown field `beams`"),
-    ({"inputs": []}, "text_input: is missing"),
     (asking("a", model_name="x"), "model_name: 'x' is not that of the path"),
     (asking("a", id="ä"), "id: "),
-    (asking("a", inputs=[tensor("beams", "INT8", [1], [1])]), "inputs: 'beams' is not known"),
-    (asking("a", inputs=[tensor("text_input", "BYTES", [1], ["a"])]), "text_input: is given twice"),
     ({"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1]}]}, "text_input: has no content"),
     ({"inputs": [tensor("text_input", "BYTES", [2], ["a"])]}, "text_input: its content has 1 elements"),
     ({"inputs": [tensor("text_input", "BYTES", [2, 1], [["a", "b"]])]}, "text_input: its content has not the shape [2, 1]"),
     ({"inputs": [tensor("text_input", "BYTES", [2, 1], [["a"], "b"])]}, "text_input: its content has not the shape"),
     ({"inputs": [tensor("text_input", "BYTES", [1, 1], [[["a"]]])]}, "text_input[0]: is not a text"),
-    (asking(3), "text_input[0]: is not a text"),
     (b'{"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["\\ud800"]}]}', ""),
-    ({"inputs": [tensor("text_input", "BYTES", [-1], [])]}, "text_input: its shape [-1] has a negative"),
-    ({"inputs": [tensor("text_input", "BYTES", [10**6], [])]}, "text_input: its shape [1000000] has"),
     (b'{"inputs": [{"name": "a", "datatype": "", "shape": [' + b"9" * 5000 + b"]}]}", "body: cannot be read"),
     ({"inputs": [tensor("a", "", [1], [])] * 10**4}, "inputs: 10000; there are"),
-    (asking("a", outputs=[{"name": "score"}] * 10**4), "outputs: 10000; there are"),
-    (asking("a", parameters={f"p{i}": 1 for i in range(10**4)}), "parameters: 10000; there are"),
-    (asking("a", parameters={"beams": 1}), "parameters: 'beams' is not known"),
     (asking("a", parameters={"num_beams": None}), "num_beams: is not an integer"),
     (asking("a", parameters={"suppressed_tokens": 5}), "suppressed_tokens: is not a list of integers"),
-    (b'{"inputs": [], "parameters": {"seed": ' + b"9" * 5000 + b"}}", ""),
-    (asking("a", inputs=[tensor("top_p", "FP32", [1], [1e300])]), "top_p: an element is no FP32"),
     (asking("a", inputs=[tensor("top_p", "FP32", [1], [{}])]), "top_p: an element is no FP32"),
-    (asking("a", inputs=[tensor("top_p", "FP16", [1], [0.5])]), "top_p: FP16 has no typed content; send it raw"),
-    (asking("a", inputs=[tensor("do_sample", "BOOL", [1], ["no"])]), "do_sample: is not true or false"),
-    (asking("a", inputs=[tensor("sampling_parameters", "BYTES", [1], [1])]), "sampling_parameters: is not a JSON object"),
-    (
-        {"inputs": [tensor("text_input", "BYTES", [1], []) | {"parameters": {"shared_memory_region": "x"}}]},
-        "text_input: shared memory is not offered",
-    ),
-    (
-        asking("a", outputs=[{"name": "score", "parameters": {"classification": 3}}]),
-        "score: parameter 'classification' of an output is not known",
-    ),
     (asking("a", parameters={"binary_data_output": 1}), "binary_data_output: is not true or false"),
     (sized(5, b""), "inputs[0]: binary_data_size is a number of bytes; 0 are left"),
-    (sized(-1, b"abcde"), "inputs[0]: binary_data_size"),
     (sized(True, b"abcde"), "inputs[0]: binary_data_size"),
     (sized(5, raw("a") + b"x"), "body: has 1 bytes behind the JSON that are of no input"),
     (sized(5, b"\xff\xff\xff\xffa"), "text_input: element 0 ends behind its raw content"),
     (sized(5, raw("a"), data=["a"]), "inputs[0]: its content is in data and behind the JSON"),
     ((b"{}", "0"), "Inference-Header-Content-Length: "),
-    ((b"{}", "3"), "Inference-Header-Content-Length: "),
     ((b"{}", "²"), "Inference-Header-Content-Length: "),
     ((b"{}", "1" * 5000), "Inference-Header-Content-Length: "),
 ]
@@ -194,15 +166,10 @@ REFUSED_SHORT: list[tuple[Any, str]] = [
     (b"[]", "body: cannot be read"),
     ({}, "text_input: is missing"),
     ({"text_input": 3}, "text_input[0]: is not a text"),
-    ({"text_input": [["a"]]}, "text_input[0]: is not a text"),
-    ({"text_input": []}, "text_input: has no text"),
     ({"text_input": ["a"] * (MAX_TEXTS + 1)}, "text_input: its shape [1025] has 1025 elements"),
     ({"text_input": "a", "id": 3}, "id: is not a text"),
     ({"text_input": "a", "parameters": [1]}, "parameters: is no JSON object"),
     ({"text_input": "a", "num_beams": 2, "parameters": {"num_beams": 2}}, "parameters: 'num_beams' is given twice"),
-    ({"text_input": "a", "best_of": 2}, "parameters: 'best_of' is not known"),
-    ({"text_input": "a", "sampling_parameters": {"best_of": 2}}, "sampling_parameters: 'best_of' is not known"),
-    ({"text_input": "a", **{f"p{i}": 1 for i in range(10**4)}}, "parameters: 10000; there are"),
 ]
 
 
@@ -213,46 +180,9 @@ def test_invalid_short_bodies_are_refused_by_field(body: Any, message: str) -> N
 
 json_like = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*INPUTS, "n", "?"]), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-tensors = st.fixed_dictionaries(
-    {
-        "name": st.sampled_from(INPUTS) | st.text(max_size=4),
-        "shape": st.lists(st.integers(-1, 3), max_size=3) | json_like,
-        "datatype": st.sampled_from(["BYTES", "INT32", "FP32", "BOOL", "FP16", "?"]),
-    },
-    optional={
-        "data": json_like | st.lists(json_like, max_size=3),
-        "parameters": st.fixed_dictionaries({"binary_data_size": st.integers(-1, 12)}) | json_like,
-    },
-)
-output_names = st.sampled_from([*OUTPUTS, "?"])
-outputs = st.lists(st.fixed_dictionaries({"name": output_names}, optional={"parameters": json_like}), max_size=3)
-parameters = st.dictionaries(st.sampled_from([*INPUTS, "timeout", "binary_data_output"]), json_like, max_size=4) | json_like
-infer_bodies = st.fixed_dictionaries(
-    {"inputs": st.lists(tensors, max_size=4) | json_like},
-    optional={"id": json_like, "parameters": parameters, "outputs": outputs},
-)
-generate_bodies = st.dictionaries(st.sampled_from([*INPUTS, "id", "parameters", "timeout", "?"]), json_like, max_size=5)
-
-
-def check(read: Any, *arguments: Any) -> None:
-    try:
-        assert len(read(*arguments)) >= 1
-    except ServiceError as error:
-        assert error.code == "INVALID_ARGUMENT" and ": " in error.message
-
-
-@quick
-@given(infer_bodies, st.binary(max_size=24), generate_bodies, st.text(max_size=3))
-def test_a_body_is_read_or_refused(body: Any, rest: bytes, short: Any, text: str) -> None:
-    head = json.dumps(body).encode()
-    check(read, head + rest, str(len(head)))
-    check(read, asking("a") | {name: value for name, value in body.items() if name != "inputs"})
-    check(generated, short)
-    check(generated, short | {"text_input": text})
-    check(generated, json.dumps(short).encode()[:-1])
 
 
 # Canonical JSON
@@ -280,7 +210,7 @@ def test_bodies_that_are_no_message_are_refused(body: bytes, field: str) -> None
 NAMES = st.sampled_from([name for field in GenerateRequest.DESCRIPTOR.fields for name in (field.name, field.json_name)])
 
 
-@quick
+@settings(max_examples=200, suppress_health_check=list(HealthCheck), database=None)
 @given(st.dictionaries(NAMES | st.text(max_size=8), json_like, max_size=5).map(json.dumps).map(str.encode) | st.binary(max_size=64))
 def test_a_message_in_canonical_json_is_read_or_refused(body: bytes) -> None:
     message = GenerateRequest()
@@ -365,11 +295,6 @@ def test_a_text_is_divided_in_linear_time(text: str) -> None:
     began = time.process_time()
     assert "".join(piece for piece, _ in pieces_of(text)) == text
     assert time.process_time() - began < 20, "the square would be minutes"
-
-
-@pytest.mark.parametrize("text", ["\n" * 10**6, " \r\n" * 10**6, "a" + "\n\t" * 10**6])
-def test_blank_lines_are_few_pieces(text: str) -> None:
-    assert len(list(pieces_of(text))) <= 3
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,22 @@
 """Messages of the Open Inference Protocol over gRPC: the requests they become, and the field of every refusal; any bytes."""
 
 import json
-import os
 import random
 import sys
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.inference.inference_pb2 import InferParameter, InferTensorContents, ModelInferRequest
+from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.grpc.errors import to_status
 from dragoman.server.faces.grpc.reading import LARGE_BYTES, Refused, large_bytes_read
-from dragoman.server.faces.oip.datatypes import DATATYPES
 from dragoman.server.faces.oip.fields import FIELDS, SYNONYMS
-from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS, Inference, to_inference
-from dragoman.server.faces.oip.outputs import OUTPUTS
+from dragoman.server.faces.oip.inference import MAX_TEXTS, Inference, to_inference
 from dragoman.server.faces.oip.reading import infer_reader, to_asked
 from dragoman.v1.generation_pb2 import GenerateRequest as Native
 from tests.system.harness.openinference import infer_request as asking
@@ -136,20 +133,14 @@ def document(text: str | bytes) -> ModelInferRequest:
 TYPED = {"contents": {"bytes_contents": [b"a"]}}
 REFUSED = [
     (ModelInferRequest(), "text_input: is missing"),
-    (lying([0], b""), "text_input: its raw content has 4 bytes more than 0 elements"),
     (raw(b"", shape=[0]), "text_input: has no text"),
-    (raw(b"", shape=[0, 1]), "text_input: has no text"),
     (lying([]), "text_input: its shape has 0 dimensions, and may have 1 to 2"),
-    (lying([1, 1, 2]), "text_input: its shape has 3 dimensions"),
-    (lying([1] * 100_000), "text_input: its shape has 100000 dimensions"),
     (lying([-2]), "text_input: its shape [-2] has a negative dimension"),
-    (lying([-2, -1]), "text_input: its shape [-2, -1] has a negative dimension"),
     (lying([2**32, 2**32]), f"text_input: its shape [4294967296, 4294967296] has {2**64} elements"),
     (lying([1, 2]), "text_input: its shape is [1, 2]; it has to be [N] or [N, 1]"),
     (lying([3]), "text_input: its raw content ends before element 2 of 3"),
     (lying([1]), "text_input: its raw content has 5 bytes more than 1 elements"),
     (lying([MAX_TEXTS + 1]), f"at most {MAX_TEXTS} are allowed"),
-    (asking(*[b""] * 10**6), "has 1000000 elements; at most 1024 are allowed"),
     (raw(b"\xff\xff\xff\xff"), "text_input: element 0 ends behind its raw content"),
     (raw(b"\x01\x00"), "text_input: its raw content ends before element 0 of 1"),
     (asking(b"a", b"\xff"), "text_input[1]: is not UTF-8"),
@@ -172,16 +163,11 @@ REFUSED = [
     (with_parameters(asking("a"), sequence_id=3), "parameters: 'sequence_id' is not known"),
     (asking("a", parameters={"seed": {}}), "parameters: 'seed' has no value that is known"),
     (tensor("seed", [1, 2, 3]), "seed: its shape is [3]; it has to be [1], [N], [1, 1] or [N, 1], where N is 2"),
-    (tensor("seed", [1, 2], shape=[1, 2]), "seed: its shape is [1, 2]"),
     (tensor("suppressed_tokens", [1, 2], shape=[2, 1]), "suppressed_tokens: its shape is [2, 1]"),
     (tensor("suppressed_tokens", [1] * 257), "suppressed_tokens: 257 tokens; at most 256"),
-    (tensor("do_sample", [1]), "do_sample: datatype INT64; it has to be BOOL"),
-    (tensor("num_beams", [True]), "num_beams: datatype BOOL"),
     (with_parameters(asking("a"), num_beams=True), "num_beams: is not an integer"),
-    (with_parameters(asking("a"), num_beams=2.0), "num_beams: is not an integer"),
     (with_parameters(asking("a"), top_p=float("nan")), "top_p: is not a finite number"),
     (with_tensor(asking("a"), "temperature", [float("inf")]), "temperature: is not a finite number"),
-    (with_parameters(asking("a"), temperature=1e300), "temperature: is not a finite number"),
     (
         with_parameters(with_tensor(asking("a"), "num_beams", [2]), num_beams=2),
         "num_beams: is given twice, as a parameter and as a tensor",
@@ -196,19 +182,15 @@ REFUSED = [
     ),
     (document('{"n": 2, "num_return_sequences": 2}'), "num_return_sequences: is given twice in sampling_parameters"),
     (document("{"), "sampling_parameters: is not JSON"),
-    (document("[1]"), "sampling_parameters: is not a JSON object"),
     (document(b'{"n": "\xff"}'), "sampling_parameters: is not JSON"),
     (document('{"n": 1, "n": 2}'), "has a key twice"),
     (document('{"best_of": 2}'), "sampling_parameters: 'best_of' is not known; there are max_new_tokens"),
     (document('{"n":' + "[" * 30_000 + "]" * 30_000 + "}"), "sampling_parameters: "),
     (document('{"n":' + " " * 70_000 + "1}"), "characters of JSON; at most 65536 are allowed"),
     (document('{"top_p": NaN}'), "sampling_parameters: is not JSON"),
-    (document('{"top_p": -Infinity}'), "sampling_parameters: is not JSON"),
     (document('{"top_p": 1e999}'), "sampling_parameters: top_p: is not a finite number"),
     (document('{"seed": ' + "9" * 4000 + "}"), "sampling_parameters: seed: is an integer of more than 64 bits"),
-    (document('{"seed": ' + "9" * 9000 + "}"), "sampling_parameters: is not JSON"),
     (document('{"n": true}'), "sampling_parameters: n: is not an integer"),
-    (document('{"n": null}'), "sampling_parameters: n: is not an integer"),
     (document('{"forced_prefix": "\\ud800"}'), "sampling_parameters: forced_prefix: is not UTF-8"),
     (document('{"text": "b"}'), "'text' is not known"),
     (with_tensor(asking("a", "b"), "num_return_sequences", [1, 2]), "num_return_sequences: has to be the same for all texts"),
@@ -223,7 +205,6 @@ REFUSED = [
     ),
     (asking("a", outputs=[{"name": "score"}] * 10**4), "outputs: 10000; there are"),
     (asking("a", model="x" * 129), "model: 129 characters"),
-    (asking("a", model_version="x" * 129), "model_version: 129 characters"),
 ]
 
 
@@ -257,10 +238,7 @@ def test_of_a_large_message_only_what_a_model_could_use_is_kept() -> None:
 
 # Any bytes
 
-NUM_EXAMPLES = 10_000 if os.environ.get("TEST_LONG") else 400
-NUM_MUTATIONS = 10_000
 reads = infer_reader(ModelInferRequest.FromString, lambda: 100)
-quick = settings(max_examples=NUM_EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
 
 
 def check(data: bytes) -> Inference | Refused:
@@ -275,64 +253,7 @@ def check(data: bytes) -> Inference | Refused:
     return outcome
 
 
-names = st.sampled_from([*INPUTS, "timeout", "triton_enable_empty_final_response", "?"])
-integers = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 4)
-json_texts = st.recursive(
-    st.none() | st.booleans() | integers | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | st.just("n"), inner, max_size=3),
-    max_leaves=5,
-).map(repr)
-parameters = st.one_of(
-    st.builds(InferParameter),
-    st.builds(InferParameter, bool_param=st.booleans()),
-    st.builds(InferParameter, int64_param=integers),
-    st.builds(InferParameter, uint64_param=st.integers(0, 2**64 - 1)),
-    st.builds(InferParameter, double_param=st.floats()),
-    st.builds(InferParameter, string_param=st.text() | json_texts),
-)
-contents = st.builds(
-    InferTensorContents,
-    bool_contents=st.lists(st.booleans(), max_size=2),
-    int_contents=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=2),
-    fp32_contents=st.lists(st.floats(width=32), max_size=2),
-    bytes_contents=st.lists(st.binary(max_size=4), max_size=2),
-)
-tensors = st.builds(
-    ModelInferRequest.InferInputTensor,
-    name=names,
-    datatype=st.sampled_from([*DATATYPES, "BF16", ""]),
-    shape=st.lists(integers, max_size=3),
-    contents=st.none() | contents,
-    parameters=st.dictionaries(names, parameters, max_size=1),
-)
-raws = st.binary(max_size=20) | st.lists(st.binary(max_size=4) | json_texts.map(str.encode), max_size=3).map(
-    lambda x: raw_bytes(*x)
-)
-requests = st.builds(
-    ModelInferRequest,
-    model_name=st.text(max_size=3),
-    id=st.text(max_size=3),
-    parameters=st.dictionaries(names, parameters, max_size=4),
-    inputs=st.lists(tensors, max_size=4),
-    outputs=st.lists(st.builds(ModelInferRequest.InferRequestedOutputTensor, name=st.sampled_from([*OUTPUTS, "?"])), max_size=3),
-    raw_input_contents=st.lists(raws, max_size=4),
-)
-
-
-@quick
-@given(requests, st.lists(raws, min_size=1, max_size=3))
-def test_a_message_is_read_or_refused(request: ModelInferRequest, contents: list[bytes]) -> None:
-    check(request.SerializeToString())
-    texts = asking("a", "b")
-    for name in request.parameters:
-        texts.parameters[name].CopyFrom(request.parameters[name])
-    for number, content in enumerate(contents):
-        texts.inputs.add(name=INPUTS[-1 - number], datatype="BYTES", shape=[1])
-        texts.raw_input_contents.append(content)
-    check(texts.SerializeToString())
-
-
-@quick
+@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     check(data)
@@ -344,7 +265,7 @@ def test_a_message_with_a_few_bytes_changed_is_read_or_refused() -> None:
     with_tensor(with_tensor(good, "seed", [1, 2], "UINT64"), "forced_prefix", ["Ein", "Der"], shape=[2, 1])
     data = good.SerializeToString()
     kinds = set()
-    for _ in range(NUM_MUTATIONS // 2):
+    for _ in range(5000):
         changed = bytearray(data)
         for _ in range(chosen.randint(1, 4)):
             position = chosen.randrange(len(changed))
