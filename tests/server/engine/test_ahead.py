@@ -4,7 +4,6 @@ import pytest
 
 from dragoman.server.engine.ahead import Ahead
 from dragoman.server.engine.costs import PACKED
-from dragoman.server.engine.messages import Share
 from tests.server.engine.bench import Bench
 
 BYTES = 8
@@ -92,34 +91,6 @@ def test_a_batch_grows_no_larger_than_what_makes_it_cheap() -> None:
     assert batches(bench) == ([2], [1, 1])
 
 
-@pytest.mark.parametrize("way", ["cancelled", "deadline", "draining", "pushed out"])
-def test_a_request_that_leaves_the_queue_gives_the_memory_back(way: str) -> None:
-    bench, share = Bench(max_slots=1, max_ahead=5, max_waiting_requests=2), Share("a")
-    deadline = bench.clock.now + 1 if way == "deadline" else None
-    bench.submit(0, source(9), share=share)
-    bench.step()
-    for i in (1, 2):
-        bench.submit(i, source(9), share=share, deadline=deadline)
-    bench.cancel(0)
-    bench.submit(3, source(9), share=share)
-    bench.step()
-    assert encoded(bench) == [2, 3]
-    if way == "cancelled":
-        bench.cancel(2)
-        bench.cancel(3)
-    elif way == "deadline":
-        bench.wait(2)
-        bench.step()  # the running one had the same deadline, and its slot goes to the third
-    elif way == "draining":
-        bench.engine.remove_all("draining")
-    else:
-        bench.submit(4, source(9), share=Share("b"))
-        assert encoded(bench) == [2]
-        bench.cancel(2)
-    assert encoded(bench) == []
-    bench.run()
-
-
 def test_memory_is_bounded() -> None:
     bench = one_slot(30, max_ahead=50)
     bench.engine._filling.ahead = Ahead(50, 10_000, max_bytes=30 * BYTES)  # type: ignore[attr-defined]
@@ -143,10 +114,3 @@ def test_a_failure_ahead_fails_no_request_and_is_not_tried_again(busy: Bench) ->
     assert busy.runner.encode_batches == [2, 2, 2], "those that were not in the batch that failed, as they come next"
     assert busy.reasons == dict.fromkeys(range(9), "eos")
     assert not busy.engine._filling.ahead._refused  # type: ignore[attr-defined]
-
-
-def test_a_row_that_cannot_be_filled_fails_its_own_request_alone(busy: Bench) -> None:
-    busy.step()
-    busy.runner.fail_next = "place"
-    busy.run()
-    assert busy.reasons == dict.fromkeys(range(9), "eos") | {1: "step_failed"}

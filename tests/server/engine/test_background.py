@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman.server.engine.allowance import MAX_DEBT_SECONDS, Allowance
 from dragoman.server.engine.bell import Bell
-from dragoman.server.engine.executors import Here, background
+from dragoman.server.engine.executors import background
 from dragoman.server.engine.settings import EngineSettings
 from tests.examples import num_examples
 
@@ -19,7 +19,7 @@ def niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-def test_the_background_gives_way_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_background_gives_way() -> None:
     before, found = niceness(), list[int]()
 
     def look() -> None:
@@ -32,19 +32,6 @@ def test_the_background_gives_way_where_that_is_allowed(monkeypatch: pytest.Monk
         executor.submit(look).result(10)
     assert found == [min(before + 10, 19)] * 2, "and so does what it starts"
     assert niceness() == before, "and no other thread"
-
-    def forbid(_: int) -> int:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "nice", forbid)
-    with background() as executor:
-        assert executor.submit(lambda: 1).result(10) == 1
-
-
-def test_what_is_done_here_is_done_at_once() -> None:
-    thread = Here().submit(threading.current_thread)
-    assert thread.done() and thread.result() is threading.current_thread()
-    assert isinstance(Here().submit(int, "no number").exception(), ValueError)
 
 
 def has_rung(bell: Bell) -> bool:

@@ -18,7 +18,6 @@ from dragoman.server.engine.messages import (
     Cancel,
     Command,
     Event,
-    Fatal,
     Finished,
     Hello,
     Ready,
@@ -246,13 +245,3 @@ async def test_a_message_that_cannot_be_read_ends_the_waiting(tmp_path: Path, pa
         with pytest.raises(Unavailable):
             await asyncio.wait_for(task, 10)
         assert client.has_failed
-
-
-async def test_an_engine_that_cannot_start_tells_why_but_not_to_callers(tmp_path: Path) -> None:
-    with pytest.raises(zmq.ZMQError):
-        ZmqLink(f"ipc://{tmp_path}/{'x' * 200}")
-    async with attached(tmp_path) as (client, engine):
-        await engine.send(Fatal("no such file"))
-        with pytest.raises(Unavailable) as refusal:
-            await client.ready
-        assert client.fatal == "no such file" and "no such file" not in refusal.value.message

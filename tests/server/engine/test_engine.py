@@ -2,58 +2,13 @@
 
 import pytest
 
-from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
 from dragoman.server.engine.forecast import MIN_STEPS
 from dragoman.server.engine.messages import SearchOptions, Share
 from dragoman.server.engine.snapshot import MAX_CALLERS, CallerUse, EngineSnapshot, StepTotals, summed_up
 from dragoman.server.engine.watched import LEASE_SECONDS
-from tests.server.engine.bench import ORIGIN, Bench, FakeGraphs
+from tests.server.engine.bench import ORIGIN, Bench
 
 # A source is [answer length, ...]: see the bench's fake model.
-
-
-def test_a_cancelled_slot_is_reused_in_the_next_step() -> None:
-    bench = Bench(max_slots=2)
-    for number, length in ((1, 30), (2, 30), (3, 5)):
-        bench.submit(number, [length, number], is_streamed=number == 1)
-    bench.step()
-    bench.cancel(1)
-    bench.step()
-    assert bench.finished[1].reason == "cancelled"
-    assert bench.engine.scheduler.num_waiting == 0 and bench.runner.step_rows[-1] == 2
-    bench.run()
-    for ended in (3, 77):
-        bench.cancel(ended)
-    assert bench.reasons == {1: "cancelled", 2: "eos", 3: "eos"}
-
-
-def test_a_deadline_frees_the_slot_at_the_next_step() -> None:
-    bench = Bench(max_slots=1)
-    for number, length, seconds in ((1, 30, 5), (2, 3, 50), (3, 3, 4)):
-        bench.submit(number, [length, 1], deadline=bench.clock.now + seconds)
-    bench.step()
-    bench.wait(6)
-    bench.step()
-    assert bench.reasons == {1: "deadline", 3: "deadline"}
-    assert bench.finished[1].num_generated == 1, "what was generated is still told"
-    bench.run()
-    assert bench.finished[2].reason == "eos"
-
-
-def test_a_full_queue_refuses_or_pushes_out_before_any_work() -> None:
-    bench = Bench(max_slots=1, max_waiting_requests=2)
-    for i in range(4):
-        bench.submit(i, [5, i], share=Share("many"))
-    assert bench.reasons == {3: "queue_full"}
-    bench.submit(4, [5, 4], share=Share("few"))
-    for number in (2, 3):
-        end = bench.finished[number]
-        assert (end.reason, end.limit, end.admitted, end.num_generated) == ("queue_full", "", None, 0)
-        assert end.retry_after_seconds > 0
-    assert bench.runner.prefill_batches == []
-    bench.run()
-    assert bench.reasons == {0: "eos", 1: "eos", 2: "queue_full", 3: "queue_full", 4: "eos"}
-    assert bench.order.index(4) < bench.order.index(1), "both callers had their turn"
 
 
 def test_a_callers_own_limit_is_named() -> None:
@@ -95,45 +50,6 @@ def test_a_retry_hint_follows_the_rate_of_completions_and_forgets_idle_time(idle
     assert bench.finished[102].retry_after_seconds == pytest.approx(0.5, rel=0.05)
 
 
-@pytest.mark.parametrize("what", ["step", "prefill"])
-def test_a_failing_step_ends_only_the_requests_in_it(what: str) -> None:
-    bench = Bench(max_slots=2)
-    requests = [bench.submit(i, [5, i]) for i in range(4)]
-    bench.runner.fail_next = what
-    bench.run()
-    assert list(bench.reasons.items()) == [(0, "step_failed"), (1, "step_failed"), (2, "eos"), (3, "eos")]
-    assert bench.finished[0].incident == bench.finished[1].incident != ""
-    bench.check(*requests[2:])
-
-
-def test_an_engine_that_keeps_failing_gives_up_after_answering_everything() -> None:
-    bench = Bench(max_slots=1)
-    for i in range(10):
-        bench.submit(i, [5, i])
-    with pytest.raises(EngineIsBroken):
-        for _ in range(MAX_CONSECUTIVE_FAILURES):
-            bench.runner.fail_next = "step"
-            bench.step()
-    bench.collect()
-    reasons = [bench.finished[i].reason for i in range(10)]
-    assert reasons == ["step_failed"] * MAX_CONSECUTIVE_FAILURES + ["draining"] * 7, "what never ran may be tried again"
-    assert all(bench.finished[i].incident for i in range(MAX_CONSECUTIVE_FAILURES))
-
-
-def test_one_bad_step_is_one_failure_however_many_batches_it_encodes() -> None:
-    bench = Bench()
-    bench.runner.fail_next = "prefill"
-    for i, size in enumerate((2, 8, 32, 128)):
-        bench.submit(i, [5] * size)
-    prefill, bench.runner.prefill = bench.runner.prefill, lambda *_: 1 / 0  # type: ignore[method-assign, assignment]
-    bench.step()
-    assert bench.reasons == dict.fromkeys(range(4), "step_failed")
-    bench.runner.prefill, bench.runner.fail_next = prefill, None  # type: ignore[method-assign]
-    request = bench.submit(9, [5, 5])
-    bench.run()
-    bench.check(request)
-
-
 def test_only_sources_for_which_there_is_no_memory_even_alone_are_refused() -> None:
     bench = Bench(max_slots=4)
     bench.runner.memory_tokens = 5
@@ -142,15 +58,6 @@ def test_only_sources_for_which_there_is_no_memory_even_alone_are_refused() -> N
     bench.run()
     assert [bench.reasons[i] for i in range(9)] == ["eos", "queue_full", "eos", *["queue_full"] * 5, "eos"]
     assert all(end.retry_after_seconds > 0 for end in bench.finished.values() if end.reason == "queue_full")
-
-
-def test_sources_are_encoded_together_unless_padding_costs_more_than_another_run() -> None:
-    bench = Bench(budget=10_000)
-    for sizes in ((20, 4, 19, 4), (600, 4, 598, 4)):
-        for i, size in enumerate(sizes):
-            bench.submit(sum(sizes) * 10 + i, [3] * size)
-        bench.run()
-    assert bench.runner.prefill_batches == [4, 2, 2]
 
 
 def test_statistics_describe_the_last_steps_the_queue_and_the_caches() -> None:
@@ -206,25 +113,6 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(busy: Bench) -> None:
     busy.submit(1004, [1, 1], deadline=busy.clock.now + 0.1)
     busy.run()
     assert busy.reasons[1004] == "eos", "an idle engine refuses nothing"
-
-
-@pytest.mark.parametrize("error", [None, MemoryError("no"), RuntimeError("no")])
-def test_steps_are_captured_while_nothing_runs_or_waits(error: Exception | None) -> None:
-    bench, graphs = Bench(), FakeGraphs(2, error)
-    bench.engine.prepare()
-    assert not bench.engine.is_unprepared, "a runner without graphs has nothing to prepare"
-    bench.runner.graphs = graphs  # type: ignore[assignment]
-    bench.submit(1, [3, 1])
-    bench.engine.prepare()
-    assert graphs.num_pending == 2 and bench.engine.is_unprepared
-    bench.run()
-    for num_left in (1, 0):
-        bench.engine.prepare()
-        assert graphs.num_pending == num_left and bench.engine.is_unprepared == (num_left > 0)
-    assert graphs.num_captured == (0 if error else 2)
-    assert not bench.engine.statistics().are_graphs_disabled
-    graphs.is_disabled = True
-    assert bench.engine.statistics().are_graphs_disabled
 
 
 def look(bench: Bench) -> EngineSnapshot:

@@ -1,11 +1,9 @@
 """Searches in the step loop: what their rows do to each other, to the caches and to the stream of tokens."""
 
 from random import Random
-from typing import Any
 
 import pytest
 
-from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES
 from dragoman.server.engine.looks import ROWS_AT_ONCE, SHARE
 from dragoman.server.engine.messages import Request, Sampling, SearchOptions
 from tests.server.engine.bench import ORIGIN, VOCAB, Bench
@@ -14,7 +12,6 @@ HOT = Sampling(7, temperature=8.0)  # draws far down, where only the whole vocab
 
 SEARCHES = {
     "beams": SearchOptions(num_beams=4, num_answers=4),
-    "early beams": SearchOptions(num_beams=3, is_stopped_early=True, length_penalty=0.6),
     "beams by the rules": SearchOptions(num_beams=4, no_repeat_ngram_size=2, repetition_penalty=1.3, min_new_tokens=3),
     "beams after a prefix": SearchOptions(num_beams=4, num_answers=2, forced_prefix=[5, 6, 7]),
     "samples": SearchOptions(num_answers=3, sampling=Sampling(3, temperature=0.8, top_k=20, top_p=0.9)),
@@ -24,19 +21,10 @@ SEARCHES = {
     "beams after a language": SearchOptions(num_beams=4, num_answers=3, forced_prefix=[5, 6], num_forced=1, length_penalty=0.7),
     "beams with a forced end": SearchOptions(num_beams=4, num_answers=4, is_end_forced=True, min_new_tokens=9),
     "plain after a language": SearchOptions(forced_prefix=[5, 1, 6], num_forced=2, length_penalty=0.7),
-    "plain after a prefix": SearchOptions(forced_prefix=[9]),
     "plain with a forced end": SearchOptions(is_end_forced=True),
-    "plain between both": SearchOptions(is_end_forced=True, forced_prefix=[8, 1], num_forced=2, length_penalty=2.0),
-    "greedy with a forced end": SearchOptions(is_end_forced=True, forced_prefix=[8], num_forced=1, num_top_log_probs=2),
     "samples with a forced end": SearchOptions(num_answers=3, sampling=HOT, is_end_forced=True),
-    "alternatives with a forced end": SearchOptions(num_answers=3, has_alternatives=True, is_end_forced=True),
     "nothing left to choose": SearchOptions(num_beams=2, num_answers=2, suppressed_tokens=list(range(VOCAB))),
-    "few left to choose": SearchOptions(num_answers=4, has_alternatives=True, suppressed_tokens=list(range(VOCAB - 2))),
 }
-
-
-def failing(_: object) -> None:
-    raise RuntimeError("made to fail")
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
@@ -93,27 +81,6 @@ def test_an_undecided_search_sees_more_of_its_own_rows_only() -> None:
     bench.check(*requests)
 
 
-@pytest.mark.parametrize("what", ["look", "search"])
-def test_a_failure_of_one_search_ends_that_request_alone_and_never_breaks_the_engine(what: str) -> None:
-    bench = Bench(max_slots=9)
-    searches = SearchOptions(num_beams=2), SEARCHES["samples"], SearchOptions()
-    requests = [bench.submit(i, [20, i], 20, search=search) for i, search in enumerate(searches)]
-    for i in range(9, MAX_CONSECUTIVE_FAILURES + 11):
-        bench.submit(i, [10, 3], 10, search=SearchOptions(sampling=HOT) if what == "look" else SearchOptions(min_new_tokens=1))
-        if what == "look":
-            bench.runner.fail_next = "look"
-            while bench.runner.fail_next:
-                bench.step()
-        else:
-            bench.step()
-            search: Any = next(one for one in bench.engine.scheduler.running() if one.request.id == i).search
-            search.advance = failing
-            bench.step()
-        assert bench.finished[i].reason == "step_failed" and bench.finished[i].incident
-    bench.run()
-    bench.check(*requests)
-
-
 @pytest.mark.parametrize("look_seconds", [0.001, 0.01, 0.1])
 def test_looks_take_no_more_than_their_share_while_others_run(look_seconds: float) -> None:
     bench = Bench(max_slots=16, step_seconds=0.01, look_seconds=look_seconds)
@@ -142,7 +109,6 @@ def test_looks_are_taken_at_once_where_nothing_else_runs() -> None:
 
 
 def test_looks_are_taken_in_turn() -> None:
-    """A request of many rows does not keep one of one row waiting for all of them."""
     bench = Bench(max_slots=16, step_seconds=0.01, look_seconds=0.05)
     bench.submit(0, [40, 1], 40)
     wide = bench.submit(1, [40, 2], 20, search=SearchOptions(num_answers=12, sampling=HOT))
@@ -152,24 +118,7 @@ def test_looks_are_taken_in_turn() -> None:
     bench.check(wide, narrow)
 
 
-def test_a_request_that_waits_for_a_look_can_be_cancelled_and_has_a_deadline() -> None:
-    bench = Bench(max_slots=8, step_seconds=0.01, look_seconds=0.5)
-    plain = bench.submit(1, [40, 1], 40)
-    hot = SearchOptions(num_answers=3, sampling=HOT)
-    bench.submit(2, [40, 2], 40, search=hot, is_streamed=True)
-    bench.submit(3, [40, 3], 40, search=hot, deadline=bench.clock.now + 2)
-    while not (bench.runner.looks and len(bench.engine._looks) == 2):
-        bench.step()
-    bench.cancel(2)
-    bench.wait(2)
-    bench.step()
-    assert bench.reasons == {2: "cancelled", 3: "deadline"} and len(bench.engine._looks) == 0
-    bench.run()
-    bench.check(plain)
-
-
 def test_answers_that_have_ended_leave_their_slots_to_others() -> None:
-    """Answers end at different lengths; what waits is admitted before the longest has ended."""
     bench = Bench(max_slots=4)
     bench.submit(1, [12, 5], 14, search=SearchOptions(num_answers=4, sampling=Sampling(1, 1.5)))
     bench.submit(2, [1, 2])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.engine.line import NUM_KEPT, TOKENS_PER_PRIORITY
+from dragoman.server.engine.line import TOKENS_PER_PRIORITY
 from dragoman.server.engine.messages import Share
 from dragoman.server.engine.scheduler import Scheduler
 from dragoman.server.engine.sequence import Sequence
@@ -167,16 +167,6 @@ def test_priority_is_a_lead_that_is_used_up() -> None:
     assert service.served["b"] == 0 or service.served["a"] >= 4000
     service.step(2000)
     assert abs(service.served["a"] - service.served["b"] - 10 * TOKENS_PER_PRIORITY) <= 10
-
-
-def test_callers_that_come_once_are_forgotten_while_others_work_on() -> None:
-    service = Service(3)
-    service.submit(A, num_steps=10**6)
-    for i in range(5000):
-        service.submit(Share(f"caller {i}"))
-        service.step()
-    queue = service.policy._queue
-    assert len(queue._lines) <= 2 * NUM_KEPT and len(queue._turns) <= 2 * NUM_KEPT
 
 
 REQUESTS = st.tuples(

@@ -52,15 +52,3 @@ def test_settings_reach_the_runner(load: Callable[..., Any]) -> None:
     assert (quick.budget.allowed, other.budget.allowed) == (int(0.9 * 8 * GIB), 3 * GIB)
     assert (quick.buckets.rows, quick.buckets.targets) == ((1, 2, 4), (512,))
     assert (other.buckets.rows, other.buckets.targets) == ((3, 4), (64, 128, 512))
-
-
-def test_graphs_are_captured_at_the_start_and_the_reason_against_them_is_logged_once(
-    load: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    graphs = load(graphs="start", capacity_buckets=(64,)).graphs
-    assert len(graphs.at_start()) == len(list(graphs.shapes())) == 3 * 3 * 4
-    runner = load()
-    runner._device.capture_error = RuntimeError("CUDA failure 900")
-    runner.warm_up()
-    output = capsys.readouterr()
-    assert (output.out + output.err).count("CUDA graphs are off") == 1

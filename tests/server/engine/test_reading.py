@@ -1,36 +1,8 @@
 """Prompts that are read in pieces between steps: answers are the same under any load, and no request waits long for another's."""
 
-from random import Random
-from typing import Any
-
-import pytest
-
-from dragoman.server.engine.messages import Request, SearchOptions
 from tests.server.engine.bench import Bench
 
 # A prompt is [answer length, ...]: see the bench's fake model.
-
-
-def test_answers_do_not_depend_on_pieces_load_or_cancellations() -> None:
-    searches = SearchOptions(), SearchOptions(num_beams=3, num_answers=2), SearchOptions(forced_prefix=[7, 9])
-    for seed in range(12):
-        random = Random(seed)
-        slots, budget = random.choice([3, 5, 9]), random.choice([1, 2, 3, 5, 16, 100])
-        bench = Bench(max_slots=slots, budget=budget, has_prompts=True, step_seconds=0.1)
-        requests: list[Request] = []
-        for number in range(25):
-            source = [random.randint(1, 12), number, *random.choices(range(3, 9), k=random.randint(0, 58))]
-            source = source[: random.choice([0, 1, 2, 99, 99, 99])]
-            fields: dict[str, Any] = {"search": random.choice(searches), "is_streamed": number % 2 == 0}
-            deadline = bench.clock.now + 0.5 if number % 9 == 8 else None
-            requests.append(bench.submit(number, source, 12, deadline=deadline, **fields))
-            bench.step(random.randint(0, 4))
-            if number % 6 == 5:
-                bench.cancel(random.randint(0, number))
-        bench.run()
-        answered = [request for request in requests if bench.finished[request.id].reason in ("eos", "length")]
-        bench.check(*answered)
-        assert len(answered) >= 15
 
 
 def test_an_iteration_reads_no_more_than_the_budget_in_order_of_admission() -> None:
@@ -80,26 +52,3 @@ def test_no_step_is_taken_while_all_prompts_are_being_read_and_an_empty_one_does
     bench.run()
     assert bench.order == [1, 3, 2]
     bench.check(empty)
-
-
-@pytest.mark.parametrize(
-    ("way", "reason"), [("cancel", "cancelled"), ("deadline", "deadline"), ("failure", "step_failed"), ("no memory", "queue_full")]
-)
-def test_a_request_that_ends_while_it_is_read_frees_its_row_at_once(way: str, reason: str) -> None:
-    bench = Bench(max_slots=1, budget=4, has_prompts=True)
-    bench.submit(1, [3, *[7] * 30], deadline=bench.clock.now + 5 if way == "deadline" else None)
-    bench.submit(2, [2, 2])
-    bench.step()
-    if way == "cancel":
-        bench.cancel(1)
-    elif way == "deadline":
-        bench.wait(6)
-    else:
-        bench.runner.fail_next = "prefill"
-        bench.runner.error = RuntimeError() if way == "failure" else MemoryError()
-        bench.step()
-    bench.step()
-    end = bench.finished[1]
-    assert (end.reason, end.num_generated) == (reason, 0) and end.admitted is not None
-    bench.run()
-    assert bench.finished[2].reason == "eos"

@@ -64,52 +64,6 @@ def test_a_deadline_that_outlives_its_request_does_not_end_a_later_one_of_the_sa
     assert policy.expire(49.9) == [] and numbers(policy.expire(50.0)) == [0]
 
 
-def test_the_first_in_line_is_not_passed_over_for_being_wide() -> None:
-    policy = scheduler(slots=4)
-    for i, width in enumerate((2, 3, 1, 1)):
-        policy.submit(sequence(i, arrival=i, width=width))
-    assert policy.num_waiting_slots == 7
-    assert numbers(policy.admit()) == [0], "two slots are free, but the next in line needs three"
-    policy.remove((b"", 0))
-    assert numbers(policy.admit()) == [1, 2]
-    assert (policy.num_used_slots, policy.num_waiting_slots) == (4, 1)
-
-
-def test_slots_that_are_given_back_early_go_to_the_next() -> None:
-    policy, few = scheduler(slots=8), Share("few", max_slots=4)
-    wide = sequence(0, few, width=4)
-    policy.submit(wide)
-    with pytest.raises(AssertionError):
-        policy.shrink(wide, 1)  # it does not run
-    policy.admit()
-    with pytest.raises(AssertionError):
-        policy.shrink(wide, 5)
-    policy.submit(sequence(1, few, width=2))
-    policy.shrink(wide, 4)
-    policy.shrink(wide, 3)
-    assert policy.admit() == [] and policy.num_used_slots == 3
-    policy.shrink(wide, 2)
-    assert numbers(policy.admit()) == [1] and policy.num_used_slots == 4
-    policy.remove(wide.key)
-    assert policy.num_used_slots == 2, "what it gave back is not taken twice"
-
-
-def test_a_limit_of_slots_that_changes_holds_at_once() -> None:
-    policy = scheduler(8)
-    for i, (limit, width) in enumerate(((8, 6), (8, 6), (2, 1))):
-        policy.submit(sequence(i, Share("a", max_slots=limit), width=width, arrival=i))
-    order = []
-    while policy.has_work:
-        order.append(numbers(policy.admit()))
-        policy.remove((b"", order[-1][0]))
-    assert order == [[0], [1], [2]], "what exceeds a lowered limit goes alone"
-    for i in range(4):
-        policy.submit(sequence(i, Share("a", max_slots=1), arrival=i))
-    policy.admit()
-    policy.submit(sequence(4, Share("a", max_slots=4), arrival=4))
-    assert numbers(policy.admit()) == [1, 2, 3]
-
-
 SHARES = st.builds(
     Share,
     st.sampled_from(NAMES),

@@ -177,8 +177,7 @@ def test_pairs_are_in_order_of_arrival_priority_and_weight() -> None:
     for number in range(60):
         pairs.submit(number, share=Share("light"))
         pairs.submit(100 + number, share=Share("heavy", weight=3.0), num_source=7)  # twice the tokens
-    heavy = [number >= 100 for _ in range(50) for number in pairs.step()]
-    assert sum(heavy) == pytest.approx(30, abs=2)
+    assert sum(number >= 100 for _ in range(50) for number in pairs.step()) == pytest.approx(30, abs=2)
 
 
 def test_a_full_queue_refuses_by_requests_by_tokens_and_by_callers_limits() -> None:

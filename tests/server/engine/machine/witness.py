@@ -222,7 +222,8 @@ class Witness:
         assert not any(s.rows or s.search or s.admitted for s in waiting)
         inside = {s.key: s.request for s in (*running, *waiting)}
         assert inside == {key: self.records[key].request for key in self.outstanding}
-        assert statistics.num_ahead <= scheduler.limits.max_ahead and (statistics.num_ahead or not statistics.ahead_bytes)
+        assert statistics.num_ahead <= min(scheduler.limits.max_ahead, len(waiting))
+        assert statistics.num_ahead or not statistics.ahead_bytes
         self.seen["encoded ahead"] += statistics.num_ahead > 0
         self.seen["pause"] += len(self.engine._looks) > 0
         if self.runner.has_prompts:

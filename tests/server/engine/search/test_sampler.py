@@ -78,8 +78,7 @@ def test_a_draw_decided_from_a_part_is_the_draw_from_everything(temperature: flo
     assert num_decided > 20, "hardly anything was compared"
 
 
-@pytest.mark.parametrize("temperature", [0.1, 0.3, 1.0, 2.0, 100.0])
-@pytest.mark.parametrize("scale", [0.5, 3.0, 8.0])
+@pytest.mark.parametrize(("temperature", "scale"), [(0.1, 0.5), (0.3, 3.0), (1.0, 8.0), (2.0, 3.0), (100.0, 8.0)])
 @pytest.mark.parametrize("factors", [(1.1, 1.5, 4.0), (0.3, 0.8, 0.95)], ids=["lowered", "lifted"])
 def test_a_penalty_on_tokens_that_are_not_seen_does_not_change_a_draw(
     temperature: float, scale: float, factors: tuple[float, ...]
@@ -133,15 +132,6 @@ def test_what_rounding_leaves_of_a_probability_of_1_is_not_the_least_likely_toke
     assert draw_of_all(sampler, options_of(log_probs)) == 0
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_that_are_impossible_decide_nothing(temperature: float) -> None:
-    log_probs = np.log(np.full(4, 0.25))
-    for seed in range(50):
-        sampling = Sampling(seed, temperature)
-        place = Sampler(sampling, 0).draw(options_of(log_probs), -math.inf, 0.0, 4)
-        assert place == draw_of_all(Sampler(sampling, 0), options_of(np.concatenate([log_probs, np.full(6, -np.inf)])))
-
-
 def kept_by_transformers(log_probs: Values, sampling: Sampling) -> list[float]:
     """Return the probabilities that Transformers draws with, 0 for what it leaves out."""
     scores = TemperatureLogitsWarper(sampling.temperature)(None, torch.tensor(log_probs[None]))
@@ -183,14 +173,3 @@ def test_many_draws_are_decided_though_the_end_of_the_nucleus_is_not_seen(temper
             num_decided += 1
             assert drawn == draw_of_all(Sampler(sampling, 0), options_of(log_probs))
     assert num_decided >= least
-
-
-def test_a_nucleus_of_nearly_everything_is_the_same_from_a_part() -> None:
-    """Rounding may leave the sum of all probabilities short of `top_p`."""
-    for scale in (0.0, 2.0, 6.0):
-        log_probs = (log_probs_of(np.random.default_rng(6), 300, scale) - 3e-6).astype(np.float32).astype(np.float64)
-        for top_p in (1 - 1e-6, 1 - 1e-9):
-            for number in np.linspace(0, 1, 300, endpoint=False).tolist():
-                sampling = Sampling(0, 1.0, 0, top_p)
-                drawn = draw_of_first(Fixed(sampling, number), log_probs, 100)
-                assert drawn in (draw_of_all(Fixed(sampling, number), options_of(log_probs)), None)

@@ -28,31 +28,19 @@ def test_samples_differ_by_seed_and_do_not_depend_on_how_many_are_drawn() -> Non
     assert len({tuple(answer.token_ids) for seed in range(4) for answer in sampled(4, seed)}) == 16
 
 
-def test_rows_are_given_back_as_answers_end() -> None:
-    model = make_table(11, 8, 0.5, None, 1.0)
-    sampled = request(30, sampling=Sampling(1), num_answers=6)
-    search = SeparateSearch(sampled, model.target)
-    assert (len(search.live), search.max_rows) == (1, 6)
-    driven = model.drive(SeparateSearch, sampled)
-    assert driven.max_live > 1 and len({len(answer.log_probs) for answer in driven.answers}) > 1
-
-
 PLAIN = [
     {},
     {"forced_prefix": [4]},
-    {"length_penalty": 0.5},
     {"forced_prefix": [4, 5], "num_forced": 1, "length_penalty": 2.0},
     {"is_end_forced": True},
 ]
 SEPARATE = [
     {"sampling": Sampling(1)},
     {"has_alternatives": True, "num_answers": 3},
-    {"num_top_log_probs": 1},
     {"forced_prefix": [4], "num_top_log_probs": 1},
     {"repetition_penalty": 1.1},
     {"min_new_tokens": 1},
     {"no_repeat_ngram_size": 3},
-    {"suppressed_tokens": [5]},
     {"suppressed_tokens": [5], "is_end_forced": True},
 ]
 
