@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.model.attention_maps import Fed, answer, attention_maps, fed, target
+from dragoman.model.attention_maps import answer, attention_maps, fed, target
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
@@ -17,17 +17,14 @@ from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 
 TEXT = "the dog runs through snow ."
+# Of each architecture: switches, and layers and heads of each kind of map.
 NETWORKS: dict[str, dict[str, Any]] = {
     "transformer": {"num_encoder_layers": 3, "num_decoder_layers": 2, "encoder_ffn_dim": 24},
     "rnn": {"architecture": "rnn", "num_encoder_layers": 1, "num_decoder_layers": 2},
     "decoder": {"architecture": "decoder", "num_decoder_layers": 2, "decoder_ffn_dim": 24},
 }
-# Layers and heads of each kind of map.
-SHAPES = {
-    "transformer": {"encoder": (3, 4), "decoder": (2, 4), "cross": (2, 4)},
-    "rnn": {"cross": (1, 1)},
-    "decoder": {"decoder": (2, 4)},
-}
+ENCODED = {"encoder": (3, 4), "decoder": (2, 4), "cross": (2, 4)}
+SHAPES = {"transformer": ENCODED, "rnn": {"cross": (1, 1)}, "decoder": {"decoder": (2, 4)}}
 
 
 def make(tokenizer: ByteLevelTokenizer, kind: str, **switches: Any) -> Checkpoint:
@@ -133,20 +130,13 @@ def test_texts_that_do_not_fit_are_refused(checkpoint: Checkpoint, tokenizer: By
 def test_languages_go_to_the_model(tokenizer: ByteLevelTokenizer) -> None:
     plain = make(tokenizer, "transformer")
     german = Language(code="de", target_prefix=[12])
-    languages = Languages(
-        source=[Language(code="en", source_suffix=[11])],
-        target=[german, Language(code="fr", target_prefix=[13], decoder_start_id=14)],
-        default_target="de",
-    )
+    targets = [german, Language(code="fr", target_prefix=[13], decoder_start_id=14)]
+    languages = Languages(source=[Language(code="en", source_suffix=[11])], target=targets, default_target="de")
     checkpoint = Checkpoint("many", plain.model, plain.tokenizers, Template(task="to {target}: "), languages)
-
-    def parts(of: Fed) -> tuple[int, list[int]]:
-        return of.first, list(of.forced)
-
-    of = fed(checkpoint, TEXT)
-    assert of.source == [*tokenizer.encode(f"to de: {TEXT}"), 1, 11] and parts(of) == (2, [12])
+    of, french = fed(checkpoint, TEXT), fed(checkpoint, TEXT, "en", "fr")
+    assert of.source == [*tokenizer.encode(f"to de: {TEXT}"), 1, 11] and (of.first, [*of.forced]) == (2, [12])
     assert answer(checkpoint, of, 5)[0] == 12 and target(checkpoint, of, "a")[0] == 12
-    assert parts(fed(checkpoint, TEXT, "en", "fr")) == (14, [13])
+    assert (french.first, [*french.forced]) == (14, [13])
     with pytest.raises(InputError, match=r"--to: 'fi' is no language of the model's; it has de, fr"):
         fed(checkpoint, TEXT, "", "fi")
     with pytest.raises(InputError, match=r"--from: 'en' is no language of the model's; it has none"):

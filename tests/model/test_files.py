@@ -24,10 +24,6 @@ def test_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == "new" and [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_padding_fills_up_on_the_right() -> None:
-    assert pad([[5], [6, 7, 8], []], 9).tolist() == [[5, 9, 9], [6, 7, 8], [9, 9, 9]]
-
-
 def write(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
@@ -69,6 +65,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, name: str, content: bytes |
 def test_parallel_text_has_as_many_lines_and_no_blank_ones(tmp_path: Path) -> None:
     source, target = write(tmp_path / "s", b"a\nb\n"), write(tmp_path / "t", b"x\ny")
     assert read_parallel(source, target) == (["a", "b"], ["x", "y"])
+    assert pad([[5], [6, 7, 8], []], 9).tolist() == [[5, 9, 9], [6, 7, 8], [9, 9, 9]]
     write(target, b"x\n")
     with pytest.raises(DataError, match="^" + re.escape(f"{source} has 2 lines but {target} has 1")):
         read_parallel(source, target)

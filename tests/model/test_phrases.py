@@ -1,5 +1,6 @@
 """Words, links and phrases of parallel sentences, and text that is augmented with them."""
 
+import itertools
 import random
 import re
 from collections import Counter
@@ -35,7 +36,7 @@ def test_words_are_elisions_words_and_signs(text: str, words: list[str]) -> None
 def test_words_are_where_their_spans_say(text: str) -> None:
     words = Words.of(text)
     assert [text[start:end].lower() for start, end in words.spans] == words.lower
-    assert not "".join(text[end:start] for (_, end), (start, _) in zip(words.spans, words.spans[1:], strict=False)).strip()
+    assert not "".join(text[end:start] for (_, end), (start, _) in itertools.pairwise(words.spans)).strip()
 
 
 LINKS = st.sets(st.tuples(st.integers(0, 7), st.integers(0, 8)), max_size=14)
@@ -164,7 +165,6 @@ def test_rare_words_are_drawn_as_often_as_each_other_and_others_hardly() -> None
     [
         ("A bell sleeps.", "Une cloche dort.", "0-0 1-1 2-2 3-3", {("a bell", "une cloche")}),
         ("A bell rings.", "Une cloche dort.", "0-0 1-1 3-3", set()),  # what follows is not frequent: the phrase may go on
-        ("A bell sleeps.", "Une cloche sonne.", "0-0 1-1 2-2 3-3", set()),
         ("Bell sleeps.", "Une cloche dort.", "0-1 1-2 2-3", set()),  # no determiner
         ("A bell the bell sleeps.", "Une cloche la cloche dort.", "0-0 1-1 2-2 3-3 4-4 5-5", {("the bell", "la cloche")}),
         ("A bell, a bell sleeps.", "Une cloche la cloche dort.", "0-0 1-1 3-2 4-3 5-4 6-5", {("a bell", "la cloche")}),
@@ -175,11 +175,8 @@ def test_rare_words_are_drawn_as_often_as_each_other_and_others_hardly() -> None
 )
 def test_a_noun_phrase_is_whole(source: str, target: str, links: str, found: set[tuple[str, str]]) -> None:
     text = corpus()[:400]
-    before, after = (
-        {phrase for fillers in Augmenter(pairs, DETERMINERS, seed=1).fillers.values() for phrase in fillers.texts}
-        for pairs in (text, [*text, linked(source, target, links)])
-    )
-    assert after - before == found
+    fillers = Augmenter([*text, linked(source, target, links)], DETERMINERS, seed=1).fillers.values()
+    assert {phrase for each in fillers for phrase in each.texts if re.search("bell|ring|cloche", " ".join(phrase))} == found
 
 
 def test_short_phrases_hold_very_rare_words_and_begin_with_a_sure_link() -> None:

@@ -55,10 +55,9 @@ def test_a_prompt_and_what_follows_it_share_their_room(source: str, target: str,
 
     def model_of(max_source: int, max_target: int) -> LanguageModel:
         sizes = {"d_model": 16, "num_heads": 2, "num_decoder_layers": 1, "decoder_ffn_dim": 16}
-        limits = {"max_source_positions": max_source, "max_target_positions": max_target}
-        size = tokenizer.vocab_size
-        config = ModelConfig(architecture="decoder", source_vocab_size=size, target_vocab_size=size, **sizes, **limits)
-        return LanguageModel(config).eval()
+        sizes |= dict.fromkeys(("source_vocab_size", "target_vocab_size"), tokenizer.vocab_size)
+        sizes |= {"max_source_positions": max_source, "max_target_positions": max_target}
+        return LanguageModel(ModelConfig(architecture="decoder", **sizes)).eval()
 
     tokenizers = Tokenizers.shared(tokenizer)
     (found,) = target_log_probs(model_of(longest, whole), tokenizers, [source], [target])

@@ -90,85 +90,42 @@ _NLLB: dict[str, Any] = dict(generation=dict(max_length=30), said="forced", has_
 _M2M_MODEL, _MBART_MODEL = "M2M100ForConditionalGeneration", "MBartForConditionalGeneration"
 _BART_MODEL, _T5_MODEL = "BartForConditionalGeneration", "T5ForConditionalGeneration"
 
+_MARIAN_PAIRS = ((None, "fra"), (None, "deu"), (None, "spa_Latn"))
+_M2M_PAIRS = (("en", "de"), ("en", "fr"), ("fr", "zh"))
+_NLLB_PAIRS = (("eng_Latn", "deu_Latn"), ("eng_Latn", "fra_Latn"), ("fra_Latn", "zho_Hant"))
+_LEGACY_PAIRS = (("eng_Latn", "deu_Latn"), ("deu_Latn", "fra_Latn"))
+_MBART_PAIRS = (("en_XX", "ro_RO"), ("en_XX", "de_DE"), ("de_DE", "zh_CN"))
+_MBART50_PAIRS = (("en_XX", "de_DE"), ("en_XX", "fr_XX"), ("de_DE", "sl_SI"))
+_T5_PAIRS = (("en", "de"), ("en", "fr"), ("en", "ro"))
+_MADLAD_PAIRS = ((None, "de"), (None, "fr"), (None, "zh_Hant"))
+_UNTIED = dict(_BART, tie_word_embeddings=False), dict(early_stopping=True, no_repeat_ngram_size=3, num_beams=4, max_length=30)
+_BART_FORCED = dict(_BART, forced_bos_token_id=0), dict(_SUMMARY, forced_bos_token_id=0)
+_UMT5 = dict(_GATED, tie_word_embeddings=True)
+_MULTILINGUAL = _marian(languages=vocabularies.MARIAN_LANGUAGES)
+_LEGACY = _size(vocabularies.nllb, legacy_behaviour=True)
+_50 = dict(_MBART, decoder_start_token_id=2)
+_TRANSLATION: dict[str, Any] = dict(pairs=_T5_PAIRS, said="translate English to {}: ", task="translation")
+_NO_EXTRA = _size(vocabularies.t5, extra_ids=0)
+_BEAMS_8 = dict(length_penalty=0.6, max_length=24, num_beams=8)
+_MADLAD = dict(_GATED, pad_token_id=1, eos_token_id=2)
+
 VARIANTS = {
     "marian": Variant("MarianMTModel", _marian(), _MARIAN, dict(_MARIAN_DEFAULTS, num_beams=6, renormalize_logits=True)),
     "marian-two-vocabularies": Variant("MarianMTModel", _marian_pair, dict(_MARIAN, **_UNSHARED), _MARIAN_DEFAULTS),
-    "marian-multilingual": Variant(
-        "MarianMTModel",
-        _marian(languages=vocabularies.MARIAN_LANGUAGES),
-        _MARIAN,
-        _MARIAN_DEFAULTS,
-        pairs=((None, "fra"), (None, "deu"), (None, "spa_Latn")),
-        said=">>{}<< ",
-    ),
-    "m2m100": Variant(
-        _M2M_MODEL, _size(vocabularies.m2m100), _M2M, _FIVE_BEAMS, pairs=(("en", "de"), ("en", "fr"), ("fr", "zh")), said="forced"
-    ),
-    "nllb": Variant(
-        _M2M_MODEL,
-        _size(vocabularies.nllb),
-        _M2M,
-        pairs=(("eng_Latn", "deu_Latn"), ("eng_Latn", "fra_Latn"), ("fra_Latn", "zho_Hant")),
-        **_NLLB,
-    ),
-    "nllb-legacy": Variant(
-        _M2M_MODEL,
-        _size(vocabularies.nllb, legacy_behaviour=True),
-        _M2M,
-        pairs=(("eng_Latn", "deu_Latn"), ("deu_Latn", "fra_Latn")),
-        **_NLLB,
-    ),
-    "bart": Variant(
-        _BART_MODEL, _size(vocabularies.bart), dict(_BART, forced_bos_token_id=0), dict(_SUMMARY, forced_bos_token_id=0)
-    ),
-    "bart-untied": Variant(
-        _BART_MODEL,
-        _size(vocabularies.bart),
-        dict(_BART, tie_word_embeddings=False),
-        dict(early_stopping=True, no_repeat_ngram_size=3, num_beams=4, max_length=30),
-    ),
-    "mbart": Variant(
-        _MBART_MODEL,
-        _mbart_cc25,
-        _MBART,
-        _FIVE_BEAMS,
-        pairs=(("en_XX", "ro_RO"), ("en_XX", "de_DE"), ("de_DE", "zh_CN")),
-        said="start",
-    ),
-    "mbart50": Variant(
-        _MBART_MODEL,
-        _size(vocabularies.mbart, is_fifty=True),
-        dict(_MBART, decoder_start_token_id=2),
-        _FIVE_BEAMS,
-        pairs=(("en_XX", "de_DE"), ("en_XX", "fr_XX"), ("de_DE", "sl_SI")),
-        said="forced",
-    ),
-    "pegasus": Variant(
-        "PegasusForConditionalGeneration",
-        _size(vocabularies.pegasus),
-        _PEGASUS,
-        dict(length_penalty=0.6, max_length=24, num_beams=8),
-    ),
+    "marian-multilingual": Variant("MarianMTModel", _MULTILINGUAL, _MARIAN, _MARIAN_DEFAULTS, _MARIAN_PAIRS, ">>{}<< "),
+    "m2m100": Variant(_M2M_MODEL, _size(vocabularies.m2m100), _M2M, _FIVE_BEAMS, _M2M_PAIRS, "forced"),
+    "nllb": Variant(_M2M_MODEL, _size(vocabularies.nllb), _M2M, pairs=_NLLB_PAIRS, **_NLLB),
+    "nllb-legacy": Variant(_M2M_MODEL, _LEGACY, _M2M, pairs=_LEGACY_PAIRS, **_NLLB),
+    "bart": Variant(_BART_MODEL, _size(vocabularies.bart), *_BART_FORCED),
+    "bart-untied": Variant(_BART_MODEL, _size(vocabularies.bart), *_UNTIED),
+    "mbart": Variant(_MBART_MODEL, _mbart_cc25, _MBART, _FIVE_BEAMS, _MBART_PAIRS, "start"),
+    "mbart50": Variant(_MBART_MODEL, _size(vocabularies.mbart, is_fifty=True), _50, _FIVE_BEAMS, _MBART50_PAIRS, "forced"),
+    "pegasus": Variant("PegasusForConditionalGeneration", _size(vocabularies.pegasus), _PEGASUS, _BEAMS_8),
     "t5": Variant(_T5_MODEL, _size(vocabularies.t5), _T5),
-    "t5-translation": Variant(
-        _T5_MODEL,
-        _size(vocabularies.t5),
-        _T5,
-        pairs=(("en", "de"), ("en", "fr"), ("en", "ro")),
-        said="translate English to {}: ",
-        task="translation",
-    ),
+    "t5-translation": Variant(_T5_MODEL, _size(vocabularies.t5), _T5, **_TRANSLATION),
     "t5-v1.1": Variant(_T5_MODEL, _size(vocabularies.t5), _GATED),
-    "mt5": Variant("MT5ForConditionalGeneration", _size(vocabularies.t5, extra_ids=0), _GATED),
+    "mt5": Variant("MT5ForConditionalGeneration", _NO_EXTRA, _GATED),
     "byt5": Variant(_T5_MODEL, _size(vocabularies.byt5), _GATED),
-    "umt5": Variant(
-        "UMT5ForConditionalGeneration", _size(vocabularies.t5, extra_ids=0), dict(_GATED, tie_word_embeddings=True), has_json=True
-    ),
-    "madlad": Variant(
-        _T5_MODEL,
-        _size(vocabularies.madlad),
-        dict(_GATED, pad_token_id=1, eos_token_id=2),
-        pairs=((None, "de"), (None, "fr"), (None, "zh_Hant")),
-        said="<2{}> ",
-    ),
+    "umt5": Variant("UMT5ForConditionalGeneration", _NO_EXTRA, _UMT5, has_json=True),
+    "madlad": Variant(_T5_MODEL, _size(vocabularies.madlad), _MADLAD, pairs=_MADLAD_PAIRS, said="<2{}> "),
 }

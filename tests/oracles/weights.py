@@ -9,15 +9,8 @@ SCALED, UNSCALED = 1.2, 0.64
 # Standard deviation of T5's biases by distance.
 RELATIVE = 0.5
 # Some weights are larger than the rest: else a tied table answers with the token it was given, over and over.
-GAINS = {
-    "q_proj.weight": 1.2,
-    "k_proj.weight": 1.2,
-    "self_attn.out_proj.weight": 0.4,
-    "encoder_attn.out_proj.weight": 1.5,
-    "fc1.weight": 2.0,
-    "fc2.weight": 2.5,
-    ".wo.weight": 2.5,
-}
+GAINS = {"q_proj.weight": 1.2, "k_proj.weight": 1.2, "self_attn.out_proj.weight": 0.4, "encoder_attn.out_proj.weight": 1.5}
+GAINS |= {"fc1.weight": 2.0, "fc2.weight": 2.5, ".wo.weight": 2.5}
 # Rows of end-of-sequence and padding are longer than others, in families like BART and in T5's: answers end, at various lengths,
 # and padding is among the likely tokens, which a family allows or not.
 ENDS = {"end": (2.0, 1.7), "padding": (1.3, 1.3)}

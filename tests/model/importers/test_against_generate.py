@@ -24,12 +24,10 @@ SIZES |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": VOCAB_SIZE
 SIZES |= {"pad_token_id": PAD, "eos_token_id": EOS}
 SOURCES = [[7, 8, 9, EOS], [20, 30, 40, 50, 51, EOS], [33, EOS]]
 # Marian starts with padding; BART with end-of-sequence, and forces a first token.
+MARIAN, BART = "MarianMTModel", "BartForConditionalGeneration"
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "MarianMTModel": (transformers.MarianConfig(**SIZES, decoder_start_token_id=PAD, activation_function="swish"), {}),
-    "BartForConditionalGeneration": (
-        transformers.BartConfig(**SIZES, decoder_start_token_id=EOS, bos_token_id=FORCED),
-        {"forced_bos_token_id": FORCED},
-    ),
+    MARIAN: (transformers.MarianConfig(**SIZES, decoder_start_token_id=PAD, activation_function="swish"), {}),
+    BART: (transformers.BartConfig(**SIZES, decoder_start_token_id=EOS, bos_token_id=FORCED), {"forced_bos_token_id": FORCED}),
 }
 
 
@@ -104,18 +102,12 @@ SETTINGS: list[dict[str, Any]] = [
     {"max_length": 20, "min_length": 10, "no_repeat_ngram_size": 2} | NO_PAD,
     {"max_length": 7, "min_length": 6, "forced_eos_token_id": EOS},
     {"max_length": 12, "suppress_tokens": [3, 4, 10, 11, 12, 13, 14, 15, 16]},
-    {"max_length": 12, "bad_words_ids": [[PAD], [10], [11], [12]]},
-    {"max_length": 12, "begin_suppress_tokens": [EOS]},
-    *(
-        BEAMS | {"num_beams": width, "num_return_sequences": width, "length_penalty": alpha, "early_stopping": is_early}
-        for width, alpha in ((2, 0.0), (3, 0.6), (4, 1.0), (5, 2.0))
-        for is_early in (False, True)
-    ),
+    {"max_length": 12, "bad_words_ids": [[PAD], [10], [11], [12]], "begin_suppress_tokens": [EOS]},
+    *(BEAMS | {"length_penalty": alpha, "early_stopping": is_early} for alpha in (0.0, 0.6, 2.0) for is_early in (False, True)),
     BEAMS | {"min_length": 6, "num_beams": 3, "num_return_sequences": 3, "length_penalty": 2.0},
-    BEAMS | {"min_length": 4, "num_return_sequences": 1, "early_stopping": True, "length_penalty": 0.5},
     BEAMS | {"num_return_sequences": 3, "length_penalty": -1.0},
     *(BEAMS | {"max_new_tokens": most} for most in (2, 6)),
-    *(BEAMS | {"max_length": most, "min_length": most - 1, "forced_eos_token_id": EOS} for most in (6, 7)),
+    BEAMS | {"max_length": 7, "min_length": 6, "forced_eos_token_id": EOS},
     BEAMS | {"max_length": 10, "renormalize_logits": True} | NO_PAD,
     BEAMS | {"max_length": 10} | NO_PAD,
     BEAMS | {"max_length": 14, "min_length": 12, "num_return_sequences": 1, "no_repeat_ngram_size": 3} | NO_PAD,
@@ -125,9 +117,9 @@ SETTINGS: list[dict[str, Any]] = [
 OF_OTHER_STARTS: list[dict[str, Any]] = [
     BEAMS | {"max_new_tokens": 1},
     {"max_length": 20, "min_length": 19, "no_repeat_ngram_size": 1, "num_beams": 2} | NO_PAD,
-    *(BEAMS | {"max_length": 14, "min_length": 8, "repetition_penalty": penalty} | NO_PAD for penalty in (0.8, 1.4, 3.0)),
+    *(BEAMS | {"max_length": 14, "min_length": 8, "repetition_penalty": penalty} | NO_PAD for penalty in (0.8, 3.0)),
 ]
-CASES = [*product(KINDS, SETTINGS), *(("MarianMTModel", fields) for fields in OF_OTHER_STARTS)]
+CASES = [*product(KINDS, SETTINGS), *((MARIAN, fields) for fields in OF_OTHER_STARTS)]
 
 
 @pytest.mark.parametrize(("kind", "fields"), CASES, ids=str)
@@ -138,6 +130,5 @@ def test_answers_are_those_of_generate(kind: str, fields: dict[str, Any]) -> Non
 
 
 def test_settings_change_the_answers() -> None:
-    """None of the comparisons above is one of two searches that a setting does nothing to."""
-    assert len({str(ours("MarianMTModel", SOURCES[1], fields)) for fields in SETTINGS}) > len(SETTINGS) // 2
-    assert any(PAD in ours("MarianMTModel", source, SETTINGS[2])[0] for source in SOURCES)
+    assert len({str(ours(MARIAN, SOURCES[1], fields)) for fields in SETTINGS}) > len(SETTINGS) // 2
+    assert any(PAD in ours(MARIAN, source, SETTINGS[2])[0] for source in SOURCES)

@@ -54,14 +54,6 @@ def test_a_multilingual_marian(tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in found.fields] == [*generation, "num_beams"]
 
 
-def test_another_start_is_the_templates(tmp_path: Path) -> None:
-    assert read(tmp_path, {"model_type": "t5"}, {"decoder_start_token_id": 7}).template == Template(decoder_start_id=7)
-    assert read(tmp_path, {"model_type": "t5"}, {"decoder_start_token_id": 5}).template == Template()
-    for start in (60, -1, [5, 5], "5", True):
-        with pytest.raises(ForeignError, match="decoder_start_token_id"):
-            read(tmp_path, {"model_type": "t5"}, {"decoder_start_token_id": start})
-
-
 def test_tasks_of_t5_are_chosen(tmp_path: Path) -> None:
     config = {"model_type": "t5", "task_specific_params": T5_TASKS}
     found = read(tmp_path, config, task="translation", target_language="fr")
@@ -82,14 +74,11 @@ def test_tasks_of_t5_are_chosen(tmp_path: Path) -> None:
     found = read(tmp_path, config, {})
     assert (found.template, found.languages) == (Template(), None)
     assert any("summarization, translation_en_to_de" in line for line in found.fields)
-
-
-def test_wordings_that_differ_are_to_be_chosen_from(tmp_path: Path) -> None:
     tasks = {"translation_en_to_de": {"prefix": "to German: "}, "translation_en_to_fr": {"prefix": "to French: "}}
+    differing = {"model_type": "t5", "task_specific_params": tasks}
     with pytest.raises(ForeignError, match="asked for in several ways, 'to French: ', 'to German: '; choose one"):
-        read(tmp_path, {"model_type": "t5", "task_specific_params": tasks}, task="translation")
-    one = read(tmp_path, {"model_type": "t5", "task_specific_params": tasks}, task="translation_en_to_fr")
-    assert one.template.task == "to French: "
+        read(tmp_path, differing, task="translation")
+    assert read(tmp_path, differing, task="translation_en_to_fr").template.task == "to French: "
 
 
 def of_task(prefix: object) -> dict[str, Any]:
@@ -136,19 +125,21 @@ def test_nonsense_is_refused_by_name(
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 600
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
+def test_fields_that_mean_nothing_do_nothing_and_another_start_is_the_templates(tmp_path: Path) -> None:
+    for config in (
         {"model_type": None},
         {"model_type": "t5", "task_specific_params": [1]},
         {"model_type": "t5", "task_specific_params": {"x": 1}},
         {"model_type": "t5", "tokenizer_class": 7, "forced_bos_token_id": None},
         {"model_type": "marian", "max_length": "long", "num_beams": {}},
-    ],
-)
-def test_what_says_nothing_does_nothing(config: dict[str, Any], tmp_path: Path) -> None:
-    found = read(tmp_path, config)
-    assert (found.template, found.languages, found.defaults) == (Template(), None, Defaults())
+    ):
+        found = read(tmp_path, config)
+        assert (found.template, found.languages, found.defaults) == (Template(), None, Defaults())
+    for start, template in ((7, Template(decoder_start_id=7)), (5, Template())):
+        assert read(tmp_path, {"model_type": "t5"}, {"decoder_start_token_id": start}).template == template
+    for start in (60, -1, [5, 5], "5", True):
+        with pytest.raises(ForeignError, match="decoder_start_token_id"):
+            read(tmp_path, {"model_type": "t5"}, {"decoder_start_token_id": start})
 
 
 TARGET = Target(pad_id=0, eos_id=1, decoder_start_id=0, vocab_size=60, max_target_tokens=100)
@@ -185,29 +176,22 @@ def test_an_opus_mt_and_a_summariser_of_barts_are_converted_exactly() -> None:
         ({"max_length": 20}, TARGET, 19, None),
         ({"max_length": 20}, FORCED, 18, None),
         ({"max_new_tokens": 20}, TARGET, 20, None),
-        ({"max_new_tokens": 20}, FORCED, 19, None),
-        ({"max_new_tokens": 20, "max_length": 5}, TARGET, 20, None),
-        ({"max_length": 5, "max_new_tokens": 20}, TARGET, 20, None),
+        ({"max_new_tokens": 20, "max_length": 5}, FORCED, 19, None),
         ({"max_length": 512}, TARGET, 100, None),
         ({"max_length": 512}, FORCED, 99, None),
         ({"max_length": 20, "min_length": 5}, TARGET, 19, 4),
         ({"max_length": 20, "min_length": 5}, FORCED, 18, 3),
         ({"max_length": 20, "min_length": 1}, FORCED, 18, None),
-        ({"max_length": 20, "min_new_tokens": 5}, FORCED, 18, 4),
         ({"max_length": 20, "min_new_tokens": 5, "min_length": 12}, TARGET, 19, 5),
+        ({"max_length": 20, "min_new_tokens": 5}, FORCED, 18, 4),
         ({"max_length": 20, "min_length": 40}, TARGET, 19, 18),
         ({"max_length": 20, "begin_suppress_tokens": [1]}, TARGET, 19, 1),
         ({"max_length": 20, "begin_suppress_tokens": [1], "min_length": 9}, TARGET, 19, 8),
         ({"min_length": 400}, FORCED, None, 98),
-        ({"max_length": 1}, TARGET, None, None),
-        ({"max_length": 2}, FORCED, None, None),
-        ({"max_length": True}, TARGET, None, None),
-        ({"max_length": -5, "min_length": -5}, TARGET, None, None),
+        *(({"max_length": most}, target, None, None) for most, target in ((1, TARGET), (2, FORCED), (True, TARGET), (-5, TARGET))),
     ],
 )
-def test_lengths_are_those_of_what_the_caller_generates(
-    fields: dict[str, Any], target: Target, most: int | None, least: int | None
-) -> None:
+def test_lengths_are_those_that_the_caller_generates(fields: dict[str, Any], target: Target, most: Any, least: Any) -> None:
     defaults = convert(fields, target).defaults
     assert (defaults.max_new_tokens, defaults.min_new_tokens) == (most, least)
 
@@ -278,31 +262,25 @@ def test_differences_of_repetition_and_ngrams_are_named(fields: dict[str, Any], 
     assert note(converted, name) == said if said.startswith(name) else said in note(converted, name)
 
 
-def test_repetition_is_penalised_and_ngrams_are_ruled_out_where_both_mean_the_same() -> None:
+def test_draws_and_penalties_are_converted_where_both_mean_the_same() -> None:
     assert made({"repetition_penalty": 1.2}).repetition_penalty is None
     assert made({"repetition_penalty": 1.2, "do_sample": True}).repetition_penalty is None
     assert [made({"no_repeat_ngram_size": size}).no_repeat_ngram_size for size in (100, 101)] == [100, None]
-
-
-def test_draws_are_made_as_transformers_makes_them() -> None:
     assert made({"do_sample": True}) == Defaults(do_sample=True, top_k=50, max_new_tokens=49)
     assert made({"do_sample": True, "top_k": 0}) == Defaults(do_sample=True, max_new_tokens=49)
     assert made({"do_sample": True, "top_k": 1000}).top_k == 60
     assert made({"temperature": 0.7, "top_p": 0.9}) == Defaults(temperature=0.7, top_p=0.9, max_new_tokens=49)
     assert made({"do_sample": True, "num_beams": 4, "top_k": 5}).do_sample is None
-    assert made({"num_return_sequences": 3}).num_return_sequences is None
-    assert made({"num_return_sequences": 3, "num_beams": 4}).num_return_sequences == 3
-    assert made({"num_return_sequences": 3, "do_sample": True}).num_return_sequences == 3
+    counts = [made({"num_return_sequences": 3} | more).num_return_sequences for more in ({}, {"num_beams": 4}, {"do_sample": True})]
+    assert counts == [None, 3, 3]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, "2", [1], {}, -1.0, 10**400])
 @pytest.mark.parametrize("name", ["temperature", "top_p", "length_penalty", "num_beams", "top_k", "no_repeat_ngram_size"])
 def test_values_that_mean_nothing_are_left_out(name: str, value: Any) -> None:
-    if (name, value) in (("length_penalty", -1.0), ("top_k", 10**400), ("no_repeat_ngram_size", 10**400)):
-        return  # these mean something
     converted = convert({"max_length": 50, name: value}, TARGET)
-    assert converted.defaults == Defaults(max_new_tokens=49)
-    assert "left out" in note(converted, name)
+    if (name, value) not in (("length_penalty", -1.0), ("top_k", 10**400), ("no_repeat_ngram_size", 10**400)):
+        assert converted.defaults == Defaults(max_new_tokens=49) and "left out" in note(converted, name)
 
 
 def test_fields_of_config_json_count_where_there_is_no_other_file() -> None:
@@ -328,15 +306,9 @@ def test_fields_of_config_json_count_where_there_is_no_other_file() -> None:
 
 # Every field that Transformers knows, but for what is set at run time.
 FIELDS = sorted(name for name in vars(GenerationConfig()) if not name.startswith("_"))
-VALUES = st.one_of(
-    st.booleans(),
-    st.integers(-5, 70),
-    st.floats(),
-    st.text(max_size=5),
-    st.lists(st.integers(-1, 70), max_size=4),
-    st.lists(st.lists(st.integers(-1, 70), max_size=3), max_size=4),
-    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
-)
+IDS = st.lists(st.integers(-1, 70), max_size=4)
+VALUES = st.booleans() | st.integers(-5, 70) | st.floats() | st.text(max_size=5) | IDS | st.lists(IDS, max_size=4)
+VALUES |= st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -26,6 +26,7 @@ from tests.oracles import vocabularies
 from tests.oracles.checkpoints import load_tokenizer
 from tests.oracles.variants import VARIANTS
 
+Ids = list[int]
 TEXT, SETTINGS = "the notice of this License", "tokenizer_config.json"
 
 
@@ -37,10 +38,8 @@ def json_of(path: Path) -> dict[str, Any]:
 def read(path: Path, model_type: str, generation: dict[str, Any] | None = None, **wishes: str) -> Speech:
     tokenizer, config = json_of(path / SETTINGS), json_of(path / "config.json")
     files: dict[str, Any] = {"config": config, "tokenizer": tokenizer, "token_ids": read_token_ids(path, tokenizer)}
-    sizes = {"source_vocab_size": 100_000, "target_vocab_size": 100_000}
-    return read_speech(
-        Folder(path=path, model_type=model_type, generation=generation or {}, wishes=Wishes(**wishes), **files, **sizes)
-    )
+    files |= {"source_vocab_size": 100_000, "target_vocab_size": 100_000}
+    return read_speech(Folder(path=path, model_type=model_type, generation=generation or {}, wishes=Wishes(**wishes), **files))
 
 
 def said(
@@ -82,14 +81,20 @@ def test_languages_are_said_as_the_tokeniser_says_them(name: str, layout: str, f
         assert speech.num_forced == len(forced)
 
 
-def test_mbart_begins_with_its_language_where_the_folder_starts_otherwise(foreign: Callable[..., Path]) -> None:
-    folder = foreign("mbart")
+def test_a_forced_language_is_the_default_one_and_mbart_may_begin_with_it(foreign: Callable[..., Path]) -> None:
+    folder, fifty = foreign("mbart"), foreign("mbart50")
     romanian, german = load_tokenizer(folder).convert_tokens_to_ids(["ro_RO", "de_DE"])
     both = read(folder, "mbart", {"decoder_start_token_id": romanian, "forced_bos_token_id": romanian})
     assert said(both, "ro_RO", "de_DE", [], 2)[1:] == (german, [german])
     assert both.languages is not None and both.languages.default_target == "ro_RO"
-    other = read(folder, "mbart", {"decoder_start_token_id": 2})
-    assert said(other, "de_DE", "ro_RO", [], 2)[1:] == (None, [romanian])
+    assert said(read(folder, "mbart", {"decoder_start_token_id": 2}), "de_DE", "ro_RO", [], 2)[1:] == (None, [romanian])
+    english = {"forced_bos_token_id": load_tokenizer(fifty).convert_tokens_to_ids("en_XX")}
+    speech = read(fifty, "mbart", english)
+    assert speech.languages is not None and speech.languages.default_target == "en_XX"
+    wished = read(fifty, "mbart", english, target_language="de", source_language="zh-CN").languages
+    assert wished is not None and (wished.default_source, wished.default_target) == ("zh_CN", "de_DE")
+    other = read(fifty, "mbart", {"forced_bos_token_id": 0})
+    assert other.num_forced == 1 and any("forced_bos_token_id 0" in note for note in other.notes)
 
 
 @pytest.mark.parametrize("name", ["m2m100", "mbart", "mbart50", "nllb"])
@@ -150,17 +155,6 @@ def test_madlad_takes_any_source_and_reports_names_that_are_no_language(tmp_path
     speech = read(tmp_path, "t5")
     assert said(speech, "zh-TW", "de", [7], 1) == ([*said(speech, None, "de", [7], 1)[0]], None, [])
     assert any("<2Latn>" in note for note in speech.notes)
-
-
-def test_the_forced_language_is_the_default_one(foreign: Callable[..., Path]) -> None:
-    folder = foreign("mbart50")
-    english = load_tokenizer(folder).convert_tokens_to_ids("en_XX")
-    speech = read(folder, "mbart", {"forced_bos_token_id": english})
-    assert speech.languages is not None and speech.languages.default_target == "en_XX"
-    wished = read(folder, "mbart", {"forced_bos_token_id": english}, target_language="de", source_language="zh-CN").languages
-    assert wished is not None and (wished.default_source, wished.default_target) == ("zh_CN", "de_DE")
-    other = read(folder, "mbart", {"forced_bos_token_id": 0})
-    assert other.num_forced == 1 and any("forced_bos_token_id 0" in note for note in other.notes)
 
 
 def test_unknown_tokenisers_and_languages_are_refused(copied: Callable[..., Path]) -> None:
@@ -306,18 +300,14 @@ def test_a_user_gives_a_checkpoint_its_languages() -> None:
     assert with_asked_languages(PAIR, "en-GB", "de") == PAIR
 
 
-@pytest.mark.parametrize(
-    ("languages", "target", "reason"),
-    [
+def test_other_languages_are_refused() -> None:
+    for languages, target, reason in (
         (MANY, "de", "--target-language: the model has no 'de'; it has fr, it, ro"),
         (PAIR, "fr", "--target-language: the model has no 'fr'; it has de"),
-        (None, "\n", "no code of a language"),
-        (None, "x" * 65, "no code of a language"),
-    ],
-)
-def test_other_languages_are_refused(languages: Languages | None, target: str, reason: str) -> None:
-    with pytest.raises(InputError, match=reason):
-        with_asked_languages(languages, "", target)
+        *((None, code, "no code of a language") for code in ("\n", "x" * 65)),
+    ):
+        with pytest.raises(InputError, match=reason):
+            with_asked_languages(languages, "", target)
 
 
 def test_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,15 +80,13 @@ def test_every_form_holds_the_same(
         assert all(any(start <= tensor.data_ptr() < end for start, end in spans) for tensor in read.values())
 
 
-def test_reading_leaves_the_file_as_it_was_and_safetensors_come_first(tmp_path: Path, tensors: Any) -> None:
+def test_reading_leaves_the_file_as_it_was_safetensors_come_first_and_tensors_are_compared(tmp_path: Path, tensors: Any) -> None:
     as_one(tmp_path, tensors)
     (tmp_path / PICKLE).write_bytes(b"whatever")
     weights = Weights.open(tmp_path)
     weights.read("a.weight").zero_()
     assert weights.path.name == ONE and torch.equal(load_file(tmp_path / ONE)["a.weight"], tensors["a.weight"])
-
-
-def test_tensors_are_compared_as_they_are_kept(tmp_path: Path) -> None:
+    (tmp_path / ONE).unlink()
     table = torch.randn(5, 3)
     as_pickle(tmp_path, {"a": table, "b": table, "c": table.clone(), "d": table + 1, "e": table.half(), "f": table[:4]})
     weights = Weights.open(tmp_path)
@@ -136,7 +134,7 @@ def of_type(write: Callable[..., None], dtype: torch.dtype) -> Change:
 
 
 def of_number(number: float, dtype: torch.dtype) -> Change:
-    return lambda folder, tensors: as_one(folder, {"a.weight": torch.tensor([[1.0, 2.0], [3.0, number]]).to(dtype)})
+    return lambda folder, _: as_one(folder, {"a.weight": torch.tensor([[1.0, 2.0], [3.0, number]]).to(dtype)})
 
 
 def cut_at(name: str, size: int) -> Change:
@@ -154,10 +152,6 @@ def of_bytes(name: str, content: bytes) -> Change:
 def as_archive_of_zeros(folder: Path, _: Tensors) -> None:
     with zipfile.ZipFile(folder / PICKLE, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(10**6))
-
-
-def made_by(make: Callable[[Path], Any], name: str) -> Change:
-    return lambda folder, _: make(folder / name)
 
 
 SHARDS = ["../../etc/passwd", "/etc/passwd", "a/b.safetensors", "..", ".", "", "a\0b", None, 7, ["x"]]
@@ -181,7 +175,7 @@ REFUSED: list[tuple[Change, str, str]] = [
     *((lambda folder, _, content=content: as_pickle(folder, content), PICKLE, "(tensor|code)") for content in NO_TABLES),
     *((of_bytes(INDEX, json.dumps({"weight_map": {"a": to}}).encode()), INDEX, "a is said to be in .*, which") for to in SHARDS),
     *((of_bytes(INDEX, content), INDEX, "") for content in INDICES),
-    *((made_by(make, name), name, "(not a regular file|a link to nothing)") for name in (ONE, PICKLE) for make in ODD_FILES),
+    *((lambda f, _, n=n, m=m: m(f / n), n, "(not a regular file|a link to nothing)") for n in (ONE, PICKLE) for m in ODD_FILES),
 ]
 
 
@@ -203,10 +197,9 @@ class Hub:
     """A hub with its cache, which records requests."""
 
     def __init__(self) -> None:
-        self.files: list[str] = []
+        self.files, self.asked = list[str](), list[tuple[str, Any]]()
         self.error: Exception | None = None
         self.cached: Path | None = None
-        self.asked: list[tuple[str, Any]] = []
 
     def model_info(self, name: str, revision: str | None = None) -> Any:
         self.asked.append((name, revision))
@@ -229,25 +222,22 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     return hub
 
 
-def test_only_needed_files_are_fetched_of_the_commit_that_was_listed(hub: Hub) -> None:
+def test_only_needed_files_in_one_form_are_fetched_of_the_commit_that_was_listed(hub: Hub) -> None:
     hub.files = ["README.md", "config.json", "model.safetensors", "pytorch_model.bin", "tf_model.h5", "onnx/model.onnx"]
     assert fetch("some/model", "v1") == Path("/fetched")
-    wanted = ["config.json", "model.safetensors"]
-    assert hub.asked == [("some/model", "v1"), ("some/model", {"revision": "abc", "allow_patterns": wanted})]
-
-
-@pytest.mark.parametrize(
-    ("weights", "wanted"),
-    [
-        (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
-        (["pytorch_model.bin", "rust_model.ot"], ["pytorch_model.bin"]),
-        ([*HUB_SHARDS, INDEX, "pytorch_model.bin"], [INDEX, *HUB_SHARDS]),
+    options = {"revision": "abc", "allow_patterns": ["config.json", "model.safetensors"]}
+    assert hub.asked == [("some/model", "v1"), ("some/model", options)]
+    for weights, wanted in (
+        ([ONE, PICKLE], [ONE]),
+        ([PICKLE, "rust_model.ot"], [PICKLE]),
+        ([*HUB_SHARDS, INDEX, PICKLE], [INDEX, *HUB_SHARDS]),
         ([PICKLED_SHARD, PICKLED_INDEX, "model.onnx"], [PICKLED_INDEX, PICKLED_SHARD]),
         (["tf_model.h5"], []),
-    ],
-)
-def test_weights_are_fetched_in_one_form(weights: list[str], wanted: list[str]) -> None:
-    assert needed([*DESCRIPTIONS, "README.md", *weights]) == [*DESCRIPTIONS, *wanted]
+    ):
+        assert needed([*DESCRIPTIONS, "README.md", *weights]) == [*DESCRIPTIONS, *wanted]
+    assert all(map(is_name, ["t5-small", "Helsinki-NLP/opus-mt-en-de", "a/b.c_d-e"]))
+    paths = ["", "a/b/c", "/a", "./a", "../a", "a/", "a b", "a/..", "~/a", "https://example.org/a"]
+    assert [path for path in paths if is_name(path)] == []
 
 
 @pytest.mark.parametrize(
@@ -272,9 +262,3 @@ def test_without_a_network_the_cache_is_asked(error: Exception, hub: Hub) -> Non
         fetch("some/model")
     hub.cached = Path("/cache")
     assert fetch("some/model", "main") == Path("/cache")
-
-
-def test_paths_are_no_names_of_repositories() -> None:
-    assert all(map(is_name, ["t5-small", "Helsinki-NLP/opus-mt-en-de", "a/b.c_d-e"]))
-    paths = ["", "a/b/c", "/a", "./a", "../a", "a/", "a b", "a/..", "~/a", "https://example.org/a"]
-    assert [path for path in paths if is_name(path)] == []
