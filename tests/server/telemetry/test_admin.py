@@ -2,12 +2,8 @@
 
 import contextlib
 import os
-import resource
 import socket
-import ssl
-import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,6 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.telemetry.admin import AdminServer
 from dragoman.server.telemetry.admin_access import AdminAccess
 from dragoman.server.telemetry.scrapes import MAX_WAITING
-from tests.certificates import make_certificates, openssl
 
 Start = Callable[..., AdminServer]
 
@@ -108,22 +103,6 @@ def test_readiness_names_its_troubles_on_request(start: Start) -> None:
             assert (head.split()[1], body) == (status, text + expected)
 
 
-def test_lack_of_descriptors_is_survived(start: Start) -> None:
-    server, (soft, hard) = start(), resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as client, contextlib.ExitStack() as fillers:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
-        try:
-            with contextlib.suppress(OSError):
-                while True:
-                    fillers.callback(os.close, os.dup(client.fileno()))
-            client.connect(("127.0.0.1", server.port))
-            time.sleep(0.2)  # in which it tries to accept
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            fillers.close()
-        assert b" 200 " in sent(client, "/healthz")
-
-
 def test_addresses_that_cannot_be_listened_on_are_named(start: Start) -> None:
     taken = start()
     app = make_wsgi_app(CollectorRegistry())
@@ -187,33 +166,3 @@ def test_metrics_need_a_token_of_the_file(start: Start, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a regular file"):
         server.reload()
     assert (status("Bearer second"), status("Bearer third")) == (b"401", b"200")
-
-
-def test_the_certificate_is_exchanged_and_handshakes_that_fail_get_no_answer(start: Start, tmp_path: Path) -> None:
-    folder = make_certificates(tmp_path, {"server": "IP:127.0.0.1"})
-    certificate, key = folder / "server.pem", folder / "server.key"
-    access = AdminAccess(certificate, key)
-    server = start(access=access)
-
-    def expiry() -> float:
-        command = ["openssl", "x509", "-noout", "-enddate", "-in", str(certificate)]
-        shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return ssl.cert_time_to_seconds(shown.removeprefix("notAfter=").strip())
-
-    for first in (b"GET /metrics HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b""):
-        with connected(server) as client:
-            client.sendall(first)
-            client.shutdown(socket.SHUT_WR)
-            assert b"HTTP" not in b"".join(iter(lambda: client.recv(65536), b""))
-    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
-    assert b" 200 " in sent(context.wrap_socket(connected(server), server_hostname="127.0.0.1"), "/healthz")
-    assert access.paths == (certificate, key) and access.expires == expiry() and AdminAccess().expires is None
-    before = access.expires
-    openssl(folder, "x509", "-new", "-key", str(key), "-subj", "/CN=longer", "-days", "40", "-out", str(certificate))
-    server.reload()
-    assert access.expires == expiry() != before
-    openssl(folder, "pkcs8", "-topk8", "-in", str(key), "-out", "encrypted", "-passout", "pass:secret")
-    key.write_bytes((folder / "encrypted").read_bytes())
-    with pytest.raises(ConfigError, match=r"metrics_tls_certificate, metrics_tls_key: .*the key is encrypted"):
-        server.reload()
-    assert access.expires == expiry()

@@ -19,11 +19,8 @@ Configure = Callable[..., Callable[[], list[str]]]
 
 
 @pytest.fixture
-def configure() -> Iterator[Configure]:
+def configure(_logging_as_it_was: None) -> Iterator[Configure]:
     """Configure logging to memory for one test; the result reads the lines so far."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    root.handlers[:] = []
 
     def set_up(level: str = "info", log_format: Any = "json") -> Callable[[], list[str]]:
         stream = io.StringIO()
@@ -31,10 +28,7 @@ def configure() -> Iterator[Configure]:
         return lambda: stream.getvalue().splitlines()
 
     yield set_up
-    root.handlers[:] = handlers
-    root.setLevel(level)
     logging.captureWarnings(False)
-    structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
 
 

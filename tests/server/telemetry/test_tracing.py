@@ -70,17 +70,3 @@ def test_a_dead_collector_neither_blocks_spans_nor_the_end(is_there: bool) -> No
         while sending_threads() != before and time.monotonic() < deadline:
             time.sleep(0.01)
         assert sending_threads() == before
-
-
-def test_hanging_exports_are_called_off_and_a_full_queue_drops_spans(collector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "8")
-    collector.gate.clear()
-    tracer = tracing.Tracer(collector.endpoint, 1.0, "1.2.3")
-    trace(tracer, 8)
-    assert collector.arrived.wait(10)
-    trace(tracer, 100)
-    assert not tracer.close(0.1)
-    collector.gate.set()
-    tracer.close(10)
-    assert len(collector.spans) <= 16
