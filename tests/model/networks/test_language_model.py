@@ -44,7 +44,7 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
     return random_model(**KINDS[request.param])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pair() -> tuple[LanguageModel, Any]:
     """Give the same random model twice, ours and Transformers' Llama."""
     sizes = {"vocab_size": V, "hidden_size": WIDTH, "intermediate_size": 80, "num_hidden_layers": LAYERS}
@@ -93,28 +93,21 @@ def log_probs(model: LanguageModel, prompts: list[list[int]], targets: list[list
 
 
 @torch.inference_mode()
-def test_log_probs_equal_transformers(pair: tuple[LanguageModel, Any]) -> None:
+def test_log_probs_and_greedy_answers_equal_transformers(pair: tuple[LanguageModel, Any]) -> None:
+    """Answers in double precision, so that no rounding decides a close call."""
     ours, theirs = pair
     (text,) = texts(ROOM)
     expected = theirs(torch.tensor([text])).logits.log_softmax(-1)[0]
     torch.testing.assert_close(log_probs(ours, [[]], [text])[0], expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(log_probs(ours, [text[:20]], [text[20:]])[0], expected[20:], atol=1e-5, rtol=0)
-
-
-@torch.inference_mode()
-def test_greedy_answers_equal_transformers(pair: tuple[LanguageModel, Any]) -> None:
-    """In double precision, so that no rounding decides a close call."""
-    ours, theirs = pair[0].double(), pair[1].double()
-    prompts = texts(0, 1, 2, 5, 9, 17, 30, 3)
+    ours, theirs, prompts = ours.double(), theirs.double(), texts(0, 1, 2, 5, 9, 17, 30, 3)
     answers = greedy_search(ours, prompts, 16)
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([[2, *prompt]])
         options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0, "eos_token_id": 1}
         expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :].tolist()
-        ours_whole = [*answer.ids, 1][: len(expected)]
-        assert ours_whole == expected
+        assert [*answer.ids, 1][: len(expected)] == expected
     assert len({tuple(answer.ids) for answer in answers}) > len(answers) // 2
-    ours.float(), theirs.float()
 
 
 @torch.inference_mode()

@@ -23,30 +23,19 @@ from tests.oracles.vocabularies import trained
 
 Ids = list[int]
 
+OWN = {"user_defined_symbols": ["<2de>", "\n", "▁▁"], "remove_extra_whitespaces": False, "unk_surface": "?"}
+BYTES = {"byte_fallback": True, "vocab_size": 520}
 PLAIN: dict[str, dict[str, Any]] = {
     "unigram": {"model_type": "unigram"},
-    "unigram-bytes": {"model_type": "unigram", "byte_fallback": True, "vocab_size": 520},
+    "unigram-bytes": {"model_type": "unigram"} | BYTES,
     "unigram-suffixes": {"model_type": "unigram", "treat_whitespace_as_suffix": True},
-    "unigram-symbols": {
-        "model_type": "unigram",
-        "user_defined_symbols": ["<2de>", "\n", "▁▁"],
-        "remove_extra_whitespaces": False,
-        "unk_surface": "?",
-    },
+    "unigram-symbols": {"model_type": "unigram"} | OWN,
     "bpe": {"model_type": "bpe"},
-    "bpe-bytes-identity": {
-        "model_type": "bpe",
-        "byte_fallback": True,
-        "vocab_size": 520,
-        "normalization_rule_name": "identity",
-        "remove_extra_whitespaces": False,
-    },
+    "bpe-bytes-identity": BYTES | {"model_type": "bpe", "normalization_rule_name": "identity", "remove_extra_whitespaces": False},
     "bpe-no-prefix": {"model_type": "bpe", "add_dummy_prefix": False},
     "char": {"model_type": "char"},
     "word": {"model_type": "word"},
 }
-
-
 # Of a family whose `tokenizer.json` is read: what writes its files, the class of Transformers, end-of-sequence.
 FAMILIES: dict[str, tuple[Callable[[Path], Any], str, int]] = {
     "nllb": (vocabularies.nllb, "NllbTokenizer", 2),
@@ -92,13 +81,12 @@ def family_case(name: str, folder: Path) -> Case:
     encoder = Encoder.from_str(content.decode())
     names = [token.content for token in encoder.get_added_tokens_decoder().values()]
 
-    def decode(row: Ids) -> str:
-        return str(encoder.decode(row, skip_special_tokens=True))
-
-    def encode(text: str) -> Ids:
-        return list(encoder.encode(text, add_special_tokens=False).ids)
-
-    return Case(JsonTokenizer(content, eos_id), encode, decode, names)
+    return Case(
+        JsonTokenizer(content, eos_id),
+        lambda text: encoder.encode(text, add_special_tokens=False).ids,
+        lambda row: str(encoder.decode(row, skip_special_tokens=True)),
+        names,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -138,9 +126,7 @@ def odd_texts() -> list[str]:
 
     def text() -> str:
         parts = [part() for _ in range(choice.randint(1, 12))]
-        if choice.random() < 0.3:
-            return choice.choice(["", " "]).join(parts)
-        return choice.choice(["", " ", "  "]) + " ".join(parts) + choice.choice(["", "", " ", "\n"])
+        return choice.choice(["", " ", "  "]) + choice.choice(["", " ", " "]).join(parts) + choice.choice(["", "", " ", "\n"])
 
     return [text() for _ in range(500)]
 

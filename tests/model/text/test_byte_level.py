@@ -3,6 +3,7 @@ import json
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -13,6 +14,7 @@ from dragoman.model.text.byte_level import EOS, PAD, SPECIAL_TOKENS, START, Byte
 from dragoman.model.text.tokenizer import TokenizerError
 from tests.examples import num_examples
 
+ROOT = Path(__file__).parents[3]
 PIECES = ["</s>", "<s>", "<pad>", "▁", " ", "  ", "\0", "\n", "\r\n", "\t", "👩‍👩‍👧‍👦", "🏳️‍🌈", "e\u0301", "é", "\u0301", "\ufeff"]
 PIECES += ["\u2028", "ﷺ", "the", " dog"]
 TEXTS = st.one_of(st.text(max_size=40), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=8).map("".join))
@@ -87,22 +89,17 @@ def reloaded(tokenizer: ByteLevelTokenizer, tmp_path_factory: pytest.TempPathFac
 
 
 TRAINING = """
-import hashlib, random
+import hashlib
 from dragoman.model.text.byte_level import ByteLevelTokenizer
-rng = random.Random(7)
-words = ["".join(rng.choices("abcdefghäöüß雪", k=rng.randint(1, 9))) for _ in range(400)]
-tokenizer = ByteLevelTokenizer.train([" ".join(rng.choices(words, k=10)) for _ in range(300)], 600)
-print(hashlib.sha256(tokenizer.encoder.to_str().encode()).hexdigest(), tokenizer.vocab_size)
+from tests.model.text.test_byte_level import made_up
+print(hashlib.sha256(ByteLevelTokenizer.train(made_up(7), 600).encoder.to_str().encode()).hexdigest())
 """
 
 
 def test_training_twice_gives_the_same_vocabulary() -> None:
     """In processes of their own, where hash tables are seeded differently."""
-    answers = {
-        subprocess.run([sys.executable, "-c", TRAINING], check=True, capture_output=True, text=True).stdout for _ in range(2)
-    }
+    answers = {subprocess.check_output([sys.executable, "-c", TRAINING], cwd=ROOT, text=True) for _ in range(2)}
     assert len(answers) == 1
-    assert answers.pop().endswith(" 600\n")
 
 
 def made_up(seed: int) -> list[str]:
@@ -121,19 +118,13 @@ def test_more_tokens_of_the_same_texts_leave_the_first_ones_as_they_are() -> Non
     assert [b"".join(map(small.token_bytes, ids)) for ids in pieces] == [large.token_bytes(i) for i in range(350, 600)]
     assert min(map(len, pieces)) > 1
     assert sum(map(len, large.encode_batch(texts))) < sum(map(len, small.encode_batch(texts)))
-
-
-@pytest.mark.parametrize(
-    ("seed", "size", "complaint"),
-    [
+    for seed, size, complaint in (
         (2, 600, "learnt from other texts"),
         (1, 100_000, r"of these texts \d+ tokens can be learnt, not 100000"),
         (1, 300, "350 tokens already, 300 are fewer"),
-    ],
-)
-def test_tokens_that_cannot_be_added_are_refused(seed: int, size: int, complaint: str) -> None:
-    with pytest.raises(TokenizerError, match=complaint):
-        ByteLevelTokenizer.train(made_up(1), 350).extended(made_up(seed), size)
+    ):
+        with pytest.raises(TokenizerError, match=complaint):
+            small.extended(made_up(seed), size)
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path, tokenizer: ByteLevelTokenizer) -> None:

@@ -1,5 +1,5 @@
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sentencepiece
@@ -79,10 +79,8 @@ def test_a_vocabulary_of_its_own_is_looked_up_by_piece(unigram: bytes) -> None:
     [
         (lambda ids: ids[:-1], "ids of .* pieces, but the model has"),
         (lambda ids: [*ids[:-1], -1], "the piece .* has no id"),
-        (lambda ids: [*ids[:-1], -2], "id -2 is not in 0 to"),
         (lambda ids: [*ids[:-1], 1 << 24], "id 16777216 is not in 0 to"),
         (lambda ids: [*ids[:-1], ids[5]], r"id 5 is that of .* and of another piece"),
-        (lambda ids: [-1, *ids[1:]], "the piece '<unk>' has no id"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(unigram: bytes, change, complaint: str) -> None:
@@ -139,10 +137,6 @@ def test_pieces_that_are_no_text_and_texts_that_would_change_are_refused(unigram
 
 def test_threads_get_what_one_gets(tokenizer: SentencePieceTokenizer, odd_texts: list[str]) -> None:
     texts = [*odd_texts[:200], "the work and " * 3000]
-    expected, found = tokenizer.encode_batch(texts), dict[int, list[list[int]]]()
-    threads = [threading.Thread(target=lambda i=i: found.update({i: list(map(tokenizer.encode, texts))})) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(found[i] == expected for i in range(4))
+    expected = tokenizer.encode_batch(texts)
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(lambda _: [*map(tokenizer.encode, texts)], range(4))] == [expected] * 4

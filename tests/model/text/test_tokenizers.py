@@ -12,16 +12,10 @@ import pytest
 from dragoman.model.text.byte_ids import ByteTokenizer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.id_tables import same_ids
-from dragoman.model.text.json_file import JsonTokenizer
 from dragoman.model.text.sentencepiece import SentencePieceTokenizer
 from dragoman.model.text.tokenizer import Tokenizer, TokenizerError
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.model.text.conftest import FAMILIES, PLAIN, id_rows
-
-
-def same_replacements(text: str) -> str:
-    """Shorten runs of U+FFFD: the library has one for each bad byte."""
-    return re.sub("\ufffd+", "\ufffd", text)
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *FAMILIES])
@@ -36,7 +30,8 @@ def test_ids_texts_and_streams_are_the_librarys(name: str, case_of, odd_texts: l
     tokenizer = case.ours
     for row in id_rows(tokenizer, odd_texts):
         heard = [i for i in row if i not in case.silent]
-        assert same_replacements(tokenizer.decode(heard)) == same_replacements(case.decode(heard)), row
+        shortened = [re.sub("\ufffd+", "\ufffd", text) for text in (tokenizer.decode(heard), case.decode(heard))]
+        assert shortened[0] == shortened[1], "but for runs of U+FFFD: the library has one for each bad byte"
     for ids in id_rows(tokenizer, odd_texts[:160]):  # pieces add up, and are all that is certain
         together = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
         assert together.lstrip(" ") == tokenizer.decode(ids).lstrip(" ")
@@ -68,15 +63,9 @@ TEXTS = ["the work", "</s> é 猫", "", "  two  spaces "]
 
 @pytest.fixture(scope="module")
 def kinds(unigram: bytes, tokenizer: ByteLevelTokenizer, case_of) -> dict[str, Tokenizer]:
-    size = len(same_ids(unigram))
-    json_file = case_of("bart").ours
-    assert isinstance(json_file, JsonTokenizer)
-    return {
-        "byte_level": tokenizer,
-        "sentencepiece": SentencePieceTokenizer(unigram, same_ids(unigram), 2, {size: "猫"}),
-        "tokenizers": json_file,
-        "bytes": ByteTokenizer(),
-    }
+    ids = same_ids(unigram)
+    pieces = SentencePieceTokenizer(unigram, ids, 2, {len(ids): "猫"})
+    return {"byte_level": tokenizer, "sentencepiece": pieces, "tokenizers": case_of("bart").ours, "bytes": ByteTokenizer()}
 
 
 def agrees(one: Tokenizer, other: Tokenizer) -> bool:
@@ -98,14 +87,9 @@ def test_what_is_saved_is_loaded(kinds: dict[str, Tokenizer], source: str, targe
     assert (loaded.source is loaded.target) == (target in (None, source))
     assert loaded.is_same(saved) and saved.is_same(loaded)
     assert not loaded.is_same(Tokenizers(ByteTokenizer(num_extra=7), ByteTokenizer()))
-
-
-def test_a_folder_that_had_another_kind_is_that_of_the_last(kinds: dict[str, Tokenizer], tmp_path: Path) -> None:
-    for name in ("byte_level", "sentencepiece", "bytes", "tokenizers", "byte_level"):
-        Tokenizers.shared(kinds[name]).save(tmp_path)
-        assert agrees(Tokenizers.load(tmp_path).source, kinds[name])
-    assert "tokenizer.json" in {path.name for path in tmp_path.iterdir()}, "our own kind is kept as it always was"
-    assert not (tmp_path / "text.json").exists()
+    Tokenizers.shared(kinds["byte_level"]).save(tmp_path)  # a folder that had another kind is that of the last
+    assert agrees(Tokenizers.load(tmp_path).source, kinds["byte_level"])
+    assert (tmp_path / "tokenizer.json").exists() and not (tmp_path / "text.json").exists()
 
 
 def test_other_kinds_are_not_trained_further_and_other_sizes_are_refused(kinds: dict[str, Tokenizer]) -> None:
@@ -130,13 +114,11 @@ MODEL = {"type": "sentencepiece", "file": "shared.model", "eos_id": 2, "ids": [0
     [
         ({}, r"text\.json: .*format_version"),
         ({"format_version": 2, "source": SIDE}, r"text\.json: format_version is 2, not 1"),
-        ({"format_version": 1}, r"text\.json: .*source"),
         ({"format_version": 1, "source": {**SIDE, "type": "other"}}, r"text\.json: .*other"),
         ({"format_version": 1, "source": {**SIDE, "more": 1}}, r"text\.json: .*more"),
         ({"format_version": 1, "source": {**SIDE, "eos_id": 5}}, r"text\.json: eos_id 5 is not that of a special token"),
         ({"format_version": 1, "source": {**SIDE, "offset": -5}}, r"text\.json: .*offset"),
         ({"format_version": 1, "source": SIDE, "target": {**MODEL, "file": "../x"}}, r"text\.json: .*target\.file"),
-        ({"format_version": 1, "source": {**MODEL, "file": "a/b"}}, r"text\.json: .*source\.file"),
         ({"format_version": 1, "source": MODEL}, r"shared\.model: no such file"),
         ({"format_version": 1, "source": {**MODEL, "file": "folder"}}, r"folder: not a regular file"),
         ({"format_version": 1, "source": {**MODEL, "file": "garbage"}}, r"garbage: not a SentencePiece model"),
