@@ -12,7 +12,6 @@ from dragoman.server.dispatch.watch_desk import PATIENCE_SECONDS, SHORTEST_SECON
 from dragoman.server.engine.messages import (
     Down,
     Hello,
-    Prefill,
     Ready,
     Report,
     Request,
@@ -51,11 +50,13 @@ def two_replicas(slots: int, **limits: int) -> tuple[FakeDesk, list[FakeReplica]
 def test_answers_and_tokens_go_where_they_were_asked_for() -> None:
     desk, replicas, ours = two_replicas(4)
     theirs = FakeFrontEnd(desk, b"theirs")
-    ours.submit(request(1, is_streamed=True), request(2))
+    ours.submit(request(1, is_streamed=True, priority=3, share=Share("a", 2.0, 2, 5)), request(2))
     theirs.submit(request(1))
     for command in (Hello(), Stop()):
         desk.take(b"front", command)  # which are not for a desk
-    assert len({number for replica in replicas for number in replica.requests}) == 3
+    told = [one for replica in replicas for one in replica.requests.values()]
+    assert len({one.id for one in told}) == 3
+    assert [one.priority for one in told if one.share == Share("a", 2.0)] == [3], "a replica keeps order, but no limits"
     for replica in replicas:
         for number, one in replica.requests.items():
             if one.is_streamed:
@@ -109,37 +110,6 @@ def test_a_lost_replica_costs_what_it_had_and_the_last_one_everything() -> None:
     assert front.reasons[13] == "eos"
 
 
-def test_what_is_cancelled_or_of_a_front_end_that_goes_leaves_the_queue_or_its_replica() -> None:
-    desk = FakeDesk(1)
-    replica, front, other = FakeReplica(desk, 0, 1), FakeFrontEnd(desk), FakeFrontEnd(desk, b"other")
-    front.submit(*requests(range(5)))
-    front.cancel(0, 4, 77)
-    assert replica.cancelled == [replica.number(0.0)] and front.reasons == {4: "cancelled"}
-    assert replica.arrivals == [0.0, 1.0, 2.0], "the replica has it until it tells otherwise"
-    replica.finish(replica.number(0.0), reason="cancelled")
-    assert front.reasons == {0: "cancelled", 4: "cancelled"} and replica.arrivals == [1.0, 2.0, 3.0]
-    front.score(pair(6), pair(7))
-    other.submit(request(5))
-    for _ in range(2):
-        desk.detach(b"front")
-    num_events = len(front.events)
-    assert {*replica.requests, *replica.pairs} <= {
-        *replica.cancelled,
-        *(n for n, one in replica.requests.items() if one.arrival == 5),
-    }
-    replica.finish(*replica.requests, reason="cancelled")
-    replica.finish()
-    front.submit(request(8))
-    assert len(front.events) == num_events and other.reasons == {5: "eos"} and replica.requests == {}
-
-
-def test_replicas_keep_the_order_of_callers_but_not_their_limits() -> None:
-    _, replicas, front = two_replicas(4)
-    front.submit(request(1, priority=3, share=Share("a", 2.0, 2, 5)), request(2, share=Share("b")))
-    told = [one for replica in replicas for one in replica.requests.values()]
-    assert [(one.share, one.priority) for one in told] == [(Share("a", 2.0), 3), (Share("b"), 0)]
-
-
 def test_a_full_queue_refuses_and_names_a_callers_limit() -> None:
     _, _, front = two_replicas(1, requests=4)
     front.submit(*requests(range(9), share=Share("rich")))
@@ -152,16 +122,6 @@ def test_a_full_queue_refuses_and_names_a_callers_limit() -> None:
     front.submit(*requests(range(6), share=Share("a", 1.0, 1, 2)))
     assert [end.limit for end in front.ends.values()] == ["max_waiting"] * len(front.ends) and front.ends
     assert "a" in front.reports[-1].statistics.at_their_limit
-
-
-def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
-    desk = FakeDesk(1)
-    replica, front = FakeReplica(desk, 0, 1), FakeFrontEnd(desk)
-    front.submit(request(0))
-    steps, prefills = [Step(1, 0.1)] * 32, [Prefill(1, 2, 2, 0.05, 1)]
-    replica.report(statistics=Statistics(num_running=1, num_slots=1, steps=steps, prefills=prefills))
-    front.submit(request(1, deadline=desk.clock.now + 0.05))
-    assert front.reasons == {1: "deadline_unmet"} and front.ends[1].needed_seconds > 0.1
 
 
 async def test_deadlines_pass_and_places_are_told_when_nothing_else_happens() -> None:

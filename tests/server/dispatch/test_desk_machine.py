@@ -1,5 +1,6 @@
 """A desk through any history: requests and pairs end once, at who asked, and what is counted comes back to nothing."""
 
+from collections import Counter
 from typing import Any
 
 from hypothesis import settings
@@ -172,6 +173,14 @@ class DeskMachine(RuleBasedStateMachine):
             assert load.num_tokens == sum(len(one.source_ids) for one in replica.requests.values())
             widest = max((one.search.num_slots for one in replica.requests.values()), default=0)
             assert widest <= self.slots and num_slots < self.slots + num_ahead(self.slots) + max(widest, 1)
+
+    @invariant()
+    def no_caller_has_more_slots_than_its_limit(self) -> None:
+        held: Counter[str] = Counter()
+        for replica in self.replicas.values():
+            for number, one in replica.requests.items():
+                held[one.share.caller] += self.slots_of(replica, number)
+        assert all(not share.max_slots or held[share.caller] <= share.max_slots for share in SHARES)
 
     @invariant()
     def who_asked_is_told_once_and_nobody_else(self) -> None:

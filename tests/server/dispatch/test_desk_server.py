@@ -58,20 +58,6 @@ def request(number: int) -> Request:
     return Request(number, [5, 1], 9, float(number))
 
 
-async def test_front_ends_hear_when_the_model_is_ready_and_get_their_own_answers(tmp_path: Path) -> None:
-    async with connected(tmp_path) as world:
-        early = world.front_end("early")
-        await until(lambda: world.server.num_attached == 1)
-        assert not early.is_ready
-        replica = FakeReplica(world.desk, 0, 2)
-        late = world.front_end("late")
-        await until(lambda: early.is_ready and late.is_ready)
-        answers = [asyncio.create_task(engine.generate(request(1))) for engine in (early, late)]
-        await until(lambda: len(replica.requests) == 2)
-        replica.finish()
-        assert [(await answer).id for answer in answers] == [1, 1]
-
-
 async def test_what_a_front_end_had_that_is_gone_is_ended_and_nothing_else(tmp_path: Path) -> None:
     async with connected(tmp_path) as world:
         replica = FakeReplica(world.desk, 0, 2)
@@ -122,20 +108,6 @@ async def test_what_cannot_be_read_hurts_nobody(tmp_path: Path) -> None:
         await until(lambda: engine.is_ready)
         stranger.close()
         context.term()
-
-
-async def test_what_a_front_end_had_that_attaches_anew_is_ended(tmp_path: Path) -> None:
-    """Also when it never heard `Down`, such as after a message that it could not read."""
-    async with connected(tmp_path) as world:
-        replica = FakeReplica(world.desk, 0, 2)
-        engine = world.front_end("front")
-        await until(lambda: engine.is_ready)
-        asked = asyncio.create_task(engine.generate(request(1)))
-        await until(lambda: len(replica.requests) == 1)
-        engine.ready_client().fail(Unavailable("the engine cannot be understood"))
-        assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], Unavailable)
-        await until(lambda: len(replica.cancelled) == 1)
-        await until(lambda: engine.is_ready and world.server.num_attached == 1)
 
 
 async def test_a_front_end_that_cannot_attach_tries_again(tmp_path: Path) -> None:

@@ -89,59 +89,18 @@ async def test_replicas_answer_as_one_engine_does_and_stop(tiny_bundle: Path) ->
     assert one == two
 
 
-async def test_a_killed_replica_costs_its_own_requests_and_comes_back(tiny_bundle: Path) -> None:
-    watched = await Watched(tiny_bundle, tiny_bundle).started()
-    before = watched.process_ids
-    expected = (await watched.generate()).answers
-    watched.kill(0, signal.SIGSTOP)
-    tasks = [asyncio.create_task(watched.generate()) for _ in range(30)]
-    await until(lambda: sum(task.done() for task in tasks) >= 20)
-    num_answered = sum(task.done() for task in tasks)
-    watched.kill(0)
-    outcomes = answers(await asyncio.gather(*tasks, return_exceptions=True))
-    lost = [one for one in outcomes if one != expected]
-    assert num_answered >= 20 and [one for one in outcomes if one == expected]
-    assert all(one == [] for one in lost) and 0 < len(lost) <= 2 + 2, "what one replica has at the most"
-    assert watched.engine.is_ready and watched.readiness == [True]
-    await watched.until_all_ready()
-    assert watched.restarts == [0] and watched.process_ids[1] == before[1] != watched.process_ids[0] != before[0]
-    assert (await watched.generate()).answers == expected
-    await watched.engine.stop()
-
-
-async def test_only_without_any_replica_the_model_is_down(tiny_bundle: Path) -> None:
-    watched = await Watched(tiny_bundle, tiny_bundle).started()
-    for index in (0, 1):
-        watched.kill(index, signal.SIGSTOP)
-    tasks = [asyncio.create_task(watched.generate()) for _ in range(30)]
-    await asyncio.sleep(0.05)
-    for index in (0, 1):
-        watched.kill(index)
-    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    ends = [one.reason if isinstance(one, Finished) else type(one).__name__ for one in outcomes]
-    assert set(ends) <= {"lost", "Unavailable", "NotReady"}
-    await until(lambda: watched.engine.is_ready)
-    assert watched.readiness == [True, False, True]
-    assert (await watched.generate()).num_generated == LONG
-    await watched.until_all_ready()
-    await watched.engine.stop()
-
-
-@pytest.mark.parametrize("damaged", [0, 1])
 async def test_a_replica_that_cannot_start_is_tried_again_and_does_not_keep_the_model_down(
-    tiny_bundle: Path, bundle_copy: Path, damaged: int
+    tiny_bundle: Path, bundle_copy: Path
 ) -> None:
     manifest = bundle_copy / "bundle.json"
     content = manifest.read_text()
     manifest.write_text("{}")
-    bundles = [tiny_bundle, tiny_bundle]
-    bundles[damaged] = bundle_copy
-    watched = Watched(*bundles)
+    watched = Watched(bundle_copy, tiny_bundle)
     await watched.engine.start()
     assert watched.engine.is_ready
     assert (await watched.generate()).num_generated == LONG
     await until(lambda: len(watched.restarts) >= 2)
-    assert set(watched.restarts) == {damaged}
+    assert set(watched.restarts) == {0}
     manifest.write_text(content)
     await watched.until_all_ready()
     await watched.engine.stop()
@@ -155,7 +114,7 @@ async def test_a_model_of_which_no_replica_can_start_says_why(bundle_copy: Path)
     assert not watched.engine.is_ready and watched.process_ids == [None, None]
 
 
-@pytest.mark.parametrize("num_turns", [0, 1, 5, 50])
+@pytest.mark.parametrize("num_turns", [1, 50])
 async def test_an_engine_stopped_while_it_starts_leaves_no_process(tiny_bundle: Path, num_turns: int) -> None:
     watched = Watched(tiny_bundle, tiny_bundle)
     starting = asyncio.create_task(watched.engine.start())
@@ -165,15 +124,3 @@ async def test_an_engine_stopped_while_it_starts_leaves_no_process(tiny_bundle: 
     await asyncio.gather(starting, return_exceptions=True)
     await watched.engine.stop()
     assert watched.process_ids == [None, None]
-
-
-async def test_a_hung_replica_is_replaced_while_the_other_serves(tiny_bundle: Path) -> None:
-    watched = await Watched(tiny_bundle, tiny_bundle, policy=RestartPolicy(0.05, 0.2, watchdog_seconds=2)).started()
-    watched.kill(0, signal.SIGSTOP)
-    lost = asyncio.create_task(watched.generate())
-    await asyncio.sleep(0)  # it is the first, and so goes to the first
-    assert (await watched.generate()).num_generated == LONG
-    await until(lambda: watched.restarts == [0])
-    assert (await lost).reason == "lost"
-    await watched.until_all_ready()
-    await watched.engine.stop()

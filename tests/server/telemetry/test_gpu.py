@@ -7,9 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
-from dragoman.server.telemetry import metrics
 from dragoman.server.telemetry.gpu import NOTHING, GpuReading, GpuSource, open_gpu_source
 from dragoman.server.telemetry.processes import PAGE_BYTES, TICKS_PER_SECOND, read_process
 
@@ -76,19 +74,6 @@ def test_the_device_is_found_among_the_visible_ones(device: str, visible: str, h
 
     assert open_gpu_source("cuda:0 (x)", "", missing) is None
     assert open_gpu_source("cuda:0 (x)", "", lambda name: FakeNvml(has_driver=False)) is None
-
-
-def test_a_device_is_shown_once_however_many_models_run_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = FakeNvml()
-    monkeypatch.setattr(metrics, "open_gpu_source", lambda device, visible: open_gpu_source(device, visible, lambda name: nvml))
-    registry = CollectorRegistry()
-    shown = metrics.Metrics(registry, (1.0,))
-    for name in ("en-de", "en-fr"):
-        shown.add_model(name, "1", "fp16", "cuda:0 (NVIDIA H200)", 64)
-    shown.remove_model("en-de")
-    text = generate_latest(registry).decode()
-    for name, value in (("memory_used_bytes", 10.0), ("utilization_ratio", 0.37), ("memory_total_bytes", 100.0)):
-        assert text.count(f'dragoman_gpu_{name}{{device="cuda:0 (NVIDIA H200)"}} {value}\n') == 1
 
 
 def test_a_process_is_read_as_the_kernel_has_it(tmp_path: Path) -> None:

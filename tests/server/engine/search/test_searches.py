@@ -28,19 +28,12 @@ def test_samples_differ_by_seed_and_do_not_depend_on_how_many_are_drawn() -> Non
     assert len({tuple(answer.token_ids) for seed in range(4) for answer in sampled(4, seed)}) == 16
 
 
-PLAIN = [
-    {},
-    {"forced_prefix": [4]},
-    {"forced_prefix": [4, 5], "num_forced": 1, "length_penalty": 2.0},
-    {"is_end_forced": True},
-]
+PLAIN = [{}, {"forced_prefix": [4, 5], "num_forced": 1, "length_penalty": 2.0}, {"is_end_forced": True}]
 SEPARATE = [
     {"sampling": Sampling(1)},
     {"has_alternatives": True, "num_answers": 3},
     {"forced_prefix": [4], "num_top_log_probs": 1},
-    {"repetition_penalty": 1.1},
-    {"min_new_tokens": 1},
-    {"no_repeat_ngram_size": 3},
+    *[{"repetition_penalty": 1.1}, {"min_new_tokens": 1}, {"no_repeat_ngram_size": 3}],
     {"suppressed_tokens": [5], "is_end_forced": True},
 ]
 
