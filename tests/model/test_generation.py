@@ -12,57 +12,35 @@ GERMAN = Language(code="deu_Latn", names=["de", "german"], label="German", sourc
 FRENCH = Language(code="fra_Latn", names=["fr"])
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_json_reads_back_and_left_out_fields_are_not_written() -> None:
+    for value in (
         Template(task="translate {source} to {target}: ", source_prefix=[0], source_suffix=[2], decoder_start_id=3),
         Languages(source=[GERMAN, FRENCH], target=[GERMAN], default_source="fra_Latn", default_target="deu_Latn"),
         Defaults(num_beams=4, length_penalty=0.6, suppressed_tokens=[1, 2], is_end_forced=True, early_stopping=False),
-    ],
-)
-def test_json_reads_back(value: msgspec.Struct) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(value), type=type(value)) == value
-
-
-def test_left_out_fields_are_not_written() -> None:
+    ):
+        assert msgspec.json.decode(msgspec.json.encode(value), type=type(value)) == value
     assert msgspec.json.encode(Defaults(num_beams=4)) == b'{"num_beams":4}'
     assert msgspec.json.encode(Languages(target=[FRENCH])) == b'{"target":[{"code":"fra_Latn","names":["fr"]}]}'
-    with pytest.raises(msgspec.DecodeError):
-        msgspec.json.decode(b'{"length_penalty": NaN}', type=Defaults)
 
 
 @pytest.mark.parametrize(
     ("kind", "fields", "reason"),
     [
-        (Template, {"task": "\x00"}, "task"),
-        (Template, {"task": "x" * 1025}, "task"),
-        (Template, {"source_prefix": [-1]}, "source_prefix"),
-        (Template, {"source_prefix": [1 << 24]}, "source_prefix"),
-        (Template, {"target_prefix": [0] * 65}, "target_prefix"),
         (Template, {"prefix": [1]}, "unknown field"),
-        (Template, {"decoder_start_id": 1.5}, "decoder_start_id"),
-        (Languages, {"source": [{"code": ""}]}, "code"),
-        (Languages, {"source": [{"code": "a\nb"}]}, "code"),
         (Languages, {"source": [{"code": "--"}]}, "without letters"),
         (Languages, {"source": [{"code": "de", "names": ["DE-de"]}]}, "must be written 'de_de'"),
-        (Languages, {"source": [{"code": "de", "names": ["x"] * 65}]}, "names"),
-        (Languages, {"source": [{"code": f"l{i}"} for i in range(1025)]}, "source"),
         (Languages, {"target": [{"code": "zh-CN"}, {"code": "zh_cn"}]}, "means two languages"),
         (Languages, {"target": [{"code": "de", "names": ["x"]}, {"code": "fr", "names": ["x"]}]}, "'x' means two languages"),
         (Languages, {"target": [{"code": "de"}], "default_target": "fr"}, "no target language"),
         (Languages, {"target": [{"code": "de"}], "default_source": "de"}, "no source language"),
-        (Defaults, {"num_beams": 0}, "num_beams"),
-        (Defaults, {"temperature": 0}, "temperature"),
-        (Defaults, {"top_p": 1.1}, "top_p"),
-        (Defaults, {"length_penalty": 11}, "length_penalty"),
-        (Defaults, {"suppressed_tokens": [0] * 257}, "suppressed_tokens"),
         (Defaults, {"do_sample": True, "num_beams": 2}, "do_sample"),
         (Defaults, {"num_return_sequences": 2}, "num_return_sequences"),
         (Defaults, {"num_return_sequences": 3, "num_beams": 2}, "num_return_sequences"),
         (Defaults, {"min_new_tokens": 5, "max_new_tokens": 5}, "min_new_tokens"),
     ],
 )
-def test_refuses_what_no_model_says(kind: type[msgspec.Struct], fields: dict[str, object], reason: str) -> None:
+def test_contradictions_are_refused(kind: type[msgspec.Struct], fields: dict[str, object], reason: str) -> None:
+    """Bounds of each field are those of a bundle's manifest, and tested there."""
     with pytest.raises(msgspec.ValidationError, match=reason):
         msgspec.json.decode(msgspec.json.encode(fields), type=kind)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dragoman.model.augment import Augmenter, determiners_of, replaced
 from dragoman.model.corpus import DataError
 from dragoman.model.errors import InputError
-from dragoman.model.phrases import MAX_SOURCE_WORDS, MAX_TARGET_WORDS, AlignedPair, Links, Words, align
+from dragoman.model.phrases import MAX_SOURCE_WORDS, MAX_TARGET_WORDS, AlignedPair, Words, align
 from tests.model.conftest import Aligner
 
 
@@ -105,22 +105,21 @@ def test_an_aligner_that_fails_is_quoted_in_one_line(tmp_path: Path, script: str
 ENGLISH = re.compile(r"(A|a) (noun\d+) sleeps in (a) (noun\d+)\.")
 FRENCH = re.compile(r"(Une?) (nom\d+) dort dans (une?) (nom\d+)\.")
 DETERMINERS = determiners_of("en"), determiners_of("fr")
-ALL_LINKS = {(i, i) for i in range(7)}
 
 
 def article(noun: int) -> str:
     return ("un", "une")[noun % 2]
 
 
-def pair(first: int, second: int, links: Links = ALL_LINKS) -> AlignedPair:
-    """A noun1 sleeps in a noun2. / Une nom1 dort dans un nom2."""
-    target = f"{article(first).capitalize()} nom{first} dort dans {article(second)} nom{second}."
-    return AlignedPair(Words.of(f"A noun{first} sleeps in a noun{second}."), Words.of(target), links, links)
-
-
 def linked(source: str, target: str, links: str) -> AlignedPair:
     ends = {(int(i), int(j)) for i, j in (link.split("-") for link in links.split())}
     return AlignedPair(Words.of(source), Words.of(target), ends, ends)
+
+
+def pair(first: int, second: int) -> AlignedPair:
+    """A noun1 sleeps in a noun2. / Une nom1 dort dans un nom2."""
+    target = f"{article(first).capitalize()} nom{first} dort dans {article(second)} nom{second}."
+    return linked(f"A noun{first} sleeps in a noun{second}.", target, "0-0 1-1 2-2 3-3 4-4 5-5 6-6")
 
 
 def corpus() -> list[AlignedPair]:
@@ -151,13 +150,12 @@ def test_a_sentence_with_other_phrases_is_still_a_translation() -> None:
 def test_rare_words_are_drawn_as_often_as_each_other_and_others_hardly() -> None:
     """Sixty phrases hold `well`, one holds `once`; `often` is in so many sentences that it is not rare."""
     well = [linked(f"A well noun{i} sleeps.", f"Un puits nom{i} dort.", "0-0 1-1 2-2 3-3 4-4") for i in range(60)]
-    once = linked("A once sleeps.", "Un seul dort.", "0-0 1-1 2-2 3-3")
-    often = [linked("A often sleeps.", "Un souvent dort.", "0-0 1-1 2-2 3-3")] * 101
-    augmenter, rng = Augmenter([*corpus() * 9, *well, once, *often], DETERMINERS, seed=1), random.Random(2)
-    fillers = augmenter.fillers["un"]
-    drawn = Counter(word for _ in range(10_000) for word in fillers.draw(rng)[0].split())
+    others = [linked(f"A {word} sleeps.", f"Un {word} dort.", "0-0 1-1 2-2 3-3") for word in ("once", *["often"] * 101)]
+    fillers = Augmenter([*corpus() * 9, *well, *others], DETERMINERS, seed=1).fillers["un"]
+    rng = random.Random(2)
+    drawn = Counter(word for _ in range(4000) for word in fillers.draw(rng)[0].split())
     assert 0.8 < drawn["well"] / drawn["once"] < 1.25 and drawn["once"] > 20 * drawn["noun50"]
-    assert ("a often", "un souvent") in fillers.texts and drawn["often"] < 20
+    assert ("a often", "un often") in fillers.texts and drawn["often"] < 20
 
 
 @pytest.mark.parametrize(

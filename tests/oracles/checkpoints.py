@@ -16,14 +16,10 @@ SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model")
 
 
 def make_checkpoint(folder: Path, name: str, layout: Layout = "hub", seed: int = 0) -> Path:
-    """Make the checkpoint of a variant in a new folder; return the folder.
+    """Make the checkpoint of a variant in a folder, with weights that the seed decides; return the folder.
 
-    Args:
-        folder: To make.
-        name: One of `VARIANTS`.
-        layout: Tokeniser files as published checkpoints have them ("hub": SentencePiece's own, or `vocab.json` and `merges.txt`),
-            or as today's Transformers saves them ("transformers": `tokenizer.json` wherever the family has one).
-        seed: Decides the weights.
+    Tokeniser files are those of published checkpoints ("hub": SentencePiece's own, or `vocab.json` and `merges.txt`), or those that
+    today's Transformers saves ("transformers": `tokenizer.json` wherever the family has one).
     """
     variant = VARIANTS[name]
     folder.mkdir(parents=True, exist_ok=True)

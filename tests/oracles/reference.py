@@ -21,17 +21,12 @@ from tests.oracles.variants import VARIANTS
 T5_LANGUAGES = {"de": "German", "fr": "French", "ro": "Romanian"}
 # Disturbances that are tried before a difference counts as one.
 NUM_TRIES = 24
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One hypothesis.
-
-    Attributes:
-        tokens: Ids after the decoder's start, forced ones included, end-of-sequence not.
-        is_ended: Whether end-of-sequence follows.
-        score: The value that beam search ranks by; None for greedy search.
-    """
+    """One hypothesis: ids after the decoder's start without end-of-sequence, and the value that beam search ranks by."""
 
     tokens: tuple[int, ...]
     is_ended: bool
@@ -53,6 +48,9 @@ def questions(name: str, count: int) -> list[Question]:
     return [Question(text, *pairs[i % len(pairs)]) for i, text in enumerate(sources(count))]
 
 
+Beams = Sequence[Sequence[Answer]]
+
+
 class Noise(transformers.LogitsProcessor):
     """Disturb log-probabilities by at most an amplitude, as rounding might: an answer that changes by it was a tie."""
 
@@ -60,18 +58,12 @@ class Noise(transformers.LogitsProcessor):
         self._amplitude, self._noise = amplitude, torch.Generator().manual_seed(seed)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return scores [N, V] with noise on them."""
         noise = torch.rand(scores.shape, generator=self._noise, dtype=scores.dtype)
         return scores + self._amplitude * (2 * noise - 1)
 
 
 class Reference:
-    """A checkpoint in Transformers, in double precision.
-
-    Args:
-        folder: The checkpoint.
-        name: Its variant.
-    """
+    """A checkpoint of a variant in Transformers, in double precision."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.variant, self.tokenizer = VARIANTS[name], load_tokenizer(folder)
@@ -128,18 +120,11 @@ class Reference:
         return answers
 
     @torch.inference_mode()
-    def _batch(
-        self, rows: list[list[int]], told: dict[str, int], noise: Noise | None, settings: dict[str, Any]
-    ) -> list[list[Answer]]:
+    def _batch(self, rows: list[list[int]], told: dict[str, int], noise: Noise | None, settings: Settings) -> list[list[Answer]]:
         ids, mask = self._padded(rows)
-        found = self.model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            logits_processor=transformers.LogitsProcessorList([noise] if noise else []),
-            return_dict_in_generate=True,
-            output_scores=True,
-            **{**self._task(), **told, **settings},
-        )
+        options = {"return_dict_in_generate": True, "output_scores": True} | self._task() | told | settings
+        processors = transformers.LogitsProcessorList([noise] if noise else [])
+        found = self.model.generate(input_ids=ids, attention_mask=mask, logits_processor=processors, **options)
         scores = getattr(found, "sequences_scores", None)
         answers = [self._answer(row, None if scores is None else scores[i]) for i, row in enumerate(found.sequences.tolist())]
         each = len(answers) // len(rows)
@@ -172,20 +157,14 @@ class Reference:
         return ids, torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
 
     def differences(
-        self,
-        asked: Sequence[Question],
-        ours: Sequence[Sequence[Answer]],
-        theirs: Sequence[Sequence[Answer]],
-        rounding: float,
-        **settings: Any,
+        self, asked: Sequence[Question], ours: Beams, theirs: Beams, rounding: float, **settings: Any
     ) -> tuple[list[int], list[int]]:
         """Compare our hypotheses with those of `generate` with the same settings, token by token and in order, best first.
 
         Return indices of questions whose answers differ only by a tie (with rounding errors in log-probabilities and scores,
         Transformers gives ours, too), and of those that differ otherwise.
         """
-        ties: list[int] = []
-        others: list[int] = []
+        ties, others = list[int](), list[int]()
         for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
             if _tokens(our) == _tokens(their):
                 pairs = [(a.score, b.score) for a, b in zip(our, their, strict=True) if a.score is not None and b.score is not None]

@@ -18,12 +18,9 @@ ENDS = {"end": (2.0, 1.7), "padding": (1.3, 1.3)}
 
 @torch.no_grad()
 def randomise(model: Any, seed: int, is_tied: bool = True) -> None:
-    """Fill a model of Transformers with noise that a seed decides, by its parameters' names in alphabetical order.
+    """Fill a model of Transformers with noise, by its parameters' names in alphabetical order.
 
-    Args:
-        model: One of the library's classes.
-        seed: Decides the noise.
-        is_tied: Whether the projection is the table of tokens, as far as the model does not say so itself (T5's do not).
+    `is_tied` says whether the projection is the table of tokens, where the model does not say so itself (T5's do not).
     """
     config = model.config
     is_t5 = hasattr(config, "d_kv")

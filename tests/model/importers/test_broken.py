@@ -25,7 +25,6 @@ WEIGHTS, PICKLE, SHARD = "model.safetensors", "pytorch_model.bin", "model-00002-
 # Fields of config.json that name the fault themselves.
 CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("bart", {"model_type": "llama"}, "'llama' is not known here; known: bart, m2m_100"),
-    ("bart", {"model_type": None}, "model_type is missing"),
     ("bart", {"model_type": ["bart"]}, "model_type must be a string"),
     ("bart", {"model_type": None, "format_version": 1}, "a checkpoint of ours already"),
     ("t5", {"model_type": "switch_transformers"}, "a mixture of experts"),
@@ -36,10 +35,8 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("bart", {"decoder_attention_heads": 8}, "encoder_attention_heads 4 and decoder"),
     ("bart", {"activation_function": "mish"}, "activation_function 'mish' is not known"),
     ("t5", {"feed_forward_proj": "gated-mish"}, "not go with feed_forward_proj|not known"),
-    ("t5", {"dense_act_fn": "silu"}, "dense_act_fn 'silu' does not go with"),
     ("bart", {"d_model": "64"}, "d_model must be a whole number, not '64'"),
     ("bart", {"d_model": 0}, "d_model is 0, which is not between"),
-    ("bart", {"d_model": 10**15}, "d_model is 1000000000000000"),
     ("bart", {"d_model": 66}, "d_model 66 is not a multiple of num_heads 4"),
     ("bart", {"encoder_layers": 10**7}, "more layers than"),
     ("marian", {"max_position_embeddings": 2**24 - 1}, "max_position_embeddings is 16777215"),
@@ -93,7 +90,6 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("bart", without(CONFIG), CONFIG, "No such file or directory"),
     ("bart", as_directory(CONFIG), CONFIG, "not a regular file"),
     ("bart", lambda folder: os.truncate(folder / CONFIG, 2**40), CONFIG, "more than 1048576 bytes"),
-    ("bart", with_text(CONFIG, "{"), CONFIG, "not JSON"),
     ("bart", with_text(CONFIG, "[]"), CONFIG, "not a JSON object"),
     ("bart", with_text(CONFIG, "[" * 10**5), CONFIG, "nested too deeply|not JSON"),
     (
@@ -107,7 +103,6 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("bart", other_start, CONFIG, "decoder_start_id 9999 is outside the vocabulary of 401"),
     # Weights.
     ("bart", with_config(encoder_ffn_dim=97), WEIGHTS, rf"{re.escape(FC1)} is \[96, 64\], where config\.json asks for \[97, 64\]"),
-    ("bart", with_config(vocab_size=2**24 - 1), WEIGHTS, "where config.json asks for"),
     ("bart", with_config(max_position_embeddings=200), WEIGHTS, r"embed_positions\.weight is \[162, 64\], .* for \[202, 64\]"),
     ("bart", with_config(decoder_layers=1), WEIGHTS, r"model\.decoder\.layers\.1\..* and 23 more: nothing"),
     ("bart", with_config(tie_word_embeddings=False), WEIGHTS, r"lm_head\.weight is missing, .* \(tie_word_embeddings\)"),
@@ -123,9 +118,7 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("nllb", with_text("tokenizer.json", POINTER), "tokenizer.json", "`git lfs pull`"),
     # Tokenisers.
     ("t5", without("spiece.model"), "", r"no tokeniser: there is neither spiece\.model nor tokenizer\.json"),
-    ("t5", as_directory("spiece.model"), "spiece.model", "not a regular file"),
     ("t5", with_text("spiece.model", "nothing"), "spiece.model", "not a sentencepiece model|not a SentencePiece"),
-    ("nllb", with_text("tokenizer.json", '{"model":'), "tokenizer.json", "not JSON"),
     ("bart", with_text("vocab.json", "[]"), "vocab.json", "not a JSON object"),
     ("bart", lambda folder: change_json(folder / "vocab.json", x=5000), "vocab.json", "has 5001 tokens, the model room for 401"),
     ("marian", lambda folder: change_json(folder / "vocab.json", x="y"), "vocab.json", "'x' and 'y'|'x'"),
@@ -178,8 +171,7 @@ def test_a_checkpoint_is_replaced_only_if_forced(foreign: Callable[..., Path], t
         import_checkpoint(foreign("bart"), output, Order())
     assert (output / WEIGHTS).read_bytes() == first
     import_checkpoint(foreign("bart"), output, Order(is_forced=True))
-    assert json.loads((output / CONFIG).read_text())["name"] == "foreign-bart-hub"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert json.loads((output / CONFIG).read_text())["name"] == "foreign-bart-hub" and [*tmp_path.iterdir()] == [output]
 
 
 def test_an_order_that_the_model_cannot_keep_is_refused(copied: Callable[..., Path], tmp_path: Path) -> None:

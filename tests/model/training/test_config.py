@@ -76,8 +76,7 @@ def test_shipped_recipe_parses(path: Path, tokenizer: ByteLevelTokenizer) -> Non
     [
         *(({path: 1}, "", f"{path}: unknown setting$") for path in ("extra", "data.extra", "tokenizer.extra", "training.max_step")),
         ({"training.model.d_model": 1}, "", "training.model: unknown setting$"),
-        *(({}, path, f"{path}: missing$") for path in ("name", "data", "tokenizer", "training", "data.target")),
-        *(({}, path, f"{path}: missing$") for path in ("tokenizer.vocab_size", "training.max_steps")),
+        *(({}, path, f"{path}: missing$") for path in ("name", "data", "tokenizer", "data.target", "training.max_steps")),
         *(({"name": value}, "", "name: ") for value in ("No Spaces", "", "../up")),
         ({"data.source": 3}, "", "data.source: "),
         ({"tokenizer.vocab_size": 299}, "", "tokenizer.vocab_size: "),
@@ -149,9 +148,7 @@ def test_stated_settings_win_over_chosen_ones_and_these_over_defaults(tmp_path: 
         (f'{DATA}"a\\nb" = 1', ", line 2: data.a\\nb: unknown setting"),
         (f'"a\\nb" = 1{DATA}', ": a\\nb: unknown setting"),
         ("data = 3", ", line 1: data: must be a table"),
-        (f"{DATA}[training]\nlearning_rate = inf", ", line 8: training.learning_rate: Input should be a finite number"),
         ("name = ", ": not TOML: Invalid value (at end of document)"),
-        (f"{DATA}source = 'again'", ": not TOML: Cannot overwrite a value (at "),
         ("a = " + "[" * 5000, ": not TOML: "),
         (b"# fine\n\nname = '\xff'\n", ": not TOML: not UTF-8 (at line 3)"),
     ],
@@ -234,11 +231,8 @@ def test_stated_settings_are_not_chosen_and_the_rest_follows_them() -> None:
     settings = chosen(9, 9, initial, model__dropout=0.5)
     assert (settings["model.d_model"], settings["model.norm"], settings["model.num_heads"]) == (16, "post", 2)
     assert "model.dropout" not in settings
-
-
-@pytest.mark.parametrize(("width", "heads"), [(128, 4), (512, 8), (1024, 16), (20, 4), (18, 3), (7, 1), (1, 1)])
-def test_heads_divide_the_width(width: int, heads: int) -> None:
-    assert chosen(9, 9, model__d_model=width, training__learning_rate=1e-3)["model.num_heads"] == heads
+    for width, heads in ((128, 4), (512, 8), (1024, 16), (20, 4), (18, 3), (7, 1), (1, 1)):
+        assert chosen(9, 9, model__d_model=width, training__learning_rate=1e-3)["model.num_heads"] == heads
 
 
 def test_rules_are_in_the_documents_as_they_are() -> None:

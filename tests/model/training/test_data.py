@@ -1,5 +1,7 @@
 """Batches of training pairs, buckets, epochs of BPE dropout; and losses over chunks of a projection, against PyTorch's own."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -37,7 +39,7 @@ def test_batch_has_special_tokens_where_the_model_wants_them() -> None:
 PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=60)
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=60, deadline=None, database=None)
 @given(lengths=PAIRS, max_tokens=st.integers(1, 200), seed=st.integers(0, 2**32))
 def test_buckets_hold_each_pair_once_within_the_limit(lengths, max_tokens, seed) -> None:
     sources, targets = [[7] * s for s, _ in lengths], [[7] * t for _, t in lengths]
@@ -67,15 +69,12 @@ def test_every_sample_decodes_to_the_text_and_more_dropout_gives_shorter_pieces(
         assert all(list(map(tokenizer.decode, sample)) == TEXTS for sample in samples)
         assert dropout or all(sample == tokenizer.encode_batch(TEXTS) for sample in samples)
         means.append(np.mean([len(ids) for sample in samples for ids in sample]))
-    assert means == sorted(set(means)) and means[-1] <= np.mean([len(f" {text}".encode()) for text in TEXTS])
-
-
-def test_seeds_alone_decide_a_sample(tokenizer: ByteLevelTokenizer) -> None:
     sampler, same, other = (BpeDropout(tokenizer, TEXTS, 0.3, seed=seed) for seed in (4, 4, 5))
     sample = sampler.sample(np.random.default_rng(9))
     assert sampler.sample(np.random.default_rng(10)) != sample
     assert sampler.sample(np.random.default_rng(9)) == same.sample(np.random.default_rng(9)) == sample
     assert other.sample(np.random.default_rng(9)) != sample
+    assert means == sorted(set(means)) and means[-1] <= np.mean([len(f" {text}".encode()) for text in TEXTS])
 
 
 def test_long_pairs_are_left_out_whichever_side_is_long(tokenizer: ByteLevelTokenizer) -> None:
@@ -90,21 +89,18 @@ def test_long_pairs_are_left_out_whichever_side_is_long(tokenizer: ByteLevelToke
         PairSampler(tokenizer, (["the dog runs"], ["a"]), (length, 9), 0.0, seed=1)
 
 
-def test_dropout_never_makes_a_pair_too_long(tokenizer: ByteLevelTokenizer) -> None:
+def test_dropout_never_makes_a_pair_too_long_and_seeds_decide_an_epoch(tokenizer: ByteLevelTokenizer) -> None:
     limits = (12, 14)
     sampler = PairSampler(tokenizer, (SOURCES, TARGETS), limits, 0.9, seed=1)
     for seed in range(30):
         for limit, rows, texts in zip(limits, sampler.sample(np.random.default_rng(seed)), (SOURCES, TARGETS), strict=True):
             assert max(map(len, rows)) < limit and [tokenizer.decode(ids) for ids in rows] == [texts[0], texts[3]]
-
-
-def test_an_epoch_is_decided_by_its_seeds_and_sides_are_cut_independently(tokenizer: ByteLevelTokenizer) -> None:
-    def epoch(seed: int) -> tuple[list[list[int]], list[list[int]]]:
-        return PairSampler(tokenizer, (SOURCES[:1], SOURCES[:1]), (50, 50), 0.5, seed=3).sample(np.random.default_rng(seed))
-
-    assert epoch(4) == epoch(4)
-    epochs = [epoch(seed) for seed in range(12)]
-    assert any(sources != targets for sources, targets in epochs) and len({str(sources) for sources, _ in epochs}) > 1
+    seeds = (4, *range(12))
+    first, *epochs = (
+        PairSampler(tokenizer, (SOURCES[:1], SOURCES[:1]), (50, 50), 0.5, seed=3).sample(np.random.default_rng(i)) for i in seeds
+    )
+    assert first == epochs[4] and len({str(sources) for sources, _ in epochs}) > 1
+    assert any(sources != targets for sources, targets in epochs), "sides are cut independently"
 
 
 D, V, PAD = 8, 19, 3
@@ -124,16 +120,21 @@ def assert_same(value: torch.Tensor, expected: torch.Tensor, ours: list[torch.Te
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4)
 
 
+def some_inputs(shape: tuple[int, ...], has_bias: bool, labels_shape: tuple[int, ...]) -> Any:
+    """Return hidden states, weight and bias twice, with gradients of their own, and labels with padding."""
+    inputs = [torch.randn(*shape, D), torch.randn(V, D), *([torch.randn(V)] if has_bias else [])]
+    labels = torch.randint(0, V, labels_shape)
+    labels.view(-1)[::4] = PAD
+    return *([tensor.clone().requires_grad_() for tensor in inputs] for _ in range(2)), labels
+
+
 @pytest.mark.parametrize("shape", [(6,), (4, 6), (1, 10, 5)], ids=["one chunk", "four chunks", "eight chunks"])
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_value_and_gradients_equal_cross_entropy(shape, has_bias, smoothing) -> None:
-    inputs = [torch.randn(*shape, D), torch.randn(V, D), *([torch.randn(V)] if has_bias else [])]
-    labels = torch.randint(0, V, shape)
-    labels.view(-1)[::4] = PAD
-    ours, theirs = ([tensor.clone().requires_grad_() for tensor in inputs] for _ in range(2))
+    ours, theirs, labels = some_inputs(shape, has_bias, shape)
     value = projected_cross_entropy(ours[0], ours[1], ours[2] if has_bias else None, labels, PAD, smoothing)
-    logits = F.linear(theirs[0], theirs[1], theirs[2] if has_bias else None).flatten(0, -2)
+    logits = F.linear(*theirs).flatten(0, -2)
     expected = F.cross_entropy(logits, labels.flatten(), ignore_index=PAD, reduction="sum", label_smoothing=smoothing)
     assert_same(value, expected, ours, theirs)
 
@@ -142,12 +143,9 @@ def test_value_and_gradients_equal_cross_entropy(shape, has_bias, smoothing) -> 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 5.0])
 def test_two_passes_are_drawn_together_as_the_paper_says(has_bias, alpha) -> None:
     """Against R-Drop's equation 4 written with PyTorch's own losses, halved."""
-    inputs = [torch.randn(2, 4, 6, D), torch.randn(V, D), *([torch.randn(V)] if has_bias else [])]
-    labels = torch.randint(0, V, (4, 6))
-    labels.view(-1)[::4] = PAD
-    ours, theirs = ([tensor.clone().requires_grad_() for tensor in inputs] for _ in range(2))
+    ours, theirs, labels = some_inputs((2, 4, 6), has_bias, (4, 6))
     value = r_drop_cross_entropy(ours[0], ours[1], ours[2] if has_bias else None, labels, PAD, 0.1, alpha)
-    first, second = F.linear(theirs[0], theirs[1], theirs[2] if has_bias else None)[:, labels != PAD]
+    first, second = F.linear(*theirs)[:, labels != PAD]
     real = labels[labels != PAD]
     entropies = sum(F.cross_entropy(logits, real, reduction="sum", label_smoothing=0.1) for logits in (first, second))
     p, q = first.log_softmax(-1), second.log_softmax(-1)
@@ -182,6 +180,3 @@ def test_half_precision_is_as_near_as_its_rounding(alpha) -> None:
         found[dtype] = value.detach(), hidden.grad.float(), table.grad
     for exact, rounded in zip(found[torch.float32], found[torch.bfloat16], strict=True):
         assert (exact - rounded).norm() < 0.02 * exact.norm()
-    with torch.autocast("cpu", torch.bfloat16):  # of states in single precision, it is the same
-        value = projected_cross_entropy(given.float(), weight, None, labels.expand(2, -1), PAD, 0.1)
-    assert torch.equal(value, found[torch.float32][0]) or alpha is not None

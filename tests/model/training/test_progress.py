@@ -8,16 +8,8 @@ import pytest
 from rich.console import Console
 
 from dragoman.model.likelihood import Likelihood
-from dragoman.model.training.log import (
-    CURVES_FILE,
-    STEP_FIELDS,
-    STEPS_FILE,
-    VALIDATION_FIELDS,
-    VALIDATION_FILE,
-    CsvLog,
-    plot_curves,
-    read_rows,
-)
+from dragoman.model.training import log as logs
+from dragoman.model.training.log import CsvLog, plot_curves, read_rows
 from dragoman.model.training.measured import Measured
 from dragoman.model.training.progress import ProgressBar, ProgressLines, progress_on
 
@@ -75,6 +67,8 @@ def test_validations_and_a_resumed_run_are_lines(progress, clock: Clock, lines: 
     progress.begin("toy", 10, 10)  # a run that had ended only validates
     progress.validated(10, Measured(1.0, 5.0, 1.0), 5.0)
     assert lines[-1] == "toy: validation at step 10 of 10: loss 1.000, BLEU 5.00, the best so far, 0:00:00 left"
+    assert str(Measured(math.log(8))) == "loss 2.079, perplexity 8.00" and str(Measured(0.0)) == "loss 0.000, perplexity 1.00"
+    assert str(Measured(1e4)) == "loss 10000.000, perplexity inf" and Likelihood.of([[-1e4]]).perplexity == math.inf
 
 
 def test_on_a_terminal_there_is_a_bar_and_elsewhere_there_are_plain_lines() -> None:
@@ -99,13 +93,6 @@ def test_on_a_terminal_there_is_a_bar_and_elsewhere_there_are_plain_lines() -> N
     assert "2/10" in stream.getvalue() and "loss 1.250" in stream.getvalue() and "BLEU 7.50" in stream.getvalue()
 
 
-def test_figures_are_named_and_never_more_than_numbers_hold() -> None:
-    assert str(Measured(2.0, 0.0, 0.0)) == "loss 2.000, BLEU 0.00"
-    assert str(Measured(0.0)) == "loss 0.000, perplexity 1.00", "of a text that is certain"
-    assert str(Measured(math.log(8))) == "loss 2.079, perplexity 8.00"
-    assert str(Measured(1e4)) == "loss 10000.000, perplexity inf" and Likelihood.of([[-1e4]]).perplexity == math.inf
-
-
 @pytest.mark.parametrize(
     ("before", "step", "after"),
     [
@@ -127,7 +114,8 @@ def test_resuming_drops_torn_rows_and_those_beyond_the_saved_state(tmp_path: Pat
 
 @pytest.mark.parametrize("num_steps", [0, 450])
 def test_curves_are_drawn(tmp_path: Path, num_steps: int) -> None:
-    steps, validations = CsvLog(tmp_path / STEPS_FILE, STEP_FIELDS, 0), CsvLog(tmp_path / VALIDATION_FILE, VALIDATION_FIELDS, 0)
+    steps = CsvLog(tmp_path / logs.STEPS_FILE, logs.STEP_FIELDS, 0)
+    validations = CsvLog(tmp_path / logs.VALIDATION_FILE, logs.VALIDATION_FIELDS, 0)
     for step in range(1, num_steps + 1):
         steps.write(step, 0, 9000 / step, 0.1, 1.0, 100, 0.5)
     for loss in (9000, 2.5):
@@ -135,4 +123,4 @@ def test_curves_are_drawn(tmp_path: Path, num_steps: int) -> None:
     plot_curves(tmp_path)
     steps.close()
     validations.close()
-    assert (tmp_path / CURVES_FILE).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / logs.CURVES_FILE).read_bytes().startswith(b"\x89PNG")

@@ -167,37 +167,32 @@ def test_finished_run_started_again_changes_nothing(whole: Path, begin: Begin, t
 
 @pytest.mark.parametrize("better", ["averaged", "best"])
 def test_better_model_is_published(begin: Begin, tmp_path: Path, monkeypatch, better: str) -> None:
-    scored: list[dict[str, torch.Tensor]] = []
-    trained: list[torch.nn.Module] = []
+    scored: list[tuple[torch.nn.Module, dict[str, torch.Tensor]]] = []
     of_average = 50.0 if better == "averaged" else 5.0
 
     def made_up(self: Validation, model: torch.nn.Module, device: torch.device) -> Measured:
-        scored.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
-        trained.append(model)
-        return Measured(1.0, 10.0 + 20.0 * (len(scored) == 2) if model is trained[0] else of_average, 1.0)
+        scored.append((model, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}))
+        return Measured(1.0, 10.0 + 20.0 * (len(scored) == 2) if model is scored[0][0] else of_average, 1.0)
 
     monkeypatch.setattr(Validation, "measure", made_up)
     begin(tmp_path).run()
     summary = summary_of(tmp_path)
     assert (summary["published"], summary["best_bleu"], summary["averaged_bleu"]) == (better, 30.0, of_average)
-    expected = scored[-1] if better == "averaged" else scored[1]
+    _, expected = scored[-1 if better == "averaged" else 1]
     published = dict(Checkpoint.load(tmp_path).model.named_parameters())
     assert all(torch.equal(published[name], tensor) for name, tensor in expected.items())
 
 
-def test_patience_stops_early(begin: Begin, tmp_path: Path, monkeypatch) -> None:
+def test_validation_waits_for_its_epochs_and_patience_stops_early(whole: Path, begin: Begin, tmp_path: Path, monkeypatch) -> None:
+    begin(tmp_path / "two", training={"validate_every": 2}).run()
+    assert [int(row["step"]) for row in rows(tmp_path / "two", "validation")] == [16, 28]
+    assert outcome(tmp_path / "two")["steps"] == outcome(whole)["steps"]
     bleus = iter([1.0, 3.0, 2.0, 3.0, 0.5])
     monkeypatch.setattr(Validation, "measure", lambda self, model, device: Measured(1.0, next(bleus), 1.0))
-    begin(tmp_path, training={"max_steps": 1000, "patience": 2}).run()
-    validations = rows(tmp_path, "validation")
+    begin(tmp_path / "patient", training={"max_steps": 1000, "patience": 2}).run()
+    validations = rows(tmp_path / "patient", "validation")
     assert [float(row["bleu"]) for row in validations] == [1.0, 3.0, 2.0, 3.0]
-    assert len(rows(tmp_path, "steps")) == int(validations[-1]["step"])
-
-
-def test_validation_waits_for_its_epochs(whole: Path, begin: Begin, tmp_path: Path) -> None:
-    begin(tmp_path, training={"validate_every": 2}).run()
-    assert [int(row["step"]) for row in rows(tmp_path, "validation")] == [16, 28]
-    assert outcome(tmp_path)["steps"] == outcome(whole)["steps"]
+    assert len(rows(tmp_path / "patient", "steps")) == int(validations[-1]["step"])
 
 
 def test_two_passes_differ_by_their_dropout_alone(begin: Begin, tmp_path: Path) -> None:
