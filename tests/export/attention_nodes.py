@@ -4,8 +4,7 @@ A node is described by its places: what the operator calls an input or output, i
 one, which a session can be asked about.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir
 
@@ -58,21 +57,13 @@ GOOD: dict[str, Places] = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """A node that breaks one rule.
-
-    Attributes:
-        name: Of the case.
-        places: Of the node.
-        words: Some of what is said about it.
-        attributes: Beside the usual ones, or in their place.
-    """
+class Case(NamedTuple):
+    """A node that breaks one rule: its places, some of the words of the fault, and attributes beside the usual ones."""
 
     name: str
     places: Places
     words: str
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = {}  # noqa: RUF012
 
 
 def without(places: Places, *gone: str) -> Places:

@@ -121,10 +121,9 @@ def export(make_checkpoint: MakeCheckpoint, shelf: Shelf) -> Export:
         def make(folder: Path) -> None:
             make_checkpoint(**KINDS[kind]).save(folder / "checkpoint")
             (folder / "checkpoint/README.md").write_text("# tiny\n\nDomain: **dogs** on the grass\n")
-            shortlist = Shortlist(SHORTLIST_TEXT) if is_short else None
-            calibration = CALIBRATION if (kind, precision) == ("tiny", "int8") else None
-            both = {"shortlist": shortlist, "calibration": calibration}
-            export_checkpoint(folder / "checkpoint", folder / "bundle", precision, **both, **options)
+            texts = {"shortlist": Shortlist(SHORTLIST_TEXT) if is_short else None}
+            texts |= {"calibration": CALIBRATION if (kind, precision) == ("tiny", "int8") else None}
+            export_checkpoint(folder / "checkpoint", folder / "bundle", precision, **texts, **options)
 
         name = "-".join(["export", kind, precision, *["short"] * is_short, *map(str, options.values())])
         return Bundle.open(shelf.get(name, make) / "bundle", is_checked=False)

@@ -31,6 +31,7 @@ from dragoman.server.faces.grpc.health import LIVENESS, OVERALL
 
 Fields = dict[str, Any]
 DIGEST = "0" * 64
+ENTRY = {"size": 1, "sha256": DIGEST}
 NOT_COUNTS = [0, -1, 10**30, 1.5, True, None, "1", [], {}]
 NOT_LINES = ["two\nlines", "at the end\n", "\x1b[2J", "\u202etxet", "\ud800", "x" * 201, 1, None]
 NOT_NUMBERS = ["1", True, None, [], 1e300, 10**30]
@@ -198,6 +199,7 @@ def test_value_out_of_bounds_is_refused_and_its_field_named(good: Fields, field:
 
 
 LIST = list(range(64))
+MANY_CACHES = msgspec.to_builtins(attention_caches(MAX_LAYERS, 4, 8))
 SUPPRESSED = "suppressed_tokens of defaults leave nothing of 2 tokens"
 
 
@@ -217,10 +219,7 @@ SUPPRESSED = "suppressed_tokens of defaults leave nothing of 2 tokens"
         ({"source_vocab_size": 1, "eos_id": 1}, "eos_id 1 is outside the vocabulary of 1"),
         ({"pad_id": 1, "eos_id": 1}, "pad_id and eos_id are both 1"),
         ({"num_choices": 301}, "num_choices 301 is over the vocabulary of 300"),
-        (
-            {"format_version": FORMAT_VERSION - 1, "later": 1},
-            "format version 3, but this release reads 4; export the checkpoint again",
-        ),
+        ({"format_version": FORMAT_VERSION - 1, "later": 1}, "format version 3, but this release reads 4; export the checkpoint"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(good: Fields, changes: Fields, reason: str) -> None:
@@ -242,17 +241,11 @@ def test_fields_that_contradict_each_other_are_refused(good: Fields, changes: Fi
         (lambda m: m["caches"][0].update(shape=[65536, "T", 2]), "shape of self_k_0 has 131072 numbers a position, over 65536"),
         (lambda m: m["tensors"]["encoder_outputs"].append("memory"), "tensors.encoder_outputs has unknown memory"),
         (lambda m: m["tensors"].update(decoder_outputs=m["tensors"]["decoder_outputs"] * 2), "decoder_outputs has a tensor twice"),
-        (
-            lambda m: m.update(caches=msgspec.to_builtins(attention_caches(MAX_LAYERS, 4, 8))),
-            "tensors.decoder_inputs lacks self_k_2, self_v_2, self_k_3, self_v_3, self_k_4 and 2035 more",
-        ),
+        (lambda m: m.update(caches=MANY_CACHES), "decoder_inputs lacks self_k_2, self_v_2, self_k_3, self_v_3, self_k_4 and 2035"),
         (lambda m: m["files"]["decoder.onnx"].update(size=2**31), "decoder.onnx has 2147483648 bytes"),
         (lambda m: m["files"]["tokenizer/tokenizer.json"].update(size=2**26 + 1), "tokenizer/tokenizer.json has 67108865 bytes"),
         (lambda m: [m["files"][f"{x}.weights"].update(size=2**39 + 1) for x in ("decoder", "encoder")], "bytes together"),
-        *(
-            (lambda m, path=path: m["files"].update({path: {"size": 1, "sha256": DIGEST}}), "which is not a path inside the bundle")
-            for path in NOT_PATHS
-        ),
+        *((lambda m, path=path: m["files"].update({path: ENTRY}), "which is not a path inside the bundle") for path in NOT_PATHS),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(good: Fields, change: Callable[[Fields], object], reason: str) -> None:
@@ -316,12 +309,8 @@ def test_export_refuses_the_names_that_a_server_refuses() -> None:
         check_name(name)
 
 
-LIMITS = {
-    "num_decoder_layers": MAX_LAYERS,
-    "max_source_positions": MAX_TOKENS,
-    "source_vocab_size": MAX_VOCABULARY,
-    "d_model": MAX_WIDTH,
-}
+LIMITS = {"num_decoder_layers": MAX_LAYERS, "max_source_positions": MAX_TOKENS, "source_vocab_size": MAX_VOCABULARY}
+LIMITS |= {"d_model": MAX_WIDTH}
 
 
 @pytest.mark.parametrize("field", LIMITS)

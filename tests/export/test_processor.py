@@ -52,9 +52,6 @@ def test_platform_is_another_with_another_processor_runtime_or_build(tmp_path: P
     assert here.is_same_as(platform_of("1.2", "Release", first))
     for other in (platform_of("1.2", "Release", second), platform_of("1.3", "Release", first), platform_of("1.2", "Debug", first)):
         assert not here.is_same_as(other)
-
-
-def test_unknown_platform_is_the_same_as_none(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("vendor_id\t: X\nmodel\t: 17\n", encoding="ascii")
     for name in ("cpuinfo", "missing"):
         unknown = platform_of("1.2", "Release", tmp_path / name)

@@ -159,17 +159,6 @@ def test_generation_is_kept_and_the_first_format_is_still_read(checkpoint: Check
         assert (loaded.template, loaded.languages, loaded.defaults) == (template, languages, defaults)
 
 
-def test_failed_write_leaves_the_old_checkpoint(checkpoint: Checkpoint, folder: Path, monkeypatch) -> None:
-    def fail(model, path) -> None:
-        Path(path).write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr("dragoman.model.checkpoint.save_model", fail)
-    with pytest.raises(OSError, match="disk full"):
-        checkpoint.save(folder)
-    assert torch.equal(Checkpoint.load(folder).model.decoder.output_weight, checkpoint.model.decoder.output_weight)
-
-
 @pytest.fixture
 def save(make_model, tokenizer: ByteLevelTokenizer, tmp_path: Path):
     def save(name: str, vocabulary: ByteLevelTokenizer = tokenizer, seed: int = 0, **settings: object) -> Path:

@@ -42,22 +42,6 @@ def test_cached_decoding_equals_full_decoding_at_every_position_and_alone(any_mo
     assert (step[:, config.pad_id] == -math.inf).all() == (config.padding != "predicted")
 
 
-@torch.inference_mode()
-def test_selected_rows_keep_their_own_past(make_model) -> None:
-    model = make_model()
-    targets, start = some_targets(model, len(SOURCES), 6), torch.tensor([model.config.decoder_start_id])
-    straight, selected, before = (StepDecoder(model, SOURCES) for _ in range(3))
-    before.steps.select(torch.tensor([1]))
-    torch.testing.assert_close(before.step(start), StepDecoder(model, [SOURCES[1]]).step(start), atol=1e-5, rtol=0)
-    rows = torch.tensor([2, 0, 0])
-    for position in range(3):
-        straight.step(targets[:, position])
-        selected.step(targets[:, position])
-    selected.steps.select(rows)
-    expected = straight.step(targets[:, 3])[rows]
-    torch.testing.assert_close(selected.step(targets[rows, 3]), expected, atol=1e-6, rtol=0)
-
-
 def continue_by_hand(model: Transformer, source: list[int], ids: list[int], limit: int) -> list[tuple[int, float]]:
     """Choose the likeliest token again and again, with the whole model each time; padding is excluded."""
     steps: list[tuple[int, float]] = []

@@ -12,14 +12,11 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
-from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.foreign import Foreign, Limits
 from dragoman.model.importers.layout import load
-from dragoman.model.importers.positions import halves, tensor2tensor
 from dragoman.model.importers.registry import FAMILIES, family_of
 from dragoman.model.importers.report import Report
 from dragoman.model.networks.transformer import Transformer
@@ -101,14 +98,6 @@ def test_an_imported_checkpoint_computes_and_encodes_as_transformers_does(
     assert sum("task_specific_params" in line for line in told) == ("task_specific_params" in fields)
 
 
-@pytest.mark.parametrize("variant", ["marian", "bart", "t5"])
-def test_half_precision_weights_are_those_of_transformers(variant: str, copied: Callable[..., Path]) -> None:
-    folder = copied(variant)
-    kind = getattr(transformers, VARIANTS[variant].model)
-    kind.from_pretrained(folder).half().save_pretrained(folder)
-    check_logits(network(folder), folder, variant, tolerance=T5_TOLERANCE)
-
-
 @pytest.mark.parametrize(("variant", "most"), [("marian", 160), ("m2m100", 160), ("bart", 160), ("t5", 400)])
 def test_the_last_position_is_right(variant: str, most: int, copied: Callable[..., Path]) -> None:
     """M2M100's table is made here, and may be longer; relative positions have none; every table may be shorter."""
@@ -121,15 +110,6 @@ def test_the_last_position_is_right(variant: str, most: int, copied: Callable[..
         check_logits(model, folder, variant, 700, tolerance=1e-4)  # which makes a longer table when it needs one
     if variant == "bart":
         assert network(folder, max_source_tokens=20).encoder.embedding.positions.shape[0] == 22
-
-
-@pytest.mark.parametrize(("rows", "width", "padding"), [(66, 32, 1), (34, 6, 0), (1100, 16, 1), (40, 9, 3)])
-def test_position_tables_that_files_leave_out_are_those_of_transformers(rows: int, width: int, padding: int) -> None:
-    """A row of padding is zero and never read: positions begin behind it."""
-    theirs = M2M100SinusoidalPositionalEmbedding.get_embedding(rows, width, padding)
-    assert torch.equal(tensor2tensor(rows, width)[padding + 1 :], theirs[padding + 1 :])
-    width += width % 2
-    assert torch.equal(halves(rows, width), MarianSinusoidalPositionalEmbedding(rows, width).create_weight())
 
 
 def test_unknown_fields_and_halves_are_named(copied: Callable[..., Path], imported: Any) -> None:

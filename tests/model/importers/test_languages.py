@@ -42,9 +42,7 @@ def read(path: Path, model_type: str, generation: dict[str, Any] | None = None, 
     return read_speech(Folder(path=path, model_type=model_type, generation=generation or {}, wishes=Wishes(**wishes), **files))
 
 
-def said(
-    speech: Speech, source: str | None, target: str | None, text: list[int], eos: int
-) -> tuple[list[int], int | None, list[int]]:
+def said(speech: Speech, source: str | None, target: str | None, text: Ids, eos: int) -> tuple[Ids, int | None, Ids]:
     """Return the encoder's input, the decoder's start, and the forced tokens, as the template and the languages define them."""
     languages, template = speech.languages, speech.template
     to = LanguageTable(languages.target).find(target) if languages and target else None

@@ -110,22 +110,7 @@ def test_log_probs_and_greedy_answers_equal_transformers(pair: tuple[LanguageMod
     assert len({tuple(answer.ids) for answer in answers}) > len(answers) // 2
 
 
-@torch.inference_mode()
-def test_stepper_gives_what_whole_targets_do(model: LanguageModel) -> None:
-    prompts, targets = texts(0, 9, 4), texts(6, 6, 6, seed=1)
-    whole = log_probs(model, prompts, targets)
-    stepper = model.stepper(*padded(prompts))
-    for step in range(4):
-        found = stepper.step(torch.tensor([target[step] for target in targets]))
-        torch.testing.assert_close(found, torch.stack([row[step] for row in whole]), atol=1e-5, rtol=0)
-    rows = [2, 0, 2]
-    stepper.select(torch.tensor(rows))
-    for step in (4, 5):
-        found = stepper.step(torch.tensor([targets[row][step] for row in rows]))
-        torch.testing.assert_close(found, torch.stack([whole[row][step] for row in rows]), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("num_prompt", [0, 1, 6])
+@pytest.mark.parametrize("num_prompt", [0, 6])
 @torch.inference_mode()
 def test_observed_is_what_happens(model: LanguageModel, num_prompt: int) -> None:
     """Weights, worked out a second time, times values are what the layer's fused attention gave: so positions are in them."""

@@ -3,7 +3,6 @@
 import json
 import shutil
 import tomllib
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -90,20 +89,6 @@ def test_a_resumed_run_keeps_its_settings_though_the_text_has_grown(data: Path, 
     assert second.config == first.config != prepare(told, data, tmp_path / "new").config
     (warning,) = [line for line in second.warnings if line.startswith("data: ")]
     assert "120 num_pairs" in warning and "4,800 num_pairs" in warning
-
-
-def test_a_run_of_a_version_without_rules_goes_on_with_the_defaults_of_that_time(data: Path, tmp_path: Path) -> None:
-    told = file(training={"max_steps": 50}, tokenizer={"vocab_size": 300})
-    config = told.complete({})
-    assert (config.training.warmup_steps, config.training.max_tokens) == (2000, 4096)
-    folder = tmp_path / "out" / "training"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
-    resumed = prepare(told, data, tmp_path / "out")
-    warned = ["training.warmup_steps", "training.max_tokens", "tokenizer.vocab_size"]
-    assert resumed.config == config and [line.split(":")[0] for line in resumed.warnings] == warned
-    begin(resumed)
-    assert prepare(told, data, tmp_path / "out").config == config, "also after it was taken up"
 
 
 @pytest.mark.parametrize(
