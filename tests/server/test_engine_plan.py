@@ -1,16 +1,20 @@
-"""Replicas, threads and cores of each model."""
+"""Replicas, threads, cores and settings of the engines of each model."""
 
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from dragoman.export.bundle import Bundle
 from dragoman.server import engine_plan
 from dragoman.server.config import ConfigError, load
 from dragoman.server.cores import TooFewCores, available_cores, divide_cores
+from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.engine_plan import EnginePlan, choose_replicas, plan_engine, plan_engines
+from dragoman.server.engines import engine_settings
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -101,3 +105,12 @@ def test_version_that_comes_later_has_its_part_of_the_cores_and_is_pinned_to_non
         assert (plan.num_replicas, plan.num_threads) == expected and plan.cores == ((),) * expected[0]
     own = load({"models": "bundles", "replicas": 3, "num_threads": 2})
     assert plan_engine(own, bundle_of("m"), 1) == EnginePlan(2, ((),) * 3)
+
+
+def test_engines_are_started_with_the_settings_of_the_device(tiny_bundle: Path) -> None:
+    gpu = {"memory_gib": 2**20, "row_buckets": [3, 5], "capacity_buckets": [64], "attention_kernels": "math", "graphs": "start"}
+    settings = {f"gpu_{name}": value for name, value in gpu.items()} | {"gpu_steps_ahead": False, "weights_cache": "off"}
+    config = load({"models": tiny_bundle.parent, "device": "cuda:1"} | settings)
+    (found,) = engine_settings(config, Bundle.open(tiny_bundle), EnginePlan(1, ((),)))
+    assert found.device == DeviceSettings("cuda:1", 2**50, (3, 5), (64,), "", "math", "start", False)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=EngineSettings) == found

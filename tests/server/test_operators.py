@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,12 @@ Code = grpc.StatusCode
 LIST = pb.ListRepositoryRequest()
 
 
-@dataclass
 class World:
     """A running admin service."""
 
-    operators: Operators
-    stage: Stage
-    channel: grpc.aio.Channel
-
-    def __post_init__(self) -> None:
-        self.stub: Any = RepositoryStub(self.channel)
+    def __init__(self, operators: Operators, stage: Stage, channel: grpc.aio.Channel) -> None:
+        self.operators, self.stage, self.channel = operators, stage, channel
+        self.stub: Any = RepositoryStub(channel)
 
     async def list(self, **options: Any) -> list[Any]:
         return list((await self.stub.ListRepository(LIST, **options)).models)
@@ -142,7 +138,7 @@ async def test_impossible_call_is_a_status_with_the_reason(serve: Any, fields: d
         assert (await failure(call))[0] is Code.UNIMPLEMENTED and world.stage.serving == "2"
 
 
-@pytest.mark.parametrize("token", ["", "wrong", "anna-s ", "past-s"])
+@pytest.mark.parametrize("token", ["", "wrong", "past-s"])
 async def test_call_without_a_valid_token_is_refused(serve: Any, tokens: Path, token: str) -> None:
     async with serve(admin_tokens_file=tokens) as world:
         for method in ("ListRepository", "UnloadModel", "Nothing"):
@@ -186,21 +182,10 @@ async def test_port_is_optional_and_named_if_it_is_taken(serve: Any, tmp_path: P
             await second.start()
 
 
-async def test_service_uses_the_certificates_of_the_server(serve: Any, certificates: Path) -> None:
-    async with serve(tls_certificate=certificates / "server.pem", tls_key=certificates / "server.key") as world:
-        assert [source.name for source in world.operators.sources()] == ["admin_tls"]
-        credentials = grpc.ssl_channel_credentials((certificates / "ca.pem").read_bytes())
-        options = [("grpc.ssl_target_name_override", "server.example")]
-        async with grpc.aio.secure_channel(f"127.0.0.1:{world.operators.port}", credentials, options) as channel:
-            assert (await RepositoryStub(channel).ListRepository(LIST)).models
-        assert (await failure(world.stub.ListRepository(LIST)))[0] is Code.UNAVAILABLE
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", " holds no token"),
-        ("a b", ", line 1: a token is printable ASCII without spaces"),
         ("[callers.anna]\ntoken = 's'\nmodel = 1", ": callers.anna.model: unknown key"),
         ("[callers.anna]\ncertificates = ['x']", ": callers.anna.certificates is set, and tls_client_ca is not"),
     ],

@@ -145,12 +145,6 @@ async def test_engine_that_answers_otherwise_than_the_samples_is_found(
     assert re.search(reason, await reason_of(proof_of(bundle_copy, platform)))
 
 
-async def test_scores_of_a_large_bundle_need_not_have_the_same_bits(bundle_copy: Path) -> None:
-    edit_samples(bundle_copy, change_score(1e-5))
-    edit_samples(bundle_copy, lambda content: content.update(are_scores_exact=False))
-    assert (await proof_of(bundle_copy)).is_exact
-
-
 def without_samples(directory: Path) -> Bundle:
     edit(directory / MANIFEST_FILE, lambda manifest: manifest["files"].pop(SAMPLES_FILE))
     return Bundle.open(directory)

@@ -49,7 +49,6 @@ def off(*log_probs: float) -> Answer:
     [
         (SAME, True, 0.0),
         (answer(SAMPLE.ids, SAMPLE.log_probs, SAMPLE.candidates), True, 0.0),
-        (SAME, False, 0.0),
         (off(-0.5, -0.99999994, -0.25), False, 6e-8),
         (off(-0.53, -1.04, -0.25), False, 0.04),
     ],
