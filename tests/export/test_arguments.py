@@ -1,7 +1,6 @@
 """Wrong arguments of `dragoman export` are named in one line, before anything is written."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,9 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, checkpoint_dir: Path) -> Pa
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_wrong_argument_is_named_in_one_line(
-    run_command: Callable[..., tuple[int, str, str]], folder: Path, checkpoint_dir: Path, case: str
-) -> None:
+def test_wrong_argument_is_named_in_one_line(run_command, folder, checkpoint_dir, case: str) -> None:
     code, out, error = run_command("export", *case.format(folder=folder, checkpoint=checkpoint_dir).split())
     assert CASES[case] in error and (code, out) == (2, "")
     assert error.startswith("dragoman: ") and error.count("\n") == 1 and not (folder / "out").exists()

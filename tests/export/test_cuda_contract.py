@@ -49,9 +49,7 @@ def test_every_rule_has_a_case() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("module", [lambda model: EncoderGraph(model, False), StepGraph, lambda model: ScorerGraph(model, False)])
-def test_exported_graphs_keep_to_the_rules(
-    checkpoint: Checkpoint, tmp_path: Path, dtype: torch.dtype, module: Callable[..., Any]
-) -> None:
+def test_exported_graphs_keep_to_the_rules(checkpoint, tmp_path: Path, dtype: torch.dtype, module: Callable[..., Any]) -> None:
     path = tmp_path / "graph.onnx"
     write(trace(module(halved(checkpoint.model, dtype))), path, "graph.weights")
     check_for_cuda(path)

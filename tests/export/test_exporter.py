@@ -40,9 +40,7 @@ def contents(directory: Path) -> dict[str, bytes]:
         *((kind, "int8") for kind in ("tiny", "additive", "llama")),
     ],
 )
-def test_bundle_of_every_kind_answers_as_its_checkpoint(
-    export: Export, make_checkpoint: MakeCheckpoint, kind: str, precision: Any
-) -> None:
+def test_bundle_of_every_kind_answers_as_its_checkpoint(export: Export, make_checkpoint, kind: str, precision: Any) -> None:
     checkpoint, bundle = make_checkpoint(**KINDS[kind]), export(kind, precision)
     manifest, config = bundle.manifest, checkpoint.model.config
     is_decoder = config.architecture == "decoder"
@@ -143,9 +141,7 @@ def any_report(monkeypatch: pytest.MonkeyPatch, exported: Path) -> None:
     monkeypatch.setattr(building, "verify", lambda checkpoint, directory, progress: ParityReport(**numbers))
 
 
-def test_empty_folder_is_taken_and_name_and_languages_are_those_asked_for(
-    checkpoint_dir: Path, exported: Path, tmp_path: Path, any_report: None
-) -> None:
+def test_empty_folder_is_taken_and_name_and_languages_are_those_asked_for(checkpoint_dir, exported, tmp_path, any_report) -> None:
     (tmp_path / "bundle").mkdir()
     languages = Languages(source=[Language(code="en")], target=[Language(code="de")])
     bundle = export_checkpoint(checkpoint_dir, tmp_path / "bundle", name="en-de_v2.1", languages=languages)

@@ -239,17 +239,13 @@ def share_one_scale(model: ModelProto) -> None:
     ],
     ids=["a scale error in one product", "a scale that rows share", "a scale that sources share"],
 )
-def test_broken_quantised_graph_is_refused(
-    export: Export, long: Made, tmp_path: Path, graph: str, change: Change, message: str
-) -> None:
+def test_broken_quantised_graph_is_refused(export: Export, long: Made, tmp_path, graph: str, change: Change, message: str) -> None:
     with pytest.raises((ParityError, BundleError), match=message):
         verify_quantized(long[0], mutated(export("long", "int8").directory, tmp_path, graph, change), ScaleCounts(1, 0))
 
 
 @pytest.mark.parametrize("kind", ["tiny", "llama"])
-def test_weights_that_tracing_gets_wrong_are_found(
-    export: Export, make_checkpoint: MakeCheckpoint, kind: str, tmp_path: Path
-) -> None:
+def test_weights_that_tracing_gets_wrong_are_found(export: Export, make_checkpoint, kind: str, tmp_path: Path) -> None:
     """The gate compares with the checkpoint, not with the traced graph: of a prompt's reader, the key of a later layer's."""
     checkpoint = make_checkpoint(**KINDS[kind])
     other = copy.deepcopy(checkpoint)
@@ -279,9 +275,7 @@ def test_padding_of_another_kind_is_refused(make_checkpoint: MakeCheckpoint, wri
                 verify(checkpoint, graphs)
 
 
-def test_where_single_precision_is_off_the_graphs_may_be_as_far_off(
-    make_checkpoint: MakeCheckpoint, write_graphs: WriteGraphs, tmp_path: Path
-) -> None:
+def test_where_single_precision_is_off_the_graphs_may_be_as_far_off(make_checkpoint, write_graphs: WriteGraphs, tmp_path) -> None:
     """Unscaled scores of large weights saturate the softmax, which magnifies what rounding leaves."""
     checkpoint = make_checkpoint(**T5 | {"attention_dim": 128, "max_target_positions": 12})
     for parameter in checkpoint.model.parameters():

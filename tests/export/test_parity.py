@@ -161,9 +161,7 @@ def plain(checkpoint: Checkpoint, source: list[int], inputs: list[int]) -> torch
 
 
 @pytest.mark.parametrize("seen", [[], [(0, 6)], [(0, 2), (4, 6)], [(2, 4)]], ids=["nothing", "all", "its ends", "its middle"])
-def test_target_log_probs_are_the_same_in_whatever_order_positions_are_asked_for(
-    checkpoint: Checkpoint, seen: list[tuple[int, int]]
-) -> None:
+def test_target_log_probs_are_the_same_in_whatever_order_positions_are_asked_for(checkpoint, seen: list[tuple[int, int]]) -> None:
     whole, expected = EagerPass(checkpoint.model, SOURCE, TARGET), plain(checkpoint, SOURCE, [2, *TARGET[:-1]])
     for start, stop in seen:
         np.testing.assert_allclose(whole.log_probs(start, stop), expected[start:stop], atol=1e-5)

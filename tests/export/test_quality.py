@@ -99,9 +99,7 @@ def test_wrong_candidates_are_refused(int8: Path, checkpoint: Checkpoint, monkey
             drive(OnnxRunner(int8, checkpoint.model.config, 1), answer_rows(checkpoint)[:9], 8, 300, False, divergence.observe)
 
 
-def test_quantisation_that_ruins_the_model_leaves_nothing(
-    checkpoint_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantisation_that_ruins_the_model_leaves_nothing(checkpoint_dir: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(quantization.WEIGHT_LEVELS, 8, 1)
     with pytest.raises(ParityError, match=r"too much harm: .* export it in fp32"):
         export_checkpoint(checkpoint_dir, tmp_path / "bundle", "int8", calibration=["a dog"])

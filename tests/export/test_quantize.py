@@ -207,9 +207,7 @@ def is_precise_session(session: Session) -> bool:
 
 
 @pytest.mark.parametrize("may_overflow", [False, True])
-def test_products_are_computed_the_way_that_is_right_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_overflow: bool
-) -> None:
+def test_products_are_computed_the_way_that_is_right_here(tmp_path: Path, monkeypatch, may_overflow: bool) -> None:
     write(network(), tmp_path / "graph.onnx", "graph.weights")
     monkeypatch.setattr("dragoman.export.session.overflows_in_8_bits", lambda: may_overflow)
     assert is_precise_session(open_session(tmp_path / "graph.onnx", 1)) is may_overflow
@@ -259,9 +257,7 @@ def encoded(encoder: Path) -> NDArray[np.number[Any]]:
     return tokens
 
 
-def test_encoder_gives_the_nearest_level_of_the_calibrated_range_and_clips(
-    checkpoint: Checkpoint, exported: Path, tmp_path: Path
-) -> None:
+def test_encoder_gives_the_nearest_level_of_the_calibrated_range_and_clips(checkpoint, exported: Path, tmp_path: Path) -> None:
     seen, names, expected = calibrate(checkpoint.model, SOURCES, 6).caches, cross_kv_names(2), encoded(exported / "encoder.onnx")
     for name, columns in zip(names, np.split(np.abs(expected), len(names), axis=1), strict=True):
         np.testing.assert_allclose(seen[name].ravel(), columns.max(0), rtol=1e-4, atol=1e-5)

@@ -24,7 +24,7 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Language, Languages, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
-from tests.export.conftest import KINDS, SHORTLIST_TEXT, Export, MakeCheckpoint
+from tests.export.conftest import KINDS, SHORTLIST_TEXT, Export
 
 LANGUAGES = Languages(target=[Language(code="de", target_prefix=[289, 17]), Language(code="fr", target_prefix=[290])])
 SOURCE, INPUTS = [5, 80, 7, 299, 1], [2, 9, 260, 14, 14, 299]
@@ -113,9 +113,7 @@ def eager_over(checkpoint: Checkpoint, listed: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("padding", ["excluded", "masked", "predicted"])
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_candidates_are_pytorchs_over_the_list(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path, padding: str, is_tied: bool
-) -> None:
+def test_candidates_are_pytorchs_over_the_list(make_checkpoint, tmp_path: Path, padding: str, is_tied: bool) -> None:
     checkpoint = make_checkpoint(padding=padding, has_output_bias=is_tied, is_projection_tied=is_tied)
     listed = [0, 1, 2, 9, 14, 30, 260, 298]
     (tmp_path / "graphs").mkdir()
@@ -128,9 +126,7 @@ def test_candidates_are_pytorchs_over_the_list(
 
 
 @pytest.mark.parametrize(("kind", "precision"), [("tiny", "fp32"), ("tiny", "int8"), ("llama", "int8"), ("no attention", "fp32")])
-def test_order_is_the_whole_steps_and_differences_of_log_probs_too(
-    export: Export, make_checkpoint: MakeCheckpoint, kind: str, precision: str
-) -> None:
+def test_order_is_the_whole_steps_and_differences_of_log_probs_too(export, make_checkpoint, kind: str, precision: str) -> None:
     """Logits are the same numbers in every precision: the normalisation alone differs."""
     whole, short = export(kind, precision), export(kind, precision, is_short=True)
     config, listed = make_checkpoint(**KINDS[kind]).model.config, listed_of(short)

@@ -57,9 +57,7 @@ def test_other_checkpoint_fails(make_checkpoint: MakeCheckpoint, exported: Path,
         verify(make_checkpoint(num_decoder_layers=1), exported)
 
 
-def test_wrong_attention_and_wrong_greedy_tokens_fail(
-    checkpoint: Checkpoint, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_attention_and_wrong_greedy_tokens_fail(checkpoint: Checkpoint, exported: Path, monkeypatch) -> None:
     score = OnnxRunner.score
     with monkeypatch.context() as patch:
         patch.setattr(OnnxRunner, "score", lambda self, pairs: (score(self, pairs)[0], score(self, pairs)[1][:, ::-1]))
@@ -76,9 +74,7 @@ def test_wrong_attention_and_wrong_greedy_tokens_fail(
         verify(checkpoint, exported)
 
 
-def test_tokens_may_part_at_a_tie_and_are_counted(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_may_part_at_a_tie_and_are_counted(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch) -> None:
     """Tokens 5 and 6 are the same in all but name and often the likeliest; the graphs choose the lower id."""
     checkpoint = make_checkpoint(has_output_bias=True)
     assert isinstance(checkpoint.model, Transformer)
@@ -127,9 +123,7 @@ def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_if_large")
-def test_large_vocabulary_is_compared_whole_in_a_few_rows(
-    checkpoint: Checkpoint, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_vocabulary_is_compared_whole_in_a_few_rows(checkpoint: Checkpoint, exported: Path, monkeypatch) -> None:
     asked: dict[int, int] = {}
 
     def count(step: Any, *inputs: Any) -> tuple[Ints, Floats]:
@@ -145,9 +139,7 @@ def test_large_vocabulary_is_compared_whole_in_a_few_rows(
 
 @pytest.mark.usefixtures("as_if_large")
 @pytest.mark.parametrize("num_candidates", [300, 20])
-def test_wrong_candidate_of_a_large_vocabulary_fails(
-    checkpoint: Checkpoint, exported: Path, monkeypatch: pytest.MonkeyPatch, num_candidates: int
-) -> None:
+def test_wrong_candidate_of_a_large_vocabulary_fails(checkpoint, exported: Path, monkeypatch, num_candidates: int) -> None:
     """The least likely token of all is compared, and so is the least likely of the best."""
 
     def change(step: Any, *inputs: Any) -> tuple[Ints, Floats]:

@@ -129,9 +129,7 @@ CASES = BROKEN + [(variant, with_config(**fields), CONFIG, reason) for variant, 
 
 
 @pytest.mark.parametrize(("variant", "change", "file", "reason"), CASES, ids=lambda value: value if isinstance(value, str) else "")
-def test_it_is_refused_in_one_line(
-    variant: str, change: Change, file: str, reason: str, copied: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_it_is_refused_in_one_line(variant: str, change: Change, file: str, reason: str, copied, tmp_path: Path) -> None:
     folder = copied(variant)
     change(folder)
     expected = re.escape(str(folder / file)) + rf"(: |/).*({reason})"

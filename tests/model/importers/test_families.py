@@ -65,9 +65,7 @@ def check_logits(model: Transformer, folder: Path, variant: str, size: int = 13,
 
 @pytest.mark.parametrize("layout", ["hub", "transformers"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_an_imported_checkpoint_computes_and_encodes_as_transformers_does(
-    variant: str, layout: str, foreign: Callable[..., Path], imported: Any
-) -> None:
+def test_an_imported_checkpoint_computes_and_encodes_as_transformers_does(variant: str, layout: str, foreign, imported) -> None:
     folder = foreign(variant, layout)
     output, report = imported(folder)
     checkpoint, told = Checkpoint.load(output), report.lines()
@@ -131,9 +129,7 @@ HEAD = "lm_head.weight"
 Tensors = dict[str, torch.Tensor]
 
 
-def test_a_tied_table_may_have_any_of_its_names_and_names_may_lack_a_prefix(
-    copied: Callable[..., Path], foreign: Callable[..., Path]
-) -> None:
+def test_a_tied_table_may_have_any_of_its_names_and_names_may_lack_a_prefix(copied, foreign) -> None:
     folder, expected, last = copied("bart"), network(foreign("bart")), SHARED
     for kept in (ENCODER, DECODER, HEAD):
         change_weights(folder, lambda tensors, old=last, new=kept: tensors.update({new: tensors.pop(old)}))
@@ -203,9 +199,7 @@ def test_sides_without_tables_of_their_own_share_one_though_untied(copied: Calla
         ("umt5", {"tie_word_embeddings": False}, True),
     ],
 )
-def test_outputs_are_scaled_as_transformers_does(
-    variant: str, fields: dict[str, Any], is_scaled: bool, copied: Callable[..., Path], imported: Any
-) -> None:
+def test_outputs_are_scaled_as_transformers_does(variant: str, fields: Any, is_scaled: bool, copied, imported: Any) -> None:
     folder = copied(variant)
     change_json(folder / "config.json", **fields)
     model = network(folder)
@@ -222,9 +216,7 @@ def test_outputs_are_scaled_as_transformers_does(
         ("t5", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", (8, 4)),
     ],
 )
-def test_unused_tensors_of_old_files_are_passed_over(
-    variant: str, name: str, shape: tuple[int, ...], copied: Callable[..., Path], foreign: Callable[..., Path]
-) -> None:
+def test_unused_tensors_of_old_files_are_passed_over(variant: str, name: str, shape: tuple[int, ...], copied, foreign) -> None:
     folder = copied(variant)
     change_weights(folder, lambda tensors: tensors.update({name: torch.ones(shape), "model.encoder.version": torch.ones(1)}))
     ours, expected = network(folder).state_dict(), network(foreign(variant)).state_dict()

@@ -111,9 +111,7 @@ MBART_50 = {"model_type": "mbart", "tokenizer_class": "MBart50Tokenizer"}
         ({"model_type": "t5"}, {"tokenizer.json": {"model": {"vocab": [["a"], 7]}}}, {}, "tokenizer.json"),
     ],
 )
-def test_nonsense_is_refused_by_name(
-    config: dict[str, Any], files: dict[str, object], wishes: dict[str, str], reason: str, tmp_path: Path
-) -> None:
+def test_nonsense_is_refused_by_name(config: Any, files: Any, wishes: dict[str, str], reason: str, tmp_path: Path) -> None:
     for name, content in files.items():
         write(tmp_path, name, content)
     with pytest.raises(ForeignError) as refusal:

@@ -238,9 +238,7 @@ def test_a_language_model_is_published_where_its_loss_is_least(begin: Begin, dat
         ({"model": {"architecture": "rnn", "num_heads": 4}}, TrainingConfigError, "num_heads means nothing to the .* rnn"),
     ],
 )
-def test_a_run_that_cannot_work_is_refused(
-    begin: Begin, tmp_path: Path, changes: dict[str, Any], kind: type[Exception], message: str
-) -> None:
+def test_a_run_that_cannot_work_is_refused(begin: Begin, tmp_path: Path, changes: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         begin(tmp_path, **changes)
 
