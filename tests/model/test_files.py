@@ -1,11 +1,18 @@
-"""Files that are replaced whole, corpora of lines, and padding of rows."""
+"""Files that are replaced whole, corpora of lines, and the card of a checkpoint."""
 
 import gzip
+import os
 import re
+import unicodedata
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dragoman.export.manifest import Line
+from dragoman.model.card import CARD_FILE, MAX_CARD_BYTES, MAX_DOMAIN_CHARACTERS, CardError, domain_of, plain, read_card
 from dragoman.model.corpus import DataError, read_lines, read_parallel, write_lines
 from dragoman.model.files import replaced, write_text
 from dragoman.model.padding import pad
@@ -74,3 +81,70 @@ def test_parallel_text_has_as_many_lines_and_no_blank_ones(tmp_path: Path) -> No
         write(other, b"a\nb\nc\n")
         with pytest.raises(DataError, match="^" + re.escape(f"{blank}, line 3: the line is blank")):
             read_parallel(source, target)
+
+
+def domain(directory: Path, card: str | bytes) -> str:
+    (directory / CARD_FILE).write_bytes(card if isinstance(card, bytes) else card.encode())
+    return domain_of(read_card(directory))
+
+
+@pytest.mark.parametrize(
+    ("card", "expected"),
+    [
+        ("# en-de\n\nDomain: captions of photographs\n\nMore.", "captions of photographs"),
+        ("---\nlicense: mit\ndomain: 'news, 2010 to 2020'\n---\n# x", "news, 2010 to 2020"),
+        ('\ufeff---\r\ndomain: "law"\r\n---\r\n', "law"),
+        (
+            "**Domain:** _medical_ `letters`, see [a list](https://x.org/y) <br>of <b>wards</b>",
+            "medical letters, see a list of wards",
+        ),
+        ("__Domain__: talks", "talks"),
+        ("DOMAIN:\ttalks  by   many", "talks by many"),
+        ("Domain: first\nDomain: second", "first"),
+        ("domain: >-\n  folded\n\nDomain: plain", "plain"),
+        ("```\nDomain: an example\n```\nDomain: the truth", "the truth"),
+        ("Domain: 字幕 और समाचार", "字幕 और समाचार"),
+        ("Its domain: none at all", ""),
+        ("Domain:\nDomain: \nDomain: ...\nDomains: many", ""),
+        ("", ""),
+    ],
+)
+def test_the_first_line_that_names_a_domain_counts(tmp_path: Path, card: str, expected: str) -> None:
+    assert domain(tmp_path, card) == expected
+
+
+def test_no_card_is_no_domain_and_an_unreadable_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_card(tmp_path) == "" == read_card(tmp_path / "none") == domain_of("")
+    (tmp_path / CARD_FILE).mkdir()
+    assert read_card(tmp_path) == ""
+    (tmp_path / CARD_FILE).rmdir()
+    os.mkfifo(tmp_path / CARD_FILE)
+    assert read_card(tmp_path) == "", "a pipe that nobody writes into is not waited for"
+    (tmp_path / CARD_FILE).unlink()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    domain(tmp_path, "Domain: x")
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CardError, match=re.escape(f"{tmp_path / CARD_FILE}: Permission denied")):
+        read_card(tmp_path)
+
+
+@given(st.text(st.sampled_from("ab \t\n\r\x00\x1b\x9b\u200f\u2028\u202e\u2066<>[]()*_`\"'!é字")) | st.text())
+def test_what_comes_of_any_text_is_one_harmless_line_that_a_bundle_takes(text: str) -> None:
+    found = plain(text)
+    assert len(found) <= MAX_DOMAIN_CHARACTERS
+    assert not any(unicodedata.category(character)[0] == "C" for character in found)
+    assert found == " ".join(found.split()) and not set(found) & set("<>`*")
+    assert msgspec.convert(found, Line) == found
+
+
+def test_card_of_any_bytes_and_any_size_is_borne(tmp_path: Path) -> None:
+    assert domain(tmp_path, b"Domain: caf\xe9 talk\n") == "caf\ufffd talk"
+    assert domain(tmp_path, os.urandom(1 << 20)) is not None and len(read_card(tmp_path).encode()) <= MAX_CARD_BYTES
+    assert domain(tmp_path, "Domain: " + "<" * (1 << 22)) == ""
+    assert domain(tmp_path, "x\n" * (1 << 20) + "Domain: too far down") == ""
+    found = domain(tmp_path, "Domain: " + "many words " * 100)  # a long one ends after a word
+    assert len(found) <= MAX_DOMAIN_CHARACTERS and re.fullmatch("(many words )+many( words)?…", found)
+    assert domain(tmp_path, "Domain: " + "x" * 900) == "x" * (MAX_DOMAIN_CHARACTERS - 1) + "…"
