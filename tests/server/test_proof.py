@@ -1,12 +1,9 @@
 """Self-tests of engines by the samples of their bundles, and every way in which an engine can differ from the exported one."""
 
-import asyncio
 import contextlib
 import json
 import math
-import os
 import re
-import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -155,20 +152,6 @@ async def test_without_samples_only_finite_numbers_are_required(bundle_copy: Pat
     proof = await proof_of(bundle_copy)
     assert not proof.is_proved and not proof.is_exact
     assert (proof.found.num_answers, proof.found.num_tokens, proof.found.num_pairs) == (2, 16, 1)
-
-
-async def test_engine_that_dies_is_named(tiny_bundle: Path) -> None:
-    async def proving() -> Proof:
-        async with engine_of(tiny_bundle, is_inline=False) as engine:
-            assert engine.process_id is not None
-            os.kill(engine.process_id, signal.SIGSTOP)  # or it might answer, or be seen to be dead, before it is asked
-            proof = asyncio.create_task(prove(Bundle.open(tiny_bundle), engine, ELSEWHERE))
-            while not engine.ready_client().num_outstanding:
-                await asyncio.sleep(0.001)
-            os.kill(engine.process_id, signal.SIGKILL)
-            return await proof
-
-    assert await reason_of(proving()) == f"{LONGEST} is not answered: the engine of model 'tiny' ended"
 
 
 async def test_engine_that_hangs_or_is_lost_is_named(tiny_bundle: Path) -> None:

@@ -144,14 +144,6 @@ async def test_engine_that_cannot_start_says_why(
         (folder / place).rmdir()
 
 
-async def test_stop_does_not_wait_for_a_back_off(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.server.supervisor.STOP_SECONDS", 1000)
-    watched = await Watched(tiny_bundle, RestartPolicy(initial_backoff_seconds=300, max_backoff_seconds=300)).started()
-    watched.kill()
-    await until(lambda: watched.num_restarts)
-    await asyncio.wait_for(watched.engine.stop(), 20)
-
-
 @pytest.mark.parametrize("num_turns", [0, 2, 50])
 async def test_engine_stopped_while_it_starts_leaves_no_process(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, num_turns: int

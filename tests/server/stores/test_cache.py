@@ -1,13 +1,10 @@
 """The cache: files by their SHA-256, within a bound, shared by processes."""
 
-import fcntl
 import hashlib
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import pytest
 
@@ -95,41 +92,6 @@ def test_held_files_stay_and_more_than_the_bound_is_refused(tmp_path: Path) -> N
         pass
     with cache.hold({"a": entry(b"a" * 10240), "b": entry(b"a" * 10240)}, "a file twice counts once"):
         pass
-
-
-def hold_for_ever(folder: str, content: bytes, is_filling: Any) -> None:
-    cache = Cache(Path(folder), 10 * KIB)
-    with cache.hold({"it": entry(content)}, "it"):
-
-        def fill(file: IO[bytes]) -> None:
-            file.write(content[:100])
-            is_filling.set()
-            signal.pause()
-
-        obtain(cache, content, fill)
-
-
-def test_killed_process_holds_no_lock_and_leaves_its_partial_file(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    is_filling, content = context.Event(), b"3" * 6000
-    process = context.Process(target=hold_for_ever, args=(str(tmp_path), content, is_filling))
-    process.start()
-    is_filling.wait()
-    partial = tmp_path / "partial" / entry(content).sha256
-    with partial.open("rb") as file, pytest.raises(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    os.kill(process.pid or 0, signal.SIGKILL)
-    process.join()
-    found: list[int] = []
-
-    def go_on(file: IO[bytes]) -> None:
-        found.append(os.fstat(file.fileno()).st_size)
-        file.write(content[100:])
-
-    cache = Cache(tmp_path, 10 * KIB)
-    with cache.hold({"it": entry(content)}, "it"):
-        assert obtain(cache, content, go_on).read_bytes() == content
-    assert found == [100] and list((tmp_path / "held").iterdir()) == []
 
 
 def test_second_place_is_the_same_file_or_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

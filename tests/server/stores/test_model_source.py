@@ -1,6 +1,5 @@
 """The source of a server's models: a folder, or a store that its folder follows."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,34 +90,6 @@ def test_folder_is_used_as_it_is_and_each_address_has_one_of_its_own(monkeypatch
     for address in ("ftp://models", "s3://"):
         with pytest.raises(InputError, match=r"ftp://: not a scheme|lacks a bucket"):
             ModelSource(ServerConfig(models=address), None)
-
-
-async def test_only_changes_are_reported_and_versions_in_use_stay(put: Callable[[str], None], tmp_path: Path) -> None:
-    put("1")
-    source = source_of(tmp_path / "here")
-    source.fetch()
-    told: list[list[str]] = []
-    changed = asyncio.Event()
-
-    async def tell() -> None:
-        told.append(versions(source.folder))
-        changed.set()
-
-    await source.look(tell)
-    put("2")
-    await asyncio.gather(*(source.look(tell) for _ in range(3)))
-    assert told == [["1", "2"]]
-    for version in ("3", "4"):
-        put(version)
-    source = source_of(tmp_path / "here", store_poll_seconds=0.05)
-    source.fetch()
-    assert versions(source.folder) == ["1", "2", "3", "4"], "nothing goes before anything is served"
-    changed.clear()
-    following = asyncio.create_task(source.follow(tell, lambda directory: directory.name == "2"))
-    await asyncio.wait_for(changed.wait(), 20)
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
-    assert told[1:] == [["2", "3", "4"]]
 
 
 @pytest.mark.e2e
