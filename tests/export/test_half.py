@@ -104,8 +104,7 @@ def verified(checkpoint: Checkpoint, half: Transformer, precision: str, director
 
 
 @pytest.mark.parametrize(
-    ("family", "precision"),
-    [("marian", "fp16"), ("bart-gelu-new", "bf16"), ("t5-gated-silu", "bf16"), ("umt5", "fp16")],
+    ("family", "precision"), [("marian", "fp16"), ("bart-gelu-new", "bf16"), ("t5-gated-silu", "bf16"), ("umt5", "fp16")]
 )
 def test_families_pass_the_gate(family: str, precision: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
     checkpoint = Checkpoint(family, model := random_pair(family, scale=0.08)[1], tokenizers)

@@ -8,13 +8,7 @@ from torch import Tensor, nn
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.networks.attention import (
-    MultiHeadAttention,
-    attend,
-    causal_mask,
-    padding_mask,
-    scaled_dot_product_attention,
-)
+from dragoman.model.networks.attention import MultiHeadAttention, attend, causal_mask, padding_mask, scaled_dot_product_attention
 from dragoman.model.networks.dropout import Dropout
 from dragoman.model.networks.relative import bucket_of
 from dragoman.model.networks.rotary import angles, rotated

@@ -1,14 +1,18 @@
 """Runs: settings by rule, training of every architecture, resumption to the same end, and refusals."""
 
+import csv
 import json
 import math
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +28,67 @@ from dragoman.model.likelihood import Likelihood
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.model.training.config import ScheduleConfig, TrainingConfigError
+from dragoman.model.training.config import ScheduleConfig, TrainingConfig, TrainingConfigError
 from dragoman.model.training.file import TrainingFile
 from dragoman.model.training.measured import Measured
 from dragoman.model.training.preparation import Preparation, prepare
 from dragoman.model.training.trainer import Trainer, _progression
 from dragoman.model.training.validation import Validation
-from tests.model.training.conftest import SETTINGS, SOURCES, Begin, are_equal, file, rows, stop_after
+
+WORDS = ["red", "green", "blue", "cat", "dog", "hat", "sun", "moon"]
+SOURCES = {"source": "train.s", "validation_source": "val.s"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "data": SOURCES | {"target": "train.t", "validation_target": "val.t"},
+    "tokenizer": {"vocab_size": 300, "bpe_dropout": 0.2},
+    "model": {"d_model": 16, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_target_positions": 40}
+    | {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "dropout": 0.2, "attention_dropout": 0.1},
+    "training": {"max_steps": 28, "max_tokens": 200, "warmup_steps": 10, "max_length": 40, "average_last": 2},
+}
+Begin = Callable[..., Trainer]
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    rng = random.Random(0)
+    for name, size in (("train", 100), ("val", 8)):
+        sentences = [rng.choices(WORDS, k=rng.randint(2, 6)) for _ in range(size)]
+        for suffix, lines in (("s", sentences), ("t", [words[::-1] for words in sentences])):
+            (folder / f"{name}.{suffix}").write_text("".join(" ".join(words) + "\n" for words in lines), encoding="utf-8")
+    return folder
+
+
+def file(initial_checkpoint: Path | None = None, **changes: dict[str, Any]) -> TrainingFile:
+    """Change some of `SETTINGS`, table by table; nothing is left to the rules but the model's settings of another architecture."""
+    tables = {table: SETTINGS[table] | changes.get(table, {}) for table in SETTINGS}
+    if "architecture" in changes.get("model", {}):
+        tables["model"] = changes["model"]
+    initial = {"initial_checkpoint": str(initial_checkpoint)} if initial_checkpoint else {}
+    return TrainingFile(asdict(TrainingConfig.parse({"name": "toy"} | initial | tables, "test")), "test")
+
+
+@pytest.fixture
+def begin(data_dir: Path) -> Begin:
+    return lambda output, **changes: Trainer(prepare(file(**changes), data_dir, output), torch.device("cpu"))
+
+
+def stop_after(trainer: Trainer, num_steps: int) -> Trainer:
+    for _, batch in zip(range(num_steps), trainer._remaining_batches(), strict=False):
+        trainer._step(batch)
+    trainer.save_state()
+    trainer.close()
+    return trainer
+
+
+def rows(output: Path, name: str) -> list[dict[str, str]]:
+    with (output / "training" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def are_equal(first: torch.nn.Module, second: torch.nn.Module) -> bool:
+    weights, others = first.state_dict(), second.state_dict()
+    return weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
+
 
 NO_SOURCES = dict.fromkeys(SOURCES, "")
 MODELS: dict[str, dict[str, Any]] = {
@@ -287,10 +345,10 @@ def test_a_configuration_of_paths_alone_is_completed(data: Path, tmp_path: Path)
     training = prepared.config.training
     assert (training.max_steps, training.warmup_steps, training.cooldown_steps, training.max_tokens) == (1000, 100, 333, 128)
     assert (prepared.model_config.d_model, prepared.model_config.norm, prepared.warnings) == (128, "pre", [])
-    assert prepared.record.text["num_pairs"] == 120
+    assert prepared.record.text["num_pairs"] == 100
     assert not (tmp_path / "out").exists(), "nothing is written before the run begins"
     summary, rules = prepared.summary()
-    assert "120 pairs" in summary and f"{prepared.record.text['target_tokens']} target tokens" in summary
+    assert "100 pairs" in summary and f"{prepared.record.text['target_tokens']} target tokens" in summary
     assert "training.max_steps 1000" in rules and "tokenizer.vocab_size 4" in rules
     prepared = prepare(stated(training={"max_steps": 2}), data, tmp_path / "out")  # of which alone warnings are
     assert "training.validate_every" in prepared.record.chosen
@@ -323,7 +381,7 @@ def test_a_resumed_run_keeps_its_settings_though_the_text_has_grown(data: Path, 
     second = prepare(told, data, tmp_path / "out")
     assert second.config == first.config != prepare(told, data, tmp_path / "new").config
     (warning,) = [line for line in second.warnings if line.startswith("data: ")]
-    assert "120 num_pairs" in warning and "4,800 num_pairs" in warning
+    assert "100 num_pairs" in warning and "4,000 num_pairs" in warning
 
 
 @pytest.mark.parametrize(
@@ -367,8 +425,7 @@ def test_going_on_takes_model_and_vocabulary_of_the_checkpoint(data: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
-    [('d_model = "wide"', "d_model must be int"), ("num_heads = 48", "not a multiple of num_heads 48")],
+    ("setting", "said"), [('d_model = "wide"', "d_model must be int"), ("num_heads = 48", "not a multiple of num_heads 48")]
 )
 def test_a_wrong_setting_of_the_model_is_named_with_its_line(data: Path, tmp_path: Path, setting: str, said: str) -> None:
     path = tmp_path / "toy.toml"
@@ -403,11 +460,11 @@ def test_odd_texts_give_a_run(tmp_path: Path, content: str) -> None:
     [
         ("train.s", b"", "train.s: the file is empty"),
         ("val.t", b"", "val.t: the file is empty"),
-        ("train.t", b"one\n", "train.s has 120 lines but "),
+        ("train.t", b"one\n", "train.s has 100 lines but "),
         ("val.s", b"one\ntwo\n", "val.s has 2 lines but "),
-        ("train.t", b"one\n" * 7 + b"\xe4\n" + b"one\n" * 112, "train.t, line 8: not UTF-8"),
-        ("val.s", b"one\n\nthree\n", "val.s, line 2: the line is blank"),
-        ("val.s", b"one\ntwo\n" + b"word " * 600 + b"\n", "val.s, line 3: "),
+        ("train.t", b"one\n" * 7 + b"\xe4\n" + b"one\n" * 92, "train.t, line 8: not UTF-8"),
+        ("val.s", b"one\n\n" + b"x\n" * 6, "val.s, line 2: the line is blank"),
+        ("val.s", b"one\ntwo\n" + b"word " * 600 + b"\n" + b"x\n" * 5, "val.s, line 3: "),
     ],
 )
 def test_unusable_text_is_named(data: Path, tmp_path: Path, name: str, content: bytes, said: str) -> None:
