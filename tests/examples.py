@@ -1,4 +1,4 @@
-"""How many generated examples a test tries: enough to find what is broken often, or all, which takes minutes."""
+"""Number of generated examples of a test: enough to find most defects, or all of them, which takes minutes."""
 
 import os
 

@@ -14,7 +14,7 @@ import pytest
 
 from dragoman.v1 import generation_pb2, repository_pb2
 from tests.cli.conftest import NUM_LAYERS, assert_refused, is_one_line, score_with_attention
-from tests.client.fake_server import PATIENCE_SECONDS, AdminService, Held, Service, answer_to, failing
+from tests.client.fake_server import PATIENCE_SECONDS, AdminService, Held, Service, answer_to, failing, interrupt
 from tests.system.harness.server import wait_until
 
 Run = Callable[..., tuple[int, str, str]]
@@ -68,11 +68,12 @@ def test_each_command_can_present_a_certificate(run_command: Run, serve, certifi
         assert_refused(run_command(*asked), target, "--certificate and --key", code=1, out=not_serving)
 
 
-def test_health_tells_what_is_not_serving_and_why(run_command: Run, serve, server: str) -> None:
+def test_health_tells_what_is_not_serving_and_why(run_command: Run, serve, service: Service, server: str) -> None:
     assert run_command("health", "--server", server) == (0, "serving\n", "")
     target = serve(is_ready=False)
     assert run_command("health", "--server", target, "--service", "liveness") == (0, "serving\n", "")
     unknown = "no service 'en-xx'; there are liveness, readiness and the models by their names"
+    service.script.append(failing("UNAUTHENTICATED", "the token is missing"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         silent = f"127.0.0.1:{listening.getsockname()[1]}"
         for address, service, reason in (
@@ -80,6 +81,7 @@ def test_health_tells_what_is_not_serving_and_why(run_command: Run, serve, serve
             (target, "loud", "loud is not serving, the server says"),
             (server, "en-xx", unknown),
             (silent, "", "no answer in time (DEADLINE_EXCEEDED)"),
+            (UNREACHABLE, "", "nothing answers there (connection refused); is `dragoman serve` running? --server names another"),
         ):
             told = run_command("health", "--server", address, "--service", service, "--timeout", "0.3")
             assert told == (1, "not serving\n", f"dragoman: {address}: {reason}\n")
@@ -100,17 +102,16 @@ def test_a_refusal_names_the_flag_or_the_line(ask: Run, service: Service, files:
 
 
 def test_lines_come_in_order_and_a_blank_line_stays_blank(ask: Run, service: Service, files: Path) -> None:
-    assert ask("translate", "a", "", "c") == (0, "A\n\nC\n", "")
     (files / "a").write_text("dog\n\ncat\n")
     (files / "b").write_text("Hund\n \n\n")
     told = ask("score", "--source", files / "a", "--target", files / "b")
     assert told == (0, "-1.500000\t-7.500000\n\n-1.500000\t-1.500000\n", "")
     assert ask("translate", "--in", files / "empty", "--out", files / "out") == (0, "", "")
     assert (files / "out").read_bytes() == b""
-    assert ask("translate", "--num-return-sequences", 2, "a", "", "b") == (0, "A\nA!\n\n\nB\nB!\n", "")
     # A model may have several answers by default; a line in is a line out unless the caller asks for more.
     service.answer = lambda request: answer_to(generation_pb2.GenerateRequest(text=request.text, num_return_sequences=3))
     assert ask("translate", "a", "", "b") == (0, "A\n\nB\n", "")
+    assert ask("translate", "--num-return-sequences", 2, "a", "", "b") == (0, "A\nA!\n\n\nB\nB!\n", "")
     assert ask("translate", "--scores", "a") == (0, "-0.500000\tA\n", "")
 
 
@@ -201,8 +202,7 @@ def test_a_translation_that_is_ended_is_quiet(start, server: str, ending: str) -
     process.stdin.flush()
     assert process.stdout.readline() == b"A\n"
     if ending == "interrupted":
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=PATIENCE_SECONDS) == (b"", b"")
+        assert interrupt(process) == (b"", b"")
     else:
         process.stdout.close()
         process.stdin.write(b"b\n")
@@ -242,8 +242,9 @@ def test_interrupted_work_is_kept_and_resumed(
     process = start(*translation)
     held.wait_until_began()
     wait_until(lambda: partial.read_text() == "A\n\nB\n"[: num_lines + 2 if num_lines else 0], "lines before the fourth")
-    process.send_signal(signal_)
-    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    if signal_ == signal.SIGKILL:
+        process.kill()
+    out, err = interrupt(process) if signal_ == signal.SIGINT else process.communicate(timeout=PATIENCE_SECONDS)
     held.assert_cancelled()
     if num_lines == 0:
         assert (process.returncode, out, err, left_in(tmp_path)) == (130, b"", b"", set())

@@ -65,13 +65,10 @@ def run(folder: Path, *arguments: object, blocked: Collection[str] = (), allowed
     ("command", "module", "extra"),
     [
         ("serve --models %/bundle", "zmq", "[server]"),
-        ("load --rate 1", "msgspec", "[load]"),
         ("evaluate --source %/two --reference %/more --server 127.0.0.1:1", "sacrebleu", "[evaluate]"),
         ("evaluate --source %/two --reference %/more --bundle %/bundle", "tokenizers", "[server,evaluate]"),
-        ("train %/small.toml --output %/run", "torch", "[train]"),
         (f"attention --checkpoint {PRETRAINED} a --output %/out.png", "matplotlib", "[train]"),
-        (f"perplexity --checkpoint {PRETRAINED} --target %/two", "safetensors", "[train]"),
-        ("nearest %/more --reference %/two --output %/out", "sacrebleu", "[evaluate]"),
+        (f"average {PRETRAINED} --output %/out", "torch", "[train]"),
         (f"export {PRETRAINED} %/out", "torch", "[server,export]"),
     ],
 )

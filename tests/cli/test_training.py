@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import signal
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,6 @@ from safetensors.torch import load_file
 
 from dragoman.model.training.example import EXAMPLE
 from tests.cli.conftest import assert_refused
-from tests.client.fake_server import PATIENCE_SECONDS
-from tests.system.harness.server import wait_until
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -57,17 +54,6 @@ def test_training_without_a_terminal_tells_how_it_goes_and_goes_on_from_a_checkp
     assert warned == ["training.warmup_steps", "training.max_tokens"]
     first, second = (load_file(files / name / "model.safetensors") for name in ("out", "second"))
     assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
-
-
-def test_interrupted_training_tells_no_more_than_how_it_went(start, files: Path) -> None:
-    config = files / "small.toml"
-    config.write_text(config.read_text().replace("max_steps = 3", "max_steps = 1000000"))
-    process = start("train", config, "--output", files / "out", "--device", "cpu", "--threads", "1")
-    wait_until(lambda: (files / "out/training/steps.csv").exists() or process.poll() is not None, "first step")
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 130
-    assert all(line.startswith("dragoman: ") for line in err.decode().splitlines())
 
 
 def test_the_nearest_candidates_are_written(run_command: Run, files: Path) -> None:

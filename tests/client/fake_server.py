@@ -1,5 +1,7 @@
 """A gRPC server on a real port whose answers are scripted by the test, with the admin service where a test asks for it."""
 
+import signal
+import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -361,3 +363,12 @@ class FakeServer:
     def set_health(self, name: str, is_serving: bool) -> None:
         kind = health_pb2.HealthCheckResponse
         self.health.set(name, kind.SERVING if is_serving else kind.NOT_SERVING)
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Send SIGINT until a process ends and return its output; Python can miss a signal just before it waits for a lock."""
+    for _ in range(PATIENCE_SECONDS // 5):
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=5)
+    raise AssertionError("the process does not end")

@@ -140,44 +140,36 @@ def test_a_broken_stream_is_opened_again_for_unanswered_requests(call, service, 
     service.breaks.append((1, failing("UNAVAILABLE")))
     assert by_place(call("generate_batch", asked("a"), options=PLAIN)) == ["A"], "a failure after the last answer"
     assert len(service.batches) == 4 and len(clock.waits) == 2
-
-
-def test_streams_that_cannot_be_opened_again_end_the_batch(call, service, clock, has_bulk: bool) -> None:
     service.breaks.extend([(0, failing("UNAVAILABLE", f"down {n}")) for n in range(5)])
     with pytest.raises(Unavailable, match="down 4"):
         call("generate_batch", asked("a", "b"), options=PLAIN)
-    assert len(service.batches) == 5
-    assert clock.waits == [pytest.approx(wait) for wait in (0.1, 0.2, 0.4, 0.8)]
-    clock.waits.clear()
+    assert len(service.batches) == 9
+    assert clock.waits[2:] == [pytest.approx(wait) for wait in (0.1, 0.2, 0.4, 0.8)]
     for code in ("UNAUTHENTICATED", "INTERNAL", *([] if has_bulk else ["UNIMPLEMENTED"])):
         service.breaks.append((0, failing(code)))
         with pytest.raises(errors.CallError) as caught:
             call("generate_batch", asked("a"))
-        assert (caught.value.code, clock.waits) == (code, [])
+        assert (caught.value.code, len(clock.waits)) == (code, 6)
     service.breaks.append((1, str))
     with pytest.raises(InternalError, match="1 requests unanswered"):
         call("generate_batch", asked("a", "b"), concurrency=1)
 
 
-def test_a_batch_has_no_deadline_unless_it_is_given_one(call, service, has_bulk: bool) -> None:
-    call("generate_batch", asked("a"), timeout_seconds=1000.0)
-    call("generate_batch", asked("a"))
+def test_a_batch_has_a_deadline_if_it_is_given_one_and_a_text_among_many_expires_alone(connect, service, has_bulk: bool) -> None:
+    client = connect(is_real=True, timeout_seconds=0.3)
+    list(client.generate_batch(asked("a"), timeout_seconds=1000.0))
+    list(client.generate_batch(asked("a")))
     assert 900 < service.seconds_left[0] < 1100 and service.seconds_left[1] > 1e9
     service.behaviours["stuck"] = Held()
     with pytest.raises(errors.DeadlineExceeded):
-        call("generate_batch", asked("stuck"), timeout_seconds=0.2)
-
-
-def test_a_text_among_many_expires_alone(connect, service, has_bulk: bool) -> None:
-    service.behaviours["stuck"] = held = Held()
-    answers = connect(is_real=True, timeout_seconds=0.3).generate_many(["a", "stuck", "b"])
-    assert next(answers).text == "A"
-    with pytest.raises(errors.DeadlineExceeded, match=r"^not answered within 0.3 s$"):
-        next(answers)
-    held.assert_cancelled()
-    service.behaviours["stuck"] = Held()
-    with pytest.raises(errors.DeadlineExceeded, match=r"^not answered within 0.2 s$"):
-        list(connect(is_real=True).generate_many(["stuck"], timeout_seconds=0.2))
+        list(client.generate_batch(asked("stuck"), timeout_seconds=0.2))
+    for seconds, options in ((0.3, {}), (0.2, {"timeout_seconds": 0.2})):
+        service.behaviours["stuck"] = held = Held()
+        answers = client.generate_many(["a", "stuck", "b"], **options)
+        assert next(answers).text == "A"
+        with pytest.raises(errors.DeadlineExceeded, match=rf"^not answered within {seconds} s$"):
+            next(answers)
+        held.assert_cancelled()
 
 
 def test_the_first_failure_in_order_ends_many_and_cancels_the_rest(client, service, has_bulk: bool) -> None:
@@ -351,13 +343,13 @@ def test_a_broken_stream_sends_unanswered_requests_again_under_their_ids(batch) 
     assert batch.take(refuse(sending, "UNAVAILABLE")).message.request_id != "c"
     wait, again = batch.interrupt(Unavailable("gone"))
     assert (wait, [(step.message.request_id, step.not_before) for step in again]) == (1.0, [("a", 0.0), ("c", 0.0)])
-    by_place = [generation_pb2.GenerateBatchResponse(index=index, error=make_status("INVALID_ARGUMENT")) for index in (0, 1)]
-    assert batch.take(by_place[0]).request.request_id == "a", "places are counted on each stream"
-    unknown = generation_pb2.GenerateBatchResponse(request_id="unknown", index=1, error=make_status("INVALID_ARGUMENT"))
-    for response in (by_place[0], unknown):
+    no = make_status("INVALID_ARGUMENT")
+    first, second = (generation_pb2.GenerateBatchResponse(index=index, error=no) for index in (0, 1))
+    assert batch.take(first).request.request_id == "a", "places are counted on each stream"
+    for response in (first, generation_pb2.GenerateBatchResponse(request_id="unknown", index=1, error=no)):
         with pytest.raises(InternalError, match="not asked"):
             batch.take(response)
-    assert batch.take(by_place[1]).error.request_id == "c"
+    assert batch.take(second).error.request_id == "c"
 
 
 def test_breaks_without_an_answer_between_them_and_requests_on_each_broken_stream_are_given_up(batch) -> None:

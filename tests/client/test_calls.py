@@ -9,13 +9,14 @@ import pytest
 
 from dragoman.client import errors
 from dragoman.client.model_info import Defaults
+from dragoman.client.repository import RepositoryClient
 from dragoman.client.request import Request
 from dragoman.client.results import Piece
 from dragoman.client.retry import RetryPolicy
 from dragoman.client.scoring import Alignment
 from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
-from dragoman.v1 import generation_pb2
-from tests.client.fake_server import EOS, filled, plain
+from dragoman.v1 import generation_pb2, repository_pb2
+from tests.client.fake_server import EOS, AdminService, FakeServer, failing, filled, plain
 
 GIVEN = {"text": "x", "request_id": "r-1"}
 # Fields of a request and of its search, each with a value of its own.
@@ -90,12 +91,9 @@ def test_a_result_has_every_field_of_the_answer(call, service) -> None:
     assert (pieces[1:], len(whole.answers)) == ([Piece("CD", (99, 100), whole)], 2)
 
 
-def test_a_text_arrives_unchanged(call) -> None:
+def test_a_text_arrives_unchanged_and_may_be_large(call, service) -> None:
     for text in ("犬が雪の中を走る", "🐕‍🦺❄️", "a\x00b\n\tc", "e\u0301", " "):
         assert call("generate", text).text == "".join(piece.text for piece in call("stream", text)) == text.upper()
-
-
-def test_an_answer_may_be_large_but_its_finish_reason_must_be_known(call, service) -> None:
     service.script.append(lambda _: generation_pb2.GenerateResponse(text="x" * (5 << 20), finish_reason=EOS))
     assert len(call("generate", "x").text) == 5 << 20, "larger than gRPC's own limit"
     service.script.append(lambda _: generation_pb2.GenerateResponse(request_id="r-4", finish_reason=77))
@@ -241,3 +239,27 @@ def test_without_opentelemetry_no_span_is_sent(call, service, monkeypatch: pytes
     with trace.use_span(trace.NonRecordingSpan(trace.SpanContext(0xA, 0xB, False))):
         call("generate", "x", options={"retry": RetryPolicy(max_attempts=1)})
     assert "traceparent" not in service.metadata[0][1]
+
+
+def test_the_client_of_the_admin_service_converts_each_answer_and_tries_nothing_again() -> None:
+    admin = AdminService()
+    requested = filled(repository_pb2.Requested, labels={"a": "3", "x": ""})
+    admin.model, admin.problem = filled(repository_pb2.RepositoryModel, requested=requested), "no such folder"
+    admin.model.versions[1].state = 99
+    with FakeServer(admin=admin) as server, RepositoryClient(server.target, token="s", timeout_seconds=60) as client:
+        [status], problem = client.models("en-de")
+        assert (dataclasses.asdict(status), problem) == (plain(admin.model), "no such folder")
+        assert client.refresh() == ([status], problem)
+        assert client.load("en-de", "3") == client.unload("en-de", "3") == client.reload("en-de") == status
+        assert client.rollback("en-de", "3") == client.set_label("en-de", "canary", "3") == status
+        assert set(admin.tokens) == {"Bearer s"}
+        with pytest.raises(errors.InvalidArgument, match=r"^version: 3 is of the wrong type"):
+            client.load("en-de", 3)
+        for code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"):
+            admin.requests.clear()
+            admin.failures["en-de"] = failing(code)
+            with pytest.raises(errors.CallError, match="no") as caught:
+                client.rollback("en-de")
+            assert caught.value.code == code and len(admin.requests) == 1
+    with pytest.raises(errors.Cancelled, match=r"^the client is closed$"):
+        client.models()

@@ -2,22 +2,17 @@
 
 import json
 from dataclasses import asdict, fields, replace
-from functools import partial
 from io import StringIO
 
 from dragoman.client.errors import CallError, DeadlineExceeded, InvalidArgument, Unavailable
 from dragoman.client.flags import denial, flag, in_flags, refusal
-from dragoman.client.health import why_not_serving
 from dragoman.client.model_info import Defaults, Language, ModelInfo, ModelVersion
 from dragoman.client.models_table import print_models
 from dragoman.client.reach import in_one_line
 from dragoman.client.repository import ModelStatus, Requested, VersionStatus
 from dragoman.client.repository_table import print_repository
-from dragoman.client.retry import RetryPolicy
 from dragoman.client.search import Search
-from dragoman.client.sync import Client
 from dragoman.client.unreachable import explain
-from tests.client.fake_server import failing
 
 
 def test_fields_are_named_by_their_flags() -> None:
@@ -90,22 +85,6 @@ def test_a_failed_call_is_told_in_flags() -> None:
         (CallError("{strange}", code="ABORTED"), False, "{strange} (ABORTED)"),
     ):
         assert in_one_line(error, "here:1", is_tls).startswith(told)
-
-
-def test_a_server_that_is_not_ready_is_told_apart_from_one_that_is_gone(server, service) -> None:
-    for name, is_serving in {"": True, "en-de": True, "down": False}.items():
-        server.set_health(name, is_serving)
-    with Client(server.target, retry=RetryPolicy(max_attempts=1)) as client:
-        why = partial(why_not_serving, client, "here", is_tls=False)
-        assert why("") == why("en-de") == ""
-        assert why("down") == "here: down is not serving, the server says"
-        assert why("en-xx").startswith("here: no service 'en-xx'")
-        assert why("\ud800").startswith("service: not Unicode text")
-        server.set_health("", False)
-        service.script.append(failing("UNAUTHENTICATED", "the token is missing"))
-        assert why("") == why("") == "here: readiness is not serving, the server says"
-        server.stop()
-        assert why("").startswith("here: nothing answers")
 
 
 MODEL = ModelInfo("en-de", "3", True, "fp32", "cpu", 256, 200, 128, 64, 6000, 7000)

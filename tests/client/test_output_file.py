@@ -1,4 +1,4 @@
-"""Output files: they appear whole or not at all, and what an interrupted run has left can be resumed by the same run only."""
+"""Output files: they appear whole or not at all, and the rest of an interrupted run can be resumed by the same run only."""
 
 import errno
 import json
@@ -27,17 +27,21 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "out.txt"
 
 
-def write(file: OutputFile, *lines: str) -> None:
-    for line in lines:
-        file.write(line, LINES.get(line, line))
+def write(path: Path, sources: LineFile, *lines: str, num_done: int = 0, is_resumed: bool = False) -> None:
+    """Write lines after those that are done, and end with an error unless the file is complete."""
+    with OutputFile(path, sources, OPTIONS, is_resumed) as file:
+        assert file.num_done == num_done
+        for line in lines:
+            file.write(line, LINES[line])
+        if num_done + len(lines) < len(LINES):
+            raise KeyboardInterrupt
 
 
 @pytest.fixture
 def left(path: Path, sources: LineFile) -> Path:
     """A file of which two lines are done."""
-    with pytest.raises(KeyboardInterrupt), OutputFile(path, sources, OPTIONS) as file:
-        write(file, "eins", "zwei")
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        write(path, sources, "eins", "zwei")
     return path
 
 
@@ -55,10 +59,9 @@ def refusal(path: Path, sources: LineFile, options: dict | None = None, is_resum
 def test_a_file_appears_when_the_block_ends(path: Path, sources: LineFile, is_resumed: bool) -> None:
     path.write_text("old")
     with OutputFile(path, sources, OPTIONS, is_resumed) as file:
-        assert file.num_done == 0
-        write(file, *list(LINES)[:2])
         assert refusal(path, sources, is_resumed=is_resumed) == f"{path}.partial: another process is writing it"
-        write(file, *list(LINES)[2:])
+        for line, text in LINES.items():
+            file.write(line, text)
         assert path.read_text() == "old"
     assert path.read_text(encoding="utf-8") == ALL and names(path) == ["out.txt"]
     (path.parent / "plain").touch()
@@ -67,24 +70,17 @@ def test_a_file_appears_when_the_block_ends(path: Path, sources: LineFile, is_re
 
 def test_a_failure_keeps_the_old_file_and_the_lines_that_are_done(path: Path, sources: LineFile) -> None:
     path.write_text("old")
-    for failure, lines, left in (
-        (ValueError, [], ["out.txt"]),
-        (KeyboardInterrupt, ["eins", "zwei"], ["out.txt", "out.txt.partial", "out.txt.partial.state"]),
-    ):
-        with pytest.raises(failure) as caught, OutputFile(path, sources, OPTIONS) as file:
-            write(file, *lines)
-            raise failure
-        note = f"{len(lines)} of 4 lines are done, in {path}.partial; --resume goes on from there"
-        assert getattr(caught.value, "__notes__", []) == ([note] if lines else [])
-        assert path.read_text() == "old" and names(path) == left
-    assert Path(f"{path}.partial").read_text() == DONE
-    for line, num_done in ((None, 2), ("Grüße", 2), (None, 3)):
-        with pytest.raises(KeyboardInterrupt), OutputFile(path, sources, OPTIONS, is_resumed=True) as file:
-            assert file.num_done == num_done
-            write(file, *filter(None, [line]))
-            raise KeyboardInterrupt
-    with OutputFile(path, sources, OPTIONS, is_resumed=True) as file:
-        write(file, "vier")
+    with pytest.raises(KeyboardInterrupt):
+        write(path, sources)
+    assert path.read_text() == "old" and names(path) == ["out.txt"]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        write(path, sources, "eins", "zwei")
+    assert caught.value.__notes__ == [f"2 of 4 lines are done, in {path}.partial; --resume goes on from there"]
+    assert path.read_text() == "old" and Path(f"{path}.partial").read_text() == DONE
+    for lines, num_done in (([], 2), (["Grüße"], 2), ([], 3)):
+        with pytest.raises(KeyboardInterrupt):
+            write(path, sources, *lines, num_done=num_done, is_resumed=True)
+    write(path, sources, "vier", num_done=3, is_resumed=True)
     assert path.read_text(encoding="utf-8") == ALL and names(path) == ["out.txt"]
 
 
@@ -97,9 +93,8 @@ def test_a_kill_in_the_middle_of_a_write_costs_that_line_only(left: Path, source
     for torn in TORN:
         for file, content, more in zip(files, whole, torn, strict=True):
             file.write_bytes(content + more)
-        with pytest.raises(KeyboardInterrupt), OutputFile(left, sources, OPTIONS, is_resumed=True) as file:
-            assert file.num_done == 2
-            raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt):
+            write(left, sources, num_done=2, is_resumed=True)
         assert [file.read_bytes() for file in files] == whole
 
 
@@ -125,7 +120,6 @@ def test_what_is_left_is_resumed_by_the_same_run_only(left: Path, sources: LineF
     state.write_text(json.dumps(json.loads(head) | {"options": unset}) + "\n" + rest)
     with OutputFile(left, LineFile(source), OPTIONS | {"--sample": None}, is_resumed=True) as file:
         assert file.num_done == 2
-        write(file, "drei")
 
 
 UNKNOWN_STATES = [None, b"", b"\xff", b"[]\n", b"{}\n", b'{"format_version": 9, "output": "out.txt", "options": {}}\n']
@@ -149,18 +143,17 @@ def test_a_file_system_that_cannot_lock_is_written_all_the_same(path: Path, sour
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with OutputFile(path, sources, OPTIONS) as file:
-        write(file, "zwei")
-    assert path.read_text() == "ZWEI\n"
+    write(path, sources, *LINES)
+    assert path.read_text() == ALL
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_keeps_what_is_done(path: Path, sources: LineFile, monkeypatch) -> None:
     full, real = os.open("/dev/full", os.O_WRONLY), os.write
     with pytest.raises(InputError, match=r"partial: No space left") as caught, OutputFile(path, sources, OPTIONS) as file:
-        write(file, "zwei")
+        file.write("zwei", "ZWEI\n")
         monkeypatch.setattr(os, "write", lambda descriptor, content: real(full, content))
-        write(file, "zwei")
+        file.write("zwei", "ZWEI\n")
     monkeypatch.undo()
     os.close(full)
     assert caught.value.__notes__[0].startswith("1 of 4 lines are done")
@@ -170,9 +163,8 @@ def test_a_full_disk_keeps_what_is_done(path: Path, sources: LineFile, monkeypat
 def test_long_names_and_links_are_followed(tmp_path: Path, sources: LineFile) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for name, real in (("n" * 255, "n" * 255), ("名" * 85, "名" * 85), ("link", "real")):
-        with OutputFile(tmp_path / name, sources, OPTIONS) as file:
-            write(file, "zwei")
-        assert (tmp_path / real).read_text() == "ZWEI\n"
+        write(tmp_path / name, sources, *LINES)
+        assert (tmp_path / real).read_text() == ALL
     assert (tmp_path / "link").is_symlink()
 
 

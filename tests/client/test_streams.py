@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from dragoman.client.opening import opened
 from dragoman.client.ordered import in_order
 from dragoman.client.request import Request
 from dragoman.client.scope import Scope
-from tests.client.fake_server import PATIENCE_SECONDS, Held, failing
+from tests.client.fake_server import PATIENCE_SECONDS, Held, failing, interrupt
 from tests.system.harness.server import wait_until
 
 CLOSED = r"^the client is closed$"
@@ -147,31 +146,6 @@ def test_closing_ends_a_call_under_way_and_refuses_others(client, connect, servi
     assert len(service.requests) == 1
 
 
-def test_threads_that_call_while_the_client_closes_all_get_the_same_error(connect, service) -> None:
-    client, enough = connect(is_real=True), threading.Event()
-    calls = [
-        lambda: client.generate("a"),
-        lambda: list(client.stream("ab")),
-        lambda: list(client.generate_many(["a", "", "b"], concurrency=2)),
-        lambda: list(client.generate_batch([Request("a"), Request("b")])),
-    ]
-
-    def call_until_closed(number: int) -> str:
-        while True:
-            try:
-                calls[number % 4]()
-            except Cancelled as error:
-                return error.message
-            if len(service.requests) >= 100 and len(service.batches) >= 10:
-                enough.set()
-
-    with ThreadPoolExecutor(8) as threads:
-        ends = [threads.submit(call_until_closed, number) for number in range(8)]
-        assert enough.wait(PATIENCE_SECONDS)
-        client.close()
-        assert {end.result(PATIENCE_SECONDS) for end in ends} == {"the client is closed"}
-
-
 @pytest.mark.parametrize("method", ["generate", *STUCK])
 def test_a_scope_cancels_its_own_calls_and_starts_no_others(sync_client, service, method: str) -> None:
     service.script.append(other := Held())
@@ -269,8 +243,7 @@ def test_an_interrupt_ends_each_call_in_silence_and_frees_the_server(server, ser
     command = [sys.executable, "-c", PROGRAM, server.target, kind, method]
     with subprocess.Popen(command, env={**os.environ, "GRPC_VERBOSITY": "NONE"}, **pipes) as process:
         held.wait_until_began()
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=PATIENCE_SECONDS) == (b"", b"")
+        assert interrupt(process) == (b"", b"")
         assert process.returncode == 130
     held.assert_cancelled()
 

@@ -163,21 +163,6 @@ def test_json_has_the_whole_answer_in_a_line(sync_client, service, source: Path,
     assert [json.loads(line)["text"] for line in lines] == ["EIN HUND", "", "", "ZWEI KÄFER", "犬"]
 
 
-def test_options_that_exclude_each_other_are_refused() -> None:
-    for options, flags in (
-        ({"concurrency": 0}, "^--concurrency: 0"),
-        ({"is_streamed": True, "is_json": True}, "--stream .*--json"),
-        ({"is_streamed": True, "has_scores": True}, "--stream .*--scores"),
-        ({"is_streamed": True, "search": Search(num_return_sequences=2)}, "--stream .*--num-return-sequences"),
-        ({"search": Search(return_log_probs=True)}, "--log-probs .*--json"),
-        ({"search": Search(top_log_probs=3)}, "--top-log-probs .*--json"),
-        ({"is_json": True, "has_scores": True}, "--scores .*--json"),
-    ):
-        with pytest.raises(InputError, match=flags):
-            TranslateOptions(**options)
-    TranslateOptions(is_streamed=True, concurrency=1, search=Search(num_return_sequences=1))
-
-
 def test_a_file_is_translated_in_order(sync_client, service, source: Path, tmp_path: Path) -> None:
     terminal, file, path = Terminal(), StringIO(), tmp_path / "long.txt"
     source = source.rename(tmp_path / "[b]in.txt")
@@ -228,21 +213,6 @@ def test_what_a_file_was_made_with_is_known_by_flags() -> None:
         **{"--from": "en", "--to": "de", "--sample": True, "--early-stopping": False, "--no-early-stopping": True, "--top-k": 0},
     }
     assert TranslateOptions(has_scores=True).by_flag() == plain | {"--scores": True}
-
-
-def test_a_file_that_cannot_be_translated_asks_nothing(sync_client, service, source: Path, tmp_path: Path) -> None:
-    bad = tmp_path / "bad.txt"
-    bad.write_bytes(b"good\nalso good\nna\xefve\n")
-    for place, out, options, reason in (
-        (bad, "out", PLAIN, r"bad\.txt, line 3: not UTF-8: .* at byte 2"),
-        (tmp_path / "none.txt", "out", PLAIN, r"none\.txt: No such file"),
-        (tmp_path, "out", PLAIN, "Is a directory"),
-        (source, "none/out", PLAIN, "none/out: No such file"),
-        (source, "out", STREAMED, "--stream .*not for files"),
-    ):
-        with pytest.raises(InputError, match=reason):
-            translate_file(sync_client, place, tmp_path / out, options)
-    assert service.requests == []
 
 
 def test_only_a_line_feed_ends_a_line_of_a_file_or_a_stream(tmp_path: Path) -> None:
@@ -308,22 +278,8 @@ def test_blank_pairs_are_blank_lines_and_json_has_every_field(sync_client, servi
     assert blank == dict.fromkeys(first) | {"tokens": []}
 
 
-def test_a_pair_that_cannot_be_scored_is_named(sync_client, service, pair) -> None:
-    source, target = pair
-    files = {path: path.read_text() for path in pair}
-    target.write_text("x\n" * 69)
-    assert scored(sync_client, pair) == f"{source} has 70 lines but {target} has 69"
-    source.write_text("Hund\n\n")
-    target.write_text("dog\ncat\n")
-    assert scored(sync_client, pair) == f"{source}, line 2: the line is blank, but that of {target} is not"
-    assert "none" in scored(sync_client, (source.with_name("none"), target))
-    for options, told in (({"concurrency": 0}, "--concurrency: 0"), ({"alignment_layer": 0}, "--alignment-layer goes")):
-        with pytest.raises(InputError, match=f"^{told}"):
-            ScoreOptions(**options)
-    assert service.requests == []
-    for path, text in files.items():
-        path.write_text(text)
+def test_a_pair_that_is_refused_is_named(sync_client, service, pair) -> None:
     service.behaviours["Hund 2"] = failing("INVALID_ARGUMENT", "target: 600 tokens")
-    assert scored(sync_client, pair).splitlines()[2:] == [f"line 3 of {source} and {target}: target: 600 tokens"]
+    assert scored(sync_client, pair).splitlines()[2:] == [f"line 3 of {pair[0]} and {pair[1]}: target: 600 tokens"]
     service.behaviours["Hund 2"] = failing("INVALID_ARGUMENT", "alignment_layer: 9; return_word_alignment is set")
     assert scored(sync_client, pair).splitlines()[2:] == ["--alignment-layer: 9; --alignment is set"]

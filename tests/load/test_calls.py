@@ -14,7 +14,7 @@ from dragoman.load.plan import Injections, Plan
 from dragoman.load.tally import Outcome
 from dragoman.v1 import generation_pb2_grpc
 from tests.client.fake_server import PATIENCE_SECONDS, failing, in_turn
-from tests.load.harness import LoadService, make_plan
+from tests.load.conftest import LoadService, make_plan
 from tests.system.harness.server import wait_until
 
 KINDS = pytest.mark.parametrize("kind", ["unary", "stream", "batch"])

@@ -21,7 +21,7 @@ from dragoman.load.sweep import KneeSearch
 from dragoman.load.tally import UNSENT, Group, Outcome, Tally
 from dragoman.load.timeline import Timeline
 from dragoman.model.errors import InputError
-from tests.load.harness import ROOT, make_result
+from tests.load.conftest import ROOT, make_result
 
 
 @settings(max_examples=50)

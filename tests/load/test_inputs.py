@@ -17,7 +17,7 @@ from dragoman.load.target import Target, make_target
 from dragoman.load.texts import FileTexts, MadeUpTexts, parse_lengths
 from dragoman.load.trace import Entry, Extent, measure_trace, read_trace
 from dragoman.model.errors import InputError
-from tests.load.harness import make_plan
+from tests.load.conftest import make_plan
 
 HOSTS = {"one": ["10.0.0.1", "fd00::1"], "two": ["10.0.0.2"], "six": ["fd00::6"], "10.0.0.9": ["10.0.0.9"], "fd00::9": ["fd00::9"]}
 
@@ -28,14 +28,10 @@ def lookup(host: str, port: str) -> list[str]:
     return HOSTS[host]
 
 
-def test_arrivals_stay_within_the_run_and_depend_on_the_seed() -> None:
+def test_arrivals_have_the_rate_and_the_burstiness_of_each_moment_and_depend_on_the_seed() -> None:
     assert list(due_times(Arrivals(8.0, "constant"), 2.0, 0)) == [i / 8 for i in range(16)]
     one, again, other = (list(due_times(Arrivals(50.0, "gamma", 0.5, 200.0), 10.0, seed)) for seed in (1, 1, 2))
-    assert one == again != other
-    assert one == sorted(one) and one[0] >= 0 and one[-1] < 10.0
-
-
-def test_gaps_have_the_rate_and_the_burstiness() -> None:
+    assert one == again == sorted(one) != other and one[0] >= 0 and one[-1] < 10.0
     for shape, burstiness in (("poisson", 1.0), ("gamma", 0.25), ("gamma", 4.0)):
         gaps = np.diff(list(due_times(Arrivals(100.0, shape, burstiness), 300.0, seed=4)))
         assert gaps.min() >= 0
@@ -43,9 +39,6 @@ def test_gaps_have_the_rate_and_the_burstiness() -> None:
         assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.04)
         if shape == "poisson":
             assert np.median(gaps) == pytest.approx(0.01 * np.log(2), rel=0.04)
-
-
-def test_a_ramp_has_the_rate_of_each_moment() -> None:
     for first, last in ((20.0, 180.0), (180.0, 20.0)):
         times = np.array(list(due_times(Arrivals(first, "constant", ramp_to=last), 10.0, 0)))
         assert len(times) == pytest.approx(1000, abs=2)
@@ -68,16 +61,12 @@ def test_lengths_follow_their_distribution() -> None:
     assert len(MadeUpTexts(parse_lengths("7"), 3).draw(random.Random(1)).split()) == 21
 
 
-def test_lines_of_a_file_are_drawn_and_joined(tmp_path: Path) -> None:
-    content = b"a dog\r\n\n  a cat \n"
-    draws = random.Random(0)
+def test_lines_of_a_file_are_drawn_and_joined_or_the_file_is_named(tmp_path: Path) -> None:
+    content, draws = b"a dog\r\n\n  a cat \n", random.Random(0)
     for name, written in (("texts", content), ("texts.gz", gzip.compress(content))):
         (tmp_path / name).write_bytes(written)
         assert {FileTexts(tmp_path / name).draw(draws) for _ in range(50)} == {"a dog", "a cat"}
         assert FileTexts(tmp_path / name, 2).draw(draws) in {f"{a} {b}" for a in ("a dog", "a cat") for b in ("a dog", "a cat")}
-
-
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     whole = gzip.compress(random.Random(0).randbytes(1000).hex().encode())
     contents = {"blank": b"\n \n", "latin": b"caf\xe9\n", "plain.gz": b"a dog\n"}
     contents |= {"cut.gz": whole[:-20], "broken.gz": whole[:20] + bytes(100)}

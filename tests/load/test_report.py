@@ -21,7 +21,7 @@ from dragoman.load.scrape import Point, ServerSeries
 from dragoman.load.sender import Progress
 from dragoman.load.tally import Outcome, Tally
 from dragoman.model.errors import InputError
-from tests.load.harness import make_plan, make_result, run_of
+from tests.load.conftest import make_plan, make_result, run_of
 
 
 def parse(page: str) -> ElementTree.Element:

@@ -13,7 +13,7 @@ from dragoman.load.lateness import SLOW_SENDER
 from dragoman.load.plan import Plan
 from dragoman.load.sender import Progress, Sender
 from dragoman.load.tally import UNSENT, Outcome
-from tests.load.harness import make_plan, run_of
+from tests.load.conftest import make_plan, run_of
 
 CONSTANT = Arrivals(100.0, "constant")
 LOOPS = pytest.mark.parametrize("loop", [{"arrivals": CONSTANT}, {"concurrency": 7}], ids=["open", "closed"])

@@ -16,13 +16,12 @@ import pytest
 
 from dragoman.client.errors import CallError
 from dragoman.load.crew import Crew
-from dragoman.load.plan import Injections, Plan
+from dragoman.load.plan import Injections
 from dragoman.load.probe import probe, probe_items
 from dragoman.load.result import read_result, write_result
-from dragoman.load.sender import Progress
 from dragoman.model.errors import InputError
 from tests.client.fake_server import PATIENCE_SECONDS, failing
-from tests.load.harness import ROOT, LoadService, make_plan, make_result, serving, started
+from tests.load.conftest import ROOT, LoadService, make_plan, make_result, serving, started
 from tests.system.harness.server import wait_until
 
 Run = Callable[..., tuple[int, str, str]]
@@ -59,7 +58,6 @@ def test_a_run_sends_what_was_asked_and_loses_nothing(run_command: Run, server: 
 # Options, statuses of the first requests, exit code, and texts of the output.
 RUNS = {
     "conditions": ("--requests 20 --fail-on errors>0,requests<21", [], 3, ["passed: errors>0", "FAILED: requests<21"]),
-    "no failure": ("--requests 20 --fail-on errors>0", [], 0, ["passed: errors>0", "errors: none"]),
     "nothing succeeds": ("--requests 30", ["INTERNAL"] * 30, 1, ["30 × INTERNAL: no", "warning: nothing succeeded"]),
     "some fail": ("--requests 30", ["INTERNAL"] * 2 + ["DATA_LOSS"], 0, ["2 × INTERNAL: no", "1 × DATA_LOSS: no"]),
     "provoked": ("--requests 10 --malformed-share 1", ["INVALID_ARGUMENT"] * 10, 0, ["provoked: INVALID_ARGUMENT 10"]),
@@ -273,26 +271,6 @@ def test_tls_with_certificates_is_spoken_by_the_probe_and_by_the_senders(run_com
         assert (len(server.requests), len(server.probes)) == (20, 2)
 
 
-def run_senders(plan: Plan, num_stops: int = 0) -> Progress:
-    """Run sender processes that are told to stop before their clock is started; return the last that they told."""
-    told: list[Progress] = []
-
-    async def main() -> None:
-        async with Crew(plan, lambda number, progress: told.append(progress)) as processes:
-            for _ in range(num_stops):
-                processes.stop()
-            await asyncio.wait_for(processes.run(), PATIENCE_SECONDS)
-
-    asyncio.run(main())
-    return told[-1]
-
-
-def test_a_stop_before_the_start_is_not_lost(server: LoadService) -> None:
-    for num_stops in (1, 2):
-        last = run_senders(make_plan(server.address, concurrency=1, seconds=1000.0), num_stops)
-        assert last.is_last and last.end < 100
-
-
 @pytest.mark.parametrize(
     ("script", "kind", "code"),
     [
@@ -305,6 +283,11 @@ def test_what_ends_a_sender_process_ends_the_run(monkeypatch, tmp_path: Path, sc
     (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    async def main() -> None:
+        async with Crew(make_plan(concurrency=1), lambda number, progress: None) as processes:
+            await asyncio.wait_for(processes.run(), PATIENCE_SECONDS)
+
     with pytest.raises((CallError, InputError)) as failed:
-        run_senders(make_plan(concurrency=1))
+        asyncio.run(main())
     assert isinstance(failed.value, kind) and getattr(failed.value, "code", None) == code

@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import any_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message_factory import GetMessageClass
 
 pytest.importorskip("grpc_tools", reason="needs grpcio-tools")
 
@@ -143,21 +140,3 @@ def broken(old: FileDescriptorProto, new: FileDescriptorProto) -> set[str]:
 def test_nothing_released_is_taken_back(released: FileDescriptorProto, contract: FileDescriptorProto) -> None:
     """A release puts a copy of the contract in the place of `released/generation.proto`; nothing else ever changes that file."""
     assert broken(released, contract) == set()
-
-
-def test_callers_with_the_released_contract_say_what_they_did(released: FileDescriptorProto, contract: FileDescriptorProto) -> None:
-    """Fields that became `optional` since are written and read as before; what such a caller leaves out is the model's default."""
-
-    def request_of(file: FileDescriptorProto) -> Any:
-        pool = DescriptorPool()
-        any_pb2.DESCRIPTOR.CopyToProto(imported := FileDescriptorProto())
-        pool.Add(imported)
-        pool.Add(file)
-        return GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.GenerateRequest"))
-
-    old, new = request_of(released), request_of(contract)
-    said = new.FromString(old(text="a", early_stopping=True, top_k=5).SerializeToString())
-    assert (said.early_stopping, said.top_k) == (True, 5)
-    assert not (said.HasField("do_sample") or said.HasField("min_new_tokens"))
-    read = old.FromString(new(text="a", early_stopping=True, top_k=0, source_language="de").SerializeToString())
-    assert (read.text, read.early_stopping, read.top_k, read.do_sample) == ("a", True, 0, False)
