@@ -101,8 +101,7 @@ def test_an_answer_is_that_of_greedy_search_and_ends_where_the_models_positions_
     (expected,) = greedy_search(model, [checkpoint.tokenizers.source.encode(TEXT)], 7)
     said = answer(checkpoint, of, 7)
     assert said[: len(expected.ids)] == expected.ids and len(said) == len(expected.log_probs)
-    model.decoder.output_bias = nn.Parameter(torch.zeros(model.config.target_vocab_size))
-    model.decoder.output_bias.data[model.config.eos_id] = -1e4
+    model.decoder.output_bias = nn.Parameter(-1e4 * torch.eye(model.config.target_vocab_size)[model.config.eos_id])
     said = answer(checkpoint, of, 1000)
     assert len(said) == model.config.room_after(len(of.source)) and attention_maps(model, of, said).said == said
 

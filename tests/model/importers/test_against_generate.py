@@ -66,18 +66,12 @@ def ours(kind: str, source: list[int], fields: dict[str, Any]) -> list[list[int]
             values[PAD] = -torch.inf
         return values.numpy()
 
+    options = {"is_stopped_early": bool(wanted.early_stopping), "min_new_tokens": wanted.min_new_tokens or 0}
+    options |= {"repetition_penalty": wanted.repetition_penalty or 1.0, "no_repeat_ngram_size": wanted.no_repeat_ngram_size or 0}
+    options |= {"suppressed_tokens": wanted.suppressed_tokens, "is_end_forced": wanted.is_end_forced}
+    penalty = 1.0 if wanted.length_penalty is None else wanted.length_penalty
     search = SearchOptions(
-        wanted.num_beams or 1,
-        wanted.num_return_sequences or 1,
-        1.0 if wanted.length_penalty is None else wanted.length_penalty,
-        is_stopped_early=bool(wanted.early_stopping),
-        min_new_tokens=wanted.min_new_tokens or 0,
-        repetition_penalty=wanted.repetition_penalty or 1.0,
-        no_repeat_ngram_size=wanted.no_repeat_ngram_size or 0,
-        suppressed_tokens=wanted.suppressed_tokens,
-        is_end_forced=wanted.is_end_forced,
-        forced_prefix=forced,
-        num_forced=len(forced),
+        wanted.num_beams or 1, wanted.num_return_sequences or 1, penalty, forced_prefix=forced, num_forced=len(forced), **options
     )
     request = Request(0, source, wanted.max_new_tokens or 19, 0.0, search=search, decoder_start_id=start)
     answers = reference_answers(request, predict, np.arange(VOCAB_SIZE))

@@ -94,7 +94,6 @@ def test_an_imported_checkpoint_computes_and_encodes_as_transformers_does(varian
 
 @pytest.mark.parametrize(("variant", "most"), [("marian", 160), ("m2m100", 160), ("bart", 160), ("t5", 400)])
 def test_the_last_position_is_right(variant: str, most: int, copied: Callable[..., Path]) -> None:
-    """M2M100's table is made here, and may be longer; relative positions have none; every table may be shorter."""
     folder = copied(variant)
     check_logits(network(folder), folder, variant, most, tolerance=1e-4)
     if variant == "m2m100":  # positions begin behind the padding of config.json, not that of generation_config.json
@@ -142,7 +141,6 @@ def test_a_tied_table_may_have_any_of_its_names_and_names_may_lack_a_prefix(copi
 
 
 def copies(tensors: Tensors) -> None:
-    """Give a table all its names, as `pytorch_model.bin` has it."""
     tensors |= {name: tensors[SHARED].clone() for name in (ENCODER, DECODER, HEAD)}
 
 
@@ -226,7 +224,6 @@ def test_unused_tensors_of_old_files_are_passed_over(variant: str, name: str, sh
 
 @pytest.mark.parametrize("variant", ["marian", "pegasus"])
 def test_a_fixed_table_is_taken_from_the_file_or_made(variant: str, copied: Callable[..., Path]) -> None:
-    """Newer files leave it out; a table that a file has is the one that counts."""
     folder, name = copied(variant), "model.{}.embed_positions.weight"
     change_weights(folder, lambda tensors: [tensors.pop(name.format(side), 0) for side in ("encoder", "decoder")])
     model = network(folder)

@@ -278,7 +278,6 @@ def test_values_that_mean_nothing_are_left_out(name: str, value: Any) -> None:
 
 
 def test_fields_of_config_json_count_where_there_is_no_other_file() -> None:
-    """Of a task, too; those of tasks that differ are not mixed."""
     config: dict[str, Any] = {"model_type": "bart", "num_beams": 4, "max_length": 30, "bos_token_id": 3}
     config |= {"force_bos_token_to_be_generated": True}
     config["task_specific_params"] = {"summarization": {"num_beams": 6, "min_length": 9}}

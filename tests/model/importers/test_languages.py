@@ -103,7 +103,6 @@ def test_a_forced_language_is_the_default_one_and_mbart_may_begin_with_it(foreig
 
 @pytest.mark.parametrize("name", ["m2m100", "mbart", "mbart50", "nllb"])
 def test_ids_are_the_tokenisers_where_only_its_first_files_are_there(name: str, copied: Callable[..., Path]) -> None:
-    """Older folders have the sentencepiece model, but no `tokenizer.json` with the ids of the language tokens."""
     folder = copied(name)
     tokenizer = load_tokenizer(folder)
     for file in ("tokenizer.json", "added_tokens.json"):
@@ -291,7 +290,6 @@ MANY = Languages(
 
 
 def test_a_user_gives_a_checkpoint_its_languages() -> None:
-    """A checkpoint without languages gets them; of several, one becomes the default; the only one needs no default."""
     found = with_asked_languages(None, "en", "deu")
     assert found is not None and [found.source[0].code, found.target[0].code] == ["en", "deu"]
     assert "german" in found.target[0].names

@@ -94,7 +94,6 @@ def log_probs(model: LanguageModel, prompts: list[list[int]], targets: list[list
 
 @torch.inference_mode()
 def test_log_probs_and_greedy_answers_equal_transformers(pair: tuple[LanguageModel, Any]) -> None:
-    """Answers in double precision, so that no rounding decides a close call."""
     ours, theirs = pair
     (text,) = texts(ROOM)
     expected = theirs(torch.tensor([text])).logits.log_softmax(-1)[0]

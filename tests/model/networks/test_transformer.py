@@ -144,7 +144,6 @@ def test_row_that_may_attend_to_nothing_gives_zeros_and_not_a_number_is_not_hidd
 
 @pytest.mark.parametrize("kind", ["none", "padding", "causal", "padding and causal", "cross"])
 def test_multi_head_attention_equals_pytorch(kind) -> None:
-    """Gradients, too; the projections start Xavier uniform, each by itself, and biases at zero."""
     ours, theirs = MultiHeadAttention(H * D, H), nn.MultiheadAttention(H * D, H, batch_first=True)
     bound = math.sqrt(6 / (2 * H * D))
     for block in (*ours.input.weight.chunk(3), ours.output.weight):

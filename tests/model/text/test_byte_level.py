@@ -26,7 +26,6 @@ SOME = settings(MANY, max_examples=num_examples(300, of=1_000))
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3))
 @example(texts=["", " ", "</s>", " </s> <pad><s>▁▁ ", "\0", "e\u0301👩‍👩‍👧‍👦"])
 def test_any_text_comes_back(tokenizer: ByteLevelTokenizer, reloaded: ByteLevelTokenizer, texts: list[str]) -> None:
-    """A loaded tokeniser, and one that encodes many texts at once, give the same ids."""
     rows = [tokenizer.encode(text) for text in texts]
     assert [tokenizer.decode(ids) for ids in rows] == texts
     assert all({tokenizer.pad_id, tokenizer.eos_id, tokenizer.start_id}.isdisjoint(ids) for ids in rows)

@@ -7,10 +7,9 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import sentencepiece
@@ -54,20 +53,17 @@ FAMILIES: dict[str, tuple[Callable[[Path], Any], str, int]] = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """A tokeniser of ours and the library's own encoding and decoding, without special tokens.
+class Case(NamedTuple):
+    """A tokeniser of ours and the library's encoding and decoding, without special tokens.
 
-    Attributes:
-        names: Names that the library cuts out of texts, and ours does not.
-        silent: Ids that the library treats otherwise in decoding.
+    The library cuts `names` out of texts, ours does not; it decodes `silent` ids otherwise.
     """
 
     ours: Tokenizer
     encode: Callable[[str], Sequence[int]]
     decode: Callable[[Ids], str]
     names: Sequence[str] = ()
-    silent: frozenset[int] = field(default_factory=frozenset)
+    silent: frozenset[int] = frozenset()
 
 
 def plain_case(name: str) -> Case:

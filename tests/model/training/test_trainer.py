@@ -75,7 +75,8 @@ def begin(data_dir: Path) -> Begin:
 def stop_after(trainer: Trainer, num_steps: int) -> Trainer:
     for _, batch in zip(range(num_steps), trainer._remaining_batches(), strict=False):
         trainer._step(batch)
-    trainer.save_state()
+    if num_steps:
+        trainer.save_state()
     trainer.close()
     return trainer
 
@@ -253,7 +254,6 @@ def test_validation_waits_for_its_epochs_and_patience_stops_early(whole: Path, b
 
 
 def test_two_passes_differ_by_their_dropout_alone(begin: Begin, tmp_path: Path) -> None:
-    """Without dropout the passes are the same, and the run is that of a single pass."""
     still: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
     losses: list[list[float]] = []
     for i, (r_drop, is_still) in enumerate(((0.0, True), (5.0, True), (5.0, False), (0.001, False))):
@@ -324,7 +324,6 @@ TINY |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
 
 @pytest.fixture
 def data(data_dir: Path, tmp_path: Path) -> Path:
-    """A copy of the text, to be changed."""
     return Path(shutil.copytree(data_dir, tmp_path / "data"))
 
 
@@ -333,11 +332,7 @@ def stated(**tables: Any) -> TrainingFile:
 
 
 def opened(prepared: Preparation, num_steps: int = 0) -> Trainer:
-    trainer = Trainer(prepared, torch.device("cpu"))
-    if num_steps:
-        return stop_after(trainer, num_steps)
-    trainer.close()
-    return trainer
+    return stop_after(Trainer(prepared, torch.device("cpu")), num_steps)
 
 
 def test_a_configuration_of_paths_alone_is_completed(data: Path, tmp_path: Path) -> None:
