@@ -109,33 +109,6 @@ def test_log_probs_and_greedy_answers_equal_transformers(pair: tuple[LanguageMod
     assert len({tuple(answer.ids) for answer in answers}) > len(answers) // 2
 
 
-@pytest.mark.parametrize("num_prompt", [0, 6])
-@torch.inference_mode()
-def test_observed_is_what_happens(model: LanguageModel, num_prompt: int) -> None:
-    """Weights, worked out a second time, times values are what the layer's fused attention gave: so positions are in them."""
-    prompt, inputs = texts(num_prompt, 5)
-    seen: list[Tensor] = []
-    output = model.decoder.layers[0].self_attention.output
-    handle = output.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    observed = model.observe(prompt, inputs, has_maps=True)
-    handle.remove()
-    found = model.decoder.log_probs(observed.hidden)
-    torch.testing.assert_close(found, log_probs(model, [prompt], [inputs])[0], atol=1e-5, rtol=0)
-    assert observed.attention.shape == (0, 5, num_prompt)
-    size = num_prompt + 5
-    (maps,) = observed.maps.values()
-    assert maps.shape == (LAYERS, HEADS, size, size) and not maps.triu(1).any(), "a token sees nothing later"
-    torch.testing.assert_close(maps.sum(-1), torch.ones(LAYERS, HEADS, size), atol=1e-5, rtol=0)
-    mixed = (maps[0] @ observed.caches(5)[1]).transpose(0, 1).flatten(1)
-    torch.testing.assert_close(seen[0][0], mixed, atol=1e-5, rtol=0)
-    for stop in (0, 1, 5):  # caches are of the prompt and of the target up to a position
-        longer = model.observe([*prompt, *inputs[:stop]], [7]).caches(0)
-        assert len(longer) == 2 * LAYERS
-        for cache, expected in zip(observed.caches(stop), longer, strict=True):
-            assert cache.shape == (HEADS, num_prompt + stop, WIDTH // HEADS)
-            torch.testing.assert_close(cache, expected, atol=1e-5, rtol=0)
-
-
 def test_a_text_is_the_same_wherever_its_prompt_ends_and_in_any_batch(model: LanguageModel) -> None:
     prompts, targets = texts(0, 40, 3, 1, 17), texts(38, 8, 5, 1, 30, seed=1)
     for row, found in enumerate(log_probs(model, prompts, targets)):

@@ -86,19 +86,18 @@ class Oracle:
             return float(w["decoder.alignment.energy.weight"][0] @ np.tanh(hidden + w["decoder.alignment.key.bias"]))
         return float(state @ value) / (math.sqrt(self.config.d_model) if kind == "scaled_dot" else 1.0)
 
-    def decode(self, source: list[int], target: list[int]) -> tuple[Any, Any, list[Any]]:
+    def decode(self, source: list[int], target: list[int]) -> Any:
         values, last = self.encode(source)
         width, layers = self.config.d_model, self.config.num_decoder_layers
         start = np.tanh(self.w["decoder.bridge.weight"] @ last + self.w["decoder.bridge.bias"])
         states = [start[width * layer : width * (layer + 1)] for layer in range(layers)]
-        logits, attention, all_states = [], [], [states]
+        logits = []
         for token in target:
             embedded = self.w["decoder.embedding.weight"][token] * self.scale
             parts = [embedded]
             if self.config.attention != "none":
                 weights = np.exp([self.score(states[-1], value) for value in values])
                 weights /= weights.sum()
-                attention.append(weights)
                 parts.append(sum(weight * value for weight, value in zip(weights, values, strict=True)))
             x, updated = np.concatenate(parts), []
             for layer in range(layers):
@@ -106,11 +105,10 @@ class Oracle:
                 x = self.unit(x, states[layer], names)  # type: ignore[arg-type]
                 updated.append(x)
             states = updated
-            all_states.append(states)
             out = np.tanh(self.w["decoder.readout.weight"] @ np.concatenate([x, *parts]) + self.w["decoder.readout.bias"])
             projection = self.w["decoder.embedding.weight" if self.config.is_projection_tied else "decoder.projection.weight"]
             logits.append(projection @ out + (self.w["decoder.output_bias"] if self.config.has_output_bias else 0.0))
-        return np.array(logits), np.array(attention), all_states
+        return np.array(logits)
 
 
 def test_whole_model_and_steps_are_what_loops_in_numpy_say(any_rnn: Rnn) -> None:
@@ -118,7 +116,7 @@ def test_whole_model_and_steps_are_what_loops_in_numpy_say(any_rnn: Rnn) -> None
     logits = any_rnn(source, LENGTHS, target)
     oracle = Oracle(any_rnn)
     for row, length in enumerate(LENGTHS.tolist()):
-        expected, _, _ = oracle.decode(source[row, :length].tolist(), target[row].tolist())
+        expected = oracle.decode(source[row, :length].tolist(), target[row].tolist())
         np.testing.assert_allclose(logits[row].detach().numpy(), expected, atol=2e-5)
     with torch.inference_mode():
         whole = any_rnn.decoder.log_probs(any_rnn.decode(target, *any_rnn.encode(source, LENGTHS)))
@@ -129,28 +127,6 @@ def test_whole_model_and_steps_are_what_loops_in_numpy_say(any_rnn: Rnn) -> None
                 chosen = torch.tensor([2, 0, 2, 1])
                 steps.select(chosen)
                 rows = rows[chosen]
-
-
-def test_observation_is_what_loops_in_numpy_say(any_rnn: Rnn) -> None:
-    source, target = (ids[0].tolist() for ids in pairs(any_rnn))
-    expected, attention, states = Oracle(any_rnn).decode(source, target)
-    with torch.inference_mode():
-        observed = any_rnn.observe(source, target, has_maps=True)
-        logits = any_rnn.decoder.logits(observed.hidden)
-    np.testing.assert_allclose(logits.numpy(), expected, atol=2e-5)
-    if any_rnn.config.attention == "none":
-        assert observed.attention.shape == (0, T, S) and observed.maps == {}
-    else:
-        np.testing.assert_allclose(observed.attention[0].numpy(), attention, atol=1e-5)
-        np.testing.assert_allclose(observed.attention.sum(-1).numpy(), 1.0, atol=1e-6)
-        assert torch.equal(observed.maps["cross"][:, 0], observed.attention)
-    for stop in range(T + 1):
-        before = {position % 2: states[max(position, 0)] for position in (stop - 1, stop)}
-        wanted = [before[parity][layer] for layer in range(any_rnn.config.num_decoder_layers) for parity in (0, 1)]
-        found = observed.caches(stop)
-        assert len(found) == len(wanted)
-        for cache, state in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(cache.numpy(), state, atol=1e-5)
 
 
 def test_gated_unit_is_pytorch_s() -> None:

@@ -26,20 +26,6 @@ def test_sinusoids_follow_the_paper() -> None:
             assert table[p, 2 * i : 2 * i + 2].tolist() == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-6)
 
 
-def test_padding_is_excluded_masked_or_predicted(any_model: Transformer) -> None:
-    decoder, config = any_model.decoder, any_model.config
-    hidden = torch.randn(2, 3, 16)
-    log_probs, logits = decoder.log_probs(hidden), decoder.logits(hidden)
-    others = torch.arange(logits.shape[-1]) != config.pad_id
-    is_excluded = config.padding == "excluded"
-    expected = logits[..., others].log_softmax(-1) if is_excluded else logits.log_softmax(-1)[..., others]
-    torch.testing.assert_close(log_probs[..., others], expected, atol=1e-5, rtol=0)
-    if config.padding == "predicted":
-        assert torch.equal(log_probs, logits.log_softmax(-1))
-    else:
-        assert (log_probs[..., config.pad_id] == -math.inf).all()
-
-
 def test_targets_see_only_the_past_padding_is_never_seen_and_every_parameter_learns(any_model: Transformer) -> None:
     source, target = torch.randint(6, 20, (B, S)), torch.randint(6, 20, (B, T))
     logits = any_model(source, LENGTHS, target)

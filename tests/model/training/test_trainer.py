@@ -344,7 +344,7 @@ def test_a_configuration_of_paths_alone_is_completed(data: Path, tmp_path: Path)
     assert not (tmp_path / "out").exists(), "nothing is written before the run begins"
     summary, rules = prepared.summary()
     assert "100 pairs" in summary and f"{prepared.record.text['target_tokens']} target tokens" in summary
-    assert "training.max_steps 1000" in rules and "tokenizer.vocab_size 4" in rules
+    assert "training.max_steps 1000" in rules and "tokenizer.vocab_size 399" in rules
     prepared = prepare(stated(training={"max_steps": 2}), data, tmp_path / "out")  # of which alone warnings are
     assert "training.validate_every" in prepared.record.chosen
     assert [line.split(":")[0] for line in prepared.warnings] == ["training.max_steps"]
