@@ -28,15 +28,12 @@ SCALED = BARTS | {"scale_embedding": True}
 # Of a family: its name in Transformers, and the fields of a small configuration.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "marian": ("Marian", SCALED | {"activation_function": "swish"}),
-    "m2m100": ("M2M100", SCALED | {"activation_function": "relu"}),
     "bart": ("Bart", BARTS | {"activation_function": "gelu"}),
     "bart-gelu-new": ("Bart", BARTS | {"activation_function": "gelu_new"}),
     "mbart": ("MBart", SCALED | {"activation_function": "gelu"}),
-    "pegasus": ("Pegasus", SCALED | {"activation_function": "relu"}),
     "t5": ("T5", T5S | {"feed_forward_proj": "relu"}),
     "t5-v1.1": ("T5", T5S | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "t5-gated-silu": ("T5", T5S | {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 1e-2}),
-    "mt5": ("MT5", T5S | {"feed_forward_proj": "gated-gelu"}),
     "umt5": ("UMT5", T5S | {"feed_forward_proj": "gated-gelu"}),
 }
 
