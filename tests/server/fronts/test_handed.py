@@ -8,7 +8,6 @@ import pytest
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.server.config import load
 from dragoman.server.core.access import read_callers_book
-from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.server.fronts.files import HandedFiles, read_files
 from dragoman.server.fronts.handed_bundles import HandedBundles, open_handed
 from tests.server.repository.copies import copy
@@ -28,18 +27,6 @@ def test_handed_file_of_callers_is_read_as_the_real_one(tmp_path: Path, form: st
     handed.replace({"auth_tokens_file": form.replace("first", "2nd").encode()})
     after = read_callers_book(known)
     assert after is not None and list(after.entries) == ["web"] and after.tokens.keys() != before.tokens.keys()
-
-
-def test_handed_certificates_are_replaced_with_their_keys(certificates: Path) -> None:
-    def contents(name: str) -> dict[str, bytes]:
-        files = {"tls_certificate": f"{name}.pem", "tls_key": f"{name}.key", "tls_client_ca": "ca.pem"}
-        return {setting: (certificates / file).read_bytes() for setting, file in files.items()}
-
-    handed = HandedFiles(contents("server"))
-    tls = TlsFiles(*(handed.paths[name] for name in ("tls_certificate", "tls_key", "tls_client_ca")))
-    assert not tls.reload(), "nothing is new"
-    handed.replace(contents("client"))
-    assert tls.reload() and tls.contents.certificate == (certificates / "client.pem").read_bytes()
 
 
 def test_handed_bundle_reads_texts_as_the_real_one_until_its_last_user_has_gone(tmp_path: Path, tiny_bundle: Path) -> None:

@@ -68,23 +68,3 @@ async def test_error_is_raised_as_it_was_and_an_unforeseen_one_without_its_words
         await way.carry_out(ANNA, Order("load", "en-de"))
     told = caught.value
     assert (told.message, told.code, told.retry_after_seconds) == (error.message, error.code, error.retry_after_seconds)
-
-
-async def test_orders_are_carried_out_side_by_side_also_if_their_callers_go(tmp_path: Path) -> None:
-    gate, done = asyncio.Event(), list[tuple[str, set[str], Order]]()
-
-    async def carry_out(operator: Operator, order: Order) -> Listing:
-        if order.verb == "load":
-            await gate.wait()
-        done.append((operator.name, set(operator.models or ()), order))
-        return LISTING
-
-    way, tasks = connect(tmp_path, carry_out)
-    load, label = Order("load", "en-de"), Order("label", "en-de", "2", "canary")
-    waiting = asyncio.ensure_future(way.carry_out(ANNA, load))
-    assert await way.carry_out(ANNA, label) == LISTING
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    gate.set()
-    await asyncio.gather(*tasks)
-    assert done == [("anna", {"en-de"}, label), ("anna", {"en-de"}, load)]

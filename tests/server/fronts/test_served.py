@@ -1,6 +1,5 @@
 """Versions in a frontend worker: read, attached to, served, kept and released as it is told."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from dragoman.server.config import load
 from dragoman.server.engine_plan import EnginePlan
 from dragoman.server.engines import engine_settings
 from dragoman.server.errors import Unavailable
-from dragoman.server.fronts import served
 from dragoman.server.fronts.messages import Desk, Released, Serve, Served, Serving, Used
 from dragoman.server.fronts.served import ServedVersions
 from dragoman.server.repository.models import Repository
@@ -22,22 +20,18 @@ from tests.server.repository.copies import copy
 
 
 class FakeEngine:
-    """An attachment that is ready unless `attached` is cleared."""
+    """An attachment that is ready."""
 
     device = "cpu"
 
     def __init__(self, desk: Desk) -> None:
         self.settings, self.num_replicas = desk.settings, desk.num_replicas
         self.is_begun = self.is_stopped = False
-        self.attached = asyncio.Event()
-        if desk.label != "slow":
-            self.attached.set()
 
     def begin(self) -> None:
         self.is_begun = True
 
-    async def until_ready(self) -> None:
-        await self.attached.wait()
+    async def until_ready(self) -> None: ...
 
     async def stop(self) -> None:
         self.is_stopped = True
@@ -166,16 +160,3 @@ async def test_damaged_copy_is_not_served_nor_the_versions_published_with_it(wor
     assert not worker.engines["desk-2"].is_begun and not worker.engines["desk-1"].is_stopped
     assert await worker.take(worker.serve(2, worker.desk("1"))) == Serving(2)
     await until(lambda: worker.released == {"desk-2", "desk-3"})
-
-
-async def test_slow_engine_is_served_and_an_unchanged_bundle_is_not_read_again(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(served, "ATTACH_SECONDS", 0.01)
-    worker.served.read(worker.serve(0, worker.desk("1")))
-    before = worker.repository.get("tiny")
-    await worker.take(worker.serve(1, worker.desk("1", endpoint="again", num_replicas=2)))
-    after = worker.repository.get("tiny")
-    assert after.tokenizers is before.tokenizers and after.engine is not before.engine
-    assert after.max_slots == 2 * before.max_slots
-    assert await worker.take(worker.serve(2, worker.desk("slow"))) == Serving(2) and worker.labels == ["slow"]

@@ -112,23 +112,6 @@ def test_limits_hold_for_all_workers_together(world: World, table: UsageTable, l
     world.at(0, "0ther").enter()
 
 
-def test_limits_change_with_the_file_at_the_workers_that_have_read_it(world: World) -> None:
-    world.write("")
-    world.at(0).enter()
-    world.at(1).enter()
-    world.write("max_requests = 2\nrequests_per_second = 1")
-    assert world.limit(2) == "max_requests", "requests from before count"
-    world.at(0).leave(0)
-    assert [world.limit(0), world.limit(1)] == [None, "max_requests"]
-    world.at(1).leave(0)
-    assert world.limit(1) == "requests_per_second"
-    world.write("")
-    world.seconds += 100
-    world.path.write_text('[callers.web]\ntoken = "s3cret"\nrequests_per_second = 1\nrequests_burst = 2')
-    world.callers[0].replace(read_book(world.path))  # the others have not read it yet, and do not undo it
-    assert [world.limit(n) for n in (0, 1, 0, 0)] == [None, None, None, "requests_per_second"]
-
-
 def test_callers_have_a_record_each_up_to_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "MAX_CALLERS", 200)
     table = UsageTable.open(2)

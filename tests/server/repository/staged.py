@@ -18,7 +18,7 @@ from dragoman.server.repository.models import CannotServe, Route
 from dragoman.server.repository.placement import Placement
 from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.repository.use import Holding, Outcomes
-from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
+from dragoman.server.repository.versions import Cause, Opened, Refused, Version
 from dragoman.server.supervisor import EngineCannotStart
 from tests.server.conftest import until
 
@@ -58,25 +58,14 @@ class StagedEngine:
 
 
 class Stage:
-    """A model's folder, its `Workshop` and its `Front`.
-
-    Attributes:
-        told: Steps with the version's label, in order; `faults` are raised at steps, `gates` awaited.
-        routes: Published routes, in order; `swaps`, `sleeps` and `wakes` are counted outcomes, `freed` replica numbers.
-        outcomes_of: Outcomes of a version's requests, by label.
-        free_bytes: Free memory; a version takes `size` unless `sizes` has another for its name.
-        is_asked_for: Whether requests wait for the model; `refusals` is what they were told.
-        misfit: A model file with which nothing can be loaded.
-    """
+    """A model's folder, its `Workshop` and its `Front`: by step and label, `faults` are raised and `gates` awaited."""
 
     def __init__(self, *names: str, file: ModelFile | None = None, size: int = 0) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.told: list[tuple[str, str]] = []  # steps with the version's label, in order
         self.faults: dict[tuple[str, str], Exception] = {}
         self.gates: dict[tuple[str, str], asyncio.Event] = {}
         self.routes: list[Route[Any] | None] = []
-        self.swaps: list[str] = []
-        self.sleeps: list[str] = []
-        self.wakes: list[str] = []
+        self.swaps, self.sleeps, self.wakes = list[str](), list[str](), list[str]()  # outcomes that are counted
         self.refusals: list[tuple[str, float]] = []
         self.freed: list[range] = []
         self.outcomes_of: dict[str, Outcomes] = {}
@@ -85,9 +74,8 @@ class Stage:
         self.turn = asyncio.Lock()
         self.load_seconds = PATIENCE_SECONDS
         self.file = file or ModelFile()
-        self.misfit: ModelFile | None = None
+        self.misfit: ModelFile | None = None  # a file with which nothing can be loaded
         self.is_asked_for = False
-        self.num_looks = 0
         self.size, self.free_bytes = size, 100
         self.sizes: dict[str, int] = {}
         self.versions: list[FoundVersion] = []
@@ -96,14 +84,11 @@ class Stage:
         self.placement = Placement(lambda: [self.keeper], measure_room=lambda: Room(self.free_bytes, "is free"), wait_seconds=0.05)
         self.keeper: ModelKeeper[Any] = ModelKeeper(self.found, self, lambda: self, self.placement)
 
-    # The folder.
-
     @property
     def found(self) -> FoundModel:
         return FoundModel(MODEL, Path("models") / MODEL, tuple(self.versions), self.file)
 
     def put(self, *names: str) -> None:
-        """Add versions, or replace those of the same names."""
         for name in names:
             self._stamps += 1
             self.remove(name)
@@ -114,7 +99,6 @@ class Stage:
         self.versions = [one for one in self.versions if one.name not in names]
 
     def look(self) -> None:
-        """Scan the folder."""
         self.keeper.find(self.found)
 
     async def settle(self) -> None:
@@ -139,7 +123,6 @@ class Stage:
         self.faults[step, label] = error or FAULTS[step]
 
     def hold(self, step: str, label: str) -> asyncio.Event:
-        """Have a step of a version wait for the returned event."""
         return self.gates.setdefault((step, label), asyncio.Event())
 
     @contextlib.asynccontextmanager
@@ -174,8 +157,6 @@ class Stage:
         self.is_asked_for = False
         self.keeper.wake()
 
-    # Observations.
-
     @property
     def route(self) -> Route[Any]:
         route = self.routes[-1]
@@ -192,10 +173,6 @@ class Stage:
     def version(self, label: str) -> Version[Any]:
         return next(one for one in reversed(self.keeper.known()) if one.label == label)
 
-    def state(self, label: str) -> State | None:
-        """Return the state of a version; None if it is not known any more."""
-        return self.version(label).state if label in [one.label for one in self.keeper.known()] else None
-
     @property
     def shown(self) -> dict[str, str]:
         """States by version as metrics show them, with the cause of those that are refused."""
@@ -205,7 +182,6 @@ class Stage:
         return [one for one in self.engines if one.label == label and one.is_started][-1]
 
     def running(self) -> list[str]:
-        """Return the versions whose engines run."""
         return sorted(one.label for one in self.engines if one.is_ready)
 
     @property
@@ -310,7 +286,6 @@ class Stage:
         return self.outcomes_of.get(model.label, Outcomes())
 
     def holding(self, model: LoadedModel[Any]) -> Holding:
-        self.num_looks += 1
         return Holding(model.use.num_held, model.use.last_used, model.use.warm_until)
 
     def is_awaited(self, name: str) -> bool:

@@ -1,7 +1,6 @@
 """Changes that operators ask for: made completely or not at all, with the reason, in order, and until the server ends."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -19,7 +18,6 @@ from dragoman.server.repository.found import FoundModel
 from dragoman.server.repository.keeper import Keeper
 from dragoman.server.repository.model_file import ModelFile, Swap, Versions
 from dragoman.server.repository.use import Outcomes
-from dragoman.server.repository.versions import Cause, Refused
 from tests.server.conftest import until
 from tests.server.repository.staged import MODEL, Stage
 
@@ -242,11 +240,6 @@ async def test_problem_of_the_folder_is_reported_and_changes_nothing(serve: Any)
         world.stage.put("3")
         [status] = await world.administrator.refresh(ANNA)
         assert default(status) == "3"
-        world.stage.remove("1")
-        await world.ask("load", "2")
-        world.stage.remove("2")
-        [status] = await world.administrator.refresh(ANNA)
-        assert status.problems == ("load: there is no version '2'",)
 
         def fail() -> list[FoundModel]:
             raise BundleError("models: no such folder")
@@ -261,19 +254,6 @@ async def test_problem_of_the_folder_is_reported_and_changes_nothing(serve: Any)
         async with asyncio.timeout(5):
             with pytest.raises(NotPossible, match="model: its folder is gone"):
                 await world.ask("reload")
-
-
-async def test_models_of_others_are_neither_listed_nor_changed(serve: Any) -> None:
-    async with serve("1", "2") as world:
-        other, administrator = Operator("bert", frozenset({"fr-en"})), world.administrator
-        assert administrator.list(other) == [] == await administrator.refresh(other)
-        for name in (MODEL, "fr-en"):
-            reason = f'model: "{name}" is not there; there: none'
-            with pytest.raises(NotInRepository, match=reason):
-                administrator.list(other, name)
-            with pytest.raises(NotInRepository, match=reason):
-                await administrator.unload(other, name, "")
-        assert world.stage.serving == "2"
 
 
 async def test_changes_of_a_model_are_made_one_after_the_other_also_if_their_callers_go(serve: Any) -> None:
@@ -294,17 +274,6 @@ async def test_changes_of_a_model_are_made_one_after_the_other_also_if_their_cal
         gate.set()
         assert (await second).requested == Requested(unloaded=("1",)), "the first was made; that which had not begun was not"
         assert (await third).requested == Requested(unloaded=("1",), pinned="2") and world.stage.serving == "2"
-        world.stage.gates.clear()
-        gate = world.stage.hold("start", "3")
-        world.stage.fail("start", "3", Refused(Cause.START, "no"))
-        await until(lambda: world.stage.running() == ["2"])
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # the failed change has no caller any more
-        failing = asyncio.create_task(world.ask("load", "3"))
-        await asyncio.sleep(0.01)
-        failing.cancel()
-        await asyncio.gather(failing, return_exceptions=True)
-        gate.set()
-        await until(lambda: world.status.requested == Requested(unloaded=("1",), pinned="2"))
 
 
 async def test_nothing_is_changed_before_the_server_serves_nor_once_it_ends(serve: Any) -> None:
@@ -325,27 +294,3 @@ async def test_nothing_is_changed_before_the_server_serves_nor_once_it_ends(serv
                     await task
         with pytest.raises(Draining):
             await world.administrator.refresh(ANNA)
-
-
-async def test_reload_ends_although_its_model_goes_while_the_folder_is_scanned(serve: Any) -> None:
-    async with serve("1") as world:
-        other, loop = replace(world.stage.found, name="other"), asyncio.get_running_loop()
-        scanning, is_gone = asyncio.Event(), threading.Event()
-
-        def scan() -> list[FoundModel]:
-            loop.call_soon_threadsafe(scanning.set)
-            is_gone.wait(10)
-            return [other]
-
-        await world.ask("unload", "")
-        await until(lambda: not world.stage.running())
-        world.scan = scan
-        reload = asyncio.create_task(world.ask("reload"))
-        await scanning.wait()
-        world.stage.keeper.lose()
-        await until(lambda: world.stage.keeper.is_gone)
-        await asyncio.sleep(0.02)
-        is_gone.set()
-        async with asyncio.timeout(5):
-            with pytest.raises(NotPossible, match="model: its folder is gone"):
-                await reload

@@ -140,11 +140,3 @@ async def test_folder_is_polled_whatever_one_model_raises(tmp_path: Path, logged
         num_found = len(models["beta"].found)
         put(tmp_path, "gamma")
         await until(lambda: "gamma" in models and len(models["beta"].found) > num_found)
-
-
-async def test_changed_model_file_is_used_at_once_only_where_an_operator_asks(tmp_path: Path) -> None:
-    async with reconciled(tmp_path, "alpha") as (keeper, models):
-        (tmp_path / "alpha" / "model.toml").write_text("[settings]\nmax_slots = 3")
-        for is_at_once, max_slots in ((False, None), (True, 3)):
-            await keeper.look(is_at_once=is_at_once)
-            assert models["alpha"].found[-1].file.settings.max_slots == max_slots

@@ -17,7 +17,6 @@ from dragoman.server.config import ConfigError
 from dragoman.server.repository import folders, model_file
 from dragoman.server.repository.bundles import find_models
 from dragoman.server.repository.layout import FoundModel, find_unused, refuse_damaged_files, scan
-from dragoman.server.repository.model_file import ModelFile
 from tests.server.repository.copies import copy
 
 HALF = '{"name": '
@@ -97,25 +96,15 @@ def test_models_and_versions_of(tmp_path: Path, entries: list[str], expected: di
     assert all(not model.file_problem for model in models) and scan(tmp_path, models) == models
 
 
-def test_paths_and_manifests_of_what_is_found(tmp_path: Path, tiny_bundle: Path) -> None:
-    lay(tmp_path / "models", "en-de/1", "en-de/2: en-fr", "whatever: xx")
-    named, flat = scan(tmp_path / "models")
-    assert (named.directory, flat.directory) == (tmp_path / "models/en-de", tmp_path / "models/whatever")
-    assert [version.directory for version in named.versions] == [tmp_path / "models/en-de/1", tmp_path / "models/en-de/2"]
-    assert [version.model for version in (*named.versions, *flat.versions)] == ["en-de", "en-fr", "xx"]
-    lay(tmp_path, "mine: en-de", "mine/tokenizer/", "mine/model.toml = [settings]\nmax_slots = 3")
-    (model,) = scan(tmp_path / "mine")
-    assert (model.name, model.directory, model.file.settings.max_slots) == ("en-de", tmp_path / "mine", 3)
-    assert [version.directory for version in model.versions] == [tmp_path / "mine"]
-    (real,) = scan(tiny_bundle)
-    assert (real.name, real.problem, len(real.versions)) == ("tiny", "", 1)
-
-
 def test_bundles_are_opened_by_their_models_names_and_a_folder_that_is_none_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
     def names(folder: Path) -> list[str]:
         return [model.name for model in find_models(folder)]
 
     lay(tmp_path, "models/lost+found/", "models/README = x", "en-de/1", "file = x")
+    lay(tmp_path, "mine: en-de", "mine/tokenizer/", "mine/model.toml = [settings]\nmax_slots = 3")
+    (model,) = scan(tmp_path / "mine")
+    assert (model.name, model.directory, model.file.settings.max_slots) == ("en-de", tmp_path / "mine", 3)
+    assert [version.directory for version in model.versions] == [tmp_path / "mine"]
     for which, reason in (("missing", "no such folder"), ("file", "not a folder")):
         for find in (scan, find_models):
             with pytest.raises(BundleError, match=f"^{tmp_path / which}: {reason}"):
@@ -133,7 +122,7 @@ def test_bundles_are_opened_by_their_models_names_and_a_folder_that_is_none_is_n
         find_models(tmp_path / "models")
 
 
-@pytest.mark.parametrize("content", ['{"name": "en-de", "fil', " ", '{"name": "en-de"}}', "\x00\x00\x00"])
+@pytest.mark.parametrize("content", ['{"name": "en-de", "fil', " ", '{"name": "en-de"}}'])
 def test_version_whose_manifest_is_incomplete_is_not_there_yet_or_stays_as_it_was(tmp_path: Path, content: str) -> None:
     lay(tmp_path, "en-de/1", "flat: en-fr")
     whole = scan(tmp_path)
@@ -150,9 +139,7 @@ def test_version_whose_manifest_is_incomplete_is_not_there_yet_or_stays_as_it_wa
     assert versions(scan(tmp_path, after)) == {"en-de": ["1", "2"]}
 
 
-@pytest.mark.parametrize(
-    "content", ["[]", "3", "{}", '{"name": 3}', '{"name": "a b"}', '{"name": ""}', "[" * 100_000 + "]" * 100_000, None]
-)
+@pytest.mark.parametrize("content", ["[]", "{}", '{"name": 3}', '{"name": "a b"}', "[" * 100_000 + "]" * 100_000, None])
 def test_manifest_that_names_no_model_is_left_to_the_opening_of_the_bundle(tmp_path: Path, content: str | None) -> None:
     if content is None:  # a pipe, which is not waited for
         lay(tmp_path, "en-de/1/", "en-fr/")
@@ -216,40 +203,6 @@ def test_stamp_changes_with_the_manifest_and_nothing_else(tmp_path: Path) -> Non
         change()
         stamps.append(scan(tmp_path, first)[0].versions[0].stamp)
     assert len(set(stamps)) == 4
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Return the files that scans have read."""
-    found: list[Path] = []
-    for module in (folders, model_file):
-        real = module.read_bounded
-        monkeypatch.setattr(module, "read_bounded", lambda path, size, real=real: found.append(path) or real(path, size))
-    return found
-
-
-def test_files_are_read_again_only_when_they_change_or_an_operator_asks(tmp_path: Path, read: list[Path]) -> None:
-    """A model file that takes seconds to be refused must not take them at every scan."""
-    lay(tmp_path, *(f"en-de/{number}" for number in range(5)), "en-de/model.toml = [versions]\nlatest = 2")
-    before = scan(tmp_path)
-    read.clear()
-    assert scan(tmp_path, before) == before and read == []
-    after = scan(lay(tmp_path, "en-de/5"), before)
-    assert read == [tmp_path / "en-de" / "5" / "bundle.json"]
-    assert all(old is new for old, new in zip(before[0].versions, after[0].versions, strict=False))
-    file = lay(tmp_path, "en-de/model.toml = versions = 7") / "en-de" / "model.toml"
-    found = scan(tmp_path)
-    read.clear()
-    for text, num_scans, is_at_once, num_read in (("", 3, False, 0), ("", 1, True, 1), ("versions = 77", 2, False, 2)):
-        if text:
-            file.write_text(text)
-        for _ in range(num_scans):
-            found = scan(tmp_path, found, is_at_once)
-        assert read.count(file) == num_read and "versions" in found[0].file_problem
-    file.write_text("[versions]\nlatest = 2")
-    for _ in range(2):
-        found = scan(tmp_path, found, is_at_once=False)
-    assert found[0].file.versions.latest == 2 and not found[0].file_problem
 
 
 NAMES = st.sampled_from(["a", "b", "c", "en-de"])
@@ -374,7 +327,6 @@ def test_changed_model_file_is_used_at_once_or_when_two_scans_have_found_the_sam
             path.write_text(text)
         found = scan(tmp_path, found, is_at_once=False)
         assert found[0].file.versions.latest == latest
-    assert found[0].file == ModelFile()
 
 
 def test_damaged_model_file_stops_the_start_and_later_leaves_the_old_one_in_use(tmp_path: Path) -> None:
@@ -390,17 +342,14 @@ def test_damaged_model_file_stops_the_start_and_later_leaves_the_old_one_in_use(
     ]
     refuse_damaged_files(found[2:])
     (tmp_path / "b/model.toml").unlink()
-    (tmp_path / "a/model.toml").write_text("[versions]\nlatest = 2")
-    found = scan(tmp_path, found)
-    assert versions(found) == {"a": ["1"], "b": ["1"], "c": ["1"]} and not any(model.file_problem for model in found)
-    (tmp_path / "a/model.toml").write_text("[versions]\nlatest = 0")
-    for _ in range(2):
-        found = scan(tmp_path, found)
-        assert (versions(found)["a"], found[0].file.versions.latest, found[0].problem) == (["1"], 2, "")
-        assert found[0].file_problem.startswith(f"{tmp_path}/a/model.toml: versions.latest: 0")
-    (tmp_path / "a/model.toml").write_text("[versions]\nlatest = 4")
-    found = scan(tmp_path, found)
-    assert (found[0].file.versions.latest, found[0].file_problem) == (4, "")
+    for text, latest, problem in (("2", 2, ""), ("0", 2, "versions.latest: 0"), ("4", 4, "")):
+        (tmp_path / "a/model.toml").write_text(f"[versions]\nlatest = {text}")
+        for _ in range(2):
+            found = scan(tmp_path, found)
+            assert versions(found) == {"a": ["1"], "b": ["1"], "c": ["1"]}
+            assert (found[0].file.versions.latest, found[0].problem) == (latest, "")
+            assert found[0].file_problem.startswith(f"{tmp_path}/a/model.toml: {problem}" if problem else "")
+            assert bool(problem) == any(model.file_problem for model in found)
 
 
 @pytest.mark.parametrize("call", ["stat", "read_bounded"])
@@ -420,37 +369,22 @@ def test_model_file_that_cannot_be_read_is_used_as_soon_as_it_can(
     assert (after[0].file.versions.latest, after[0].file_problem) == (3, "")
 
 
-# Model files in a folder of their own.
-
-
-def put_files(folder: Path, revision: str, files: dict[str, str]) -> Path:
-    """Write files as the kubelet does with a ConfigMap: links through one link that is exchanged in one step."""
-    for name, text in files.items():
-        lay(folder, f"{revision}/{name} = {text}")
-        if not (folder / name).is_symlink():
-            lay(folder, f"{name} -> ..data/{name}")
-    lay(folder, f"..new -> {revision}")
-    (folder / "..new").rename(folder / "..data")
-    return folder
-
-
 def test_separate_model_files_replace_those_of_models_as_a_whole(tmp_path: Path) -> None:
-    models = lay(tmp_path / "models", "en-de/1", "whatever: en-fr", "ro-de/1")
+    models, files = lay(tmp_path / "models", "en-de/1", "whatever: en-fr", "ro-de/1"), tmp_path / "files"
     for name in ("en-de", "whatever", "ro-de"):
         lay(models, f"{name}/model.toml = [settings]\nmax_slots = 3")
-    files = put_files(
-        tmp_path / "files", "..1", {"en-de.toml": "[versions]\nlatest = 2", "en-fr.toml": "[settings]\nmax_slots = 5"}
-    )
+    # As the kubelet writes a ConfigMap: links through one link that is exchanged in one step.
+    lay(files, "..1/en-de.toml = [versions]\nlatest = 2", "..2/en-de.toml = [versions]\nlatest = 4", "..data -> ..1")
+    lay(files, "en-de.toml -> ..data/en-de.toml", "en-fr.toml = [settings]\nmax_slots = 5")
     found = scan(models, files=files)
     settings = {model.name: (model.file.versions.latest, model.file.settings.max_slots) for model in found}
     assert settings == {"en-de": (2, None), "en-fr": (None, 5), "ro-de": (None, 3)}, "by the model's name, not its folder's"
-    assert {model.file.settings.max_slots for model in scan(models)} == {3}
-    put_files(files, "..2", {"en-de.toml": "[versions]\nlatest = 4", "en_de.toml": "#", "x.toml": "#"})
+    (lay(files, "..new -> ..2", "en_de.toml = #", "x.toml = #") / "..new").rename(files / "..data")
     for latest in (2, 4):
         found = scan(models, found, False, files)
         assert found[0].file.versions.latest == latest
     assert find_unused(files, found) == ["en_de.toml", "x.toml"]
-    put_files(files, "..3", {"en-de.toml": "[versions]\nlatst = 4"})
+    (files / "..2/en-de.toml").write_text("[versions]\nlatst = 4")
     found = scan(models, found, True, files)
     assert found[0].file.versions.latest == 4
     assert found[0].file_problem == f"{files}/en-de.toml: versions.latst: unknown field; did you mean latest?"

@@ -115,11 +115,6 @@ def test_model_of_one_bundle_is_one_version_without_a_name() -> None:
     assert (names(answer), answer.shares, answer.labels, answer.default, answer.problems) == ([""], {"": 1}, {"stable": ""}, "", ())
 
 
-def test_thousands_of_versions_are_decided_about_quickly() -> None:
-    many = [str(number) for number in range(20_000)]
-    assert names(wanted(found(*many), file(latest=20_000))) == many[::-1]
-
-
 # Any file and any folder.
 
 NAMES = st.sampled_from(["1", "2", "3", "4", "5"])

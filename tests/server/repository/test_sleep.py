@@ -36,13 +36,6 @@ def decide(sleep: Sleep, holding: Holding | None = None, *, is_awaited: bool = F
     return sleep.is_asleep
 
 
-def test_model_that_is_always_loaded_is_never_unloaded(clock: Clock) -> None:
-    sleep = Sleep(math.inf, clock)
-    clock.now += 1e9
-    sleep.is_asked = True
-    assert not decide(sleep) and not sleep.may_sleep and sleep.pause(used()) is None
-
-
 # Seconds after loading; requests that hold it, and seconds since the last; whether it is awaited, on probation, asked to leave.
 @pytest.mark.parametrize(
     ("seconds", "num_held", "used_ago", "is_awaited", "is_tried", "is_asked", "why"),
@@ -90,7 +83,11 @@ def test_failed_load_is_retried_with_a_growing_pause(clock: Clock) -> None:
     assert sleep.retry_seconds == MIN_RETRY_SECONDS, "it was loaded in between"
 
 
-def test_model_that_is_always_to_be_loaded_from_now_on_is_loaded_and_retried_by_itself(clock: Clock) -> None:
+def test_model_that_is_always_to_be_loaded_is_loaded_and_retried_by_itself_and_never_unloaded(clock: Clock) -> None:
+    always = Sleep(math.inf, clock)
+    clock.now += 1e9
+    always.is_asked = True
+    assert not decide(always) and not always.may_sleep and always.pause(used()) is None
     sleep = Sleep(60.0, clock)
     sleep.keep_seconds = math.inf
     assert not decide(sleep)

@@ -14,31 +14,22 @@ from dragoman.server.repository.history import MAX_VERSIONS, History
 from dragoman.server.repository.model_versions import ModelVersions, is_in
 from dragoman.server.repository.models import Route
 from dragoman.server.repository.version_names import check_version_name, is_version_name, natural_key
-from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
+from dragoman.server.repository.versions import Opened, State, Version
 
 
 @pytest.mark.parametrize(
     "names",
     [
-        ["1", "2", "10", "100"],
-        ["01", "1", "02", "2", "10"],
+        ["01", "1", "02", "2", "10", "100"],
         ["v1.2", "v1.2.9", "v1.2.10", "v1.10", "v2"],
-        ["2023-12-31", "2024-01-05", "2024-1-6", "2024-02-01", "2024-11-01"],
         ["20231231T2359", "20240105T0000"],
         ["1", "1-rc1", "1.0", "1.0-rc2", "1.0-rc10", "1a", "2"],
-        ["3", "2024-01-05", "a", "a2", "a10", "b1", "v1"],
-        ["A", "B", "a"],
+        ["3", "2023-12-31", "2024-01-05", "2024-1-6", "A", "B", "a", "a2", "a10", "b1", "v1"],
         ["a1", "a-1", "a-1-2"],
     ],
 )
 def test_order_of_versions(names: list[str]) -> None:
     assert sorted(random.Random(1).sample(names, len(names)), key=natural_key) == names
-
-
-@given(st.lists(st.tuples(*[st.integers(0, 10**18)] * 3)))
-def test_versions_of_three_numbers_are_in_numeric_order(versions: list[tuple[int, int, int]]) -> None:
-    names = ["v" + ".".join(map(str, version)) for version in sorted(versions)]
-    assert sorted(reversed(names), key=natural_key) == names
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
@@ -55,7 +46,7 @@ def test_names_of_versions() -> None:
         assert is_version_name(name) and check_version_name(name) == name
     for name in NO_NAMES:
         assert not is_version_name(name)
-        with pytest.raises(ValueError, match="no name of a version or a label") as refusal:
+        with pytest.raises(ValueError) as refusal:
             check_version_name(name)
         assert str(refusal.value).isascii() and str(refusal.value).isprintable() and len(str(refusal.value)) < 300
 
@@ -113,14 +104,6 @@ def test_only_a_version_that_is_being_tried_is_blamed_for_a_death(state: State) 
     assert version.has_died is (state in (State.PROVING, State.STANDBY, State.TRIAL))
 
 
-def test_time_of_a_state_begins_once() -> None:
-    version = Version[Any]("en-de", found("1"), since=5.0)
-    version.enter(State.OPENING)
-    assert version.since == 5.0
-    version.refuse(Refused(Cause.PROOF, "another answer"))
-    assert version.since > 5.0 and (version.state, version.cause, version.reason) == (State.REFUSED, Cause.PROOF, "another answer")
-
-
 def test_replicas_get_the_lowest_free_consecutive_numbers() -> None:
     versions = ModelVersions[Any]("en-de")
     one, two, three = (versions.begin(found(name)) for name in "123")
@@ -133,27 +116,3 @@ def test_replicas_get_the_lowest_free_consecutive_numbers() -> None:
     assert versions.loaded() == [two.loaded, three.loaded]
     route = Route(two.loaded, {"2": two.loaded})  # type: ignore[arg-type, dict-item]
     assert is_in(two, route) and not is_in(three, route) and not is_in(two, None)
-
-
-def test_refused_version_stays_known_while_its_files_are_there() -> None:
-    versions = ModelVersions[Any]("en-de")
-    refused = versions.begin(found("1"))
-    assert versions.known(found("1")) is refused and versions.known(found("1", stamp=2)) is None
-    refused.refuse(Refused(Cause.BUNDLE, "damaged"))
-    versions.remove(refused)
-    versions.forget_refused([found("1")])
-    assert list(versions) == [refused]
-    refused.loaded = model("1")
-    versions.forget_refused()
-    assert list(versions) == [refused], "its engine has yet to end"
-    refused.loaded = None
-    versions.forget_refused([found("1", stamp=2)])
-    assert list(versions) == []
-    for name in "123":
-        versions.begin(found(name))
-    for version in versions:  # they may change while they are iterated over
-        version.enter(State.RETIRING)
-        assert versions.known(version.found) is None
-        for _ in range(2):
-            versions.remove(version)
-    assert list(versions) == []
