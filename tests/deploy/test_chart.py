@@ -14,7 +14,7 @@ from dragoman.server.core.readiness import ReadyRule
 from dragoman.server.faces.grpc.health import LIVENESS, OVERALL
 from dragoman.server.supervisor import STOP_SECONDS
 from dragoman.server.telemetry.metrics import Metrics
-from tests.deploy.conftest import CHART, Refused, Render, Rendered, Values
+from tests.deploy.conftest import CHART, Refused, Render, Values
 
 SHA = "ab" * 32
 GPU: Values = {"gpu.enabled": True}
@@ -55,6 +55,7 @@ def method(name: str | None = None) -> Values:
     return {"matches": [{"method": {"service": GENERATION} | ({"method": name} if name else {})} | TESTERS]}
 
 
+SERVICES = ("dragoman", "dragoman-headless")
 STRATEGY, GRACE, BUDGET = "Deployment spec strategy", "pod terminationGracePeriodSeconds", "PodDisruptionBudget kind"
 SCALERS, TRIGGERS = "HorizontalPodAutoscaler spec metrics", "ScaledObject spec triggers"
 SCRAPED, POD_SCRAPED = "ServiceMonitor spec endpoints 0", "PodMonitor spec podMetricsEndpoints 0"
@@ -82,13 +83,9 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
     ({"replicaCount": 3, "autoscaling": {"type": "hpa", "minReplicas": 1}}, {BUDGET: None}),
     # --- probes: HTTP where the kubelet's gRPC would need TLS
     ({"service.grpcPort": 9000}, {"container readinessProbe grpc": READY, "container livenessProbe grpc": LIVE}),
-    (TLS, {"container startupProbe httpGet": {"port": "metrics", "path": "/readyz"}}),
-    (TLS, {"container readinessProbe httpGet": {"port": "metrics", "path": "/readyz"}}),
+    (TLS, {f"container {probe}Probe httpGet": {"port": "metrics", "path": "/readyz"} for probe in ("startup", "readiness")}),
     (TLS, {"container livenessProbe httpGet": {"port": "metrics", "path": "/healthz"}}),
-    (TLS, {"Service:dragoman spec ports grpc appProtocol": "https"}),
-    (TLS, {"Service:dragoman spec ports http appProtocol": "https"}),
-    (TLS, {"Service:dragoman-headless spec ports grpc appProtocol": "https"}),
-    (TLS, {"Service:dragoman-headless spec ports http appProtocol": "https"}),
+    *((TLS, {f"Service:{name} spec ports {protocol} appProtocol": "https"}) for name in SERVICES for protocol in ("grpc", "http")),
     (OWN_METRICS, {"container readinessProbe grpc service": "readiness"}),
     (OWN_METRICS, {"Service:dragoman spec ports metrics appProtocol": "https"}),
     (
@@ -242,19 +239,16 @@ def test_rules_become_rules_of_routes(render: Render, kind: str, rule: Values, e
 
 OPEN, PAUSE, RULES = "may read the metrics", "a rollout ends it before the next one has its GPU", "metrics.prometheusRule.matchers"
 ADDRESSES = ["dragoman.translation.svc:8500", "dns:///dragoman-headless.translation.svc:8500", "http://127.0.0.1:8080/v1/models"]
-ONE, ALERTS = {"replicaCount": 1}, {"metrics.prometheusRule.enabled": True}
+ALERTS: Values = {"metrics.prometheusRule.enabled": True}
 # Values, and the parts of the notes that are there and that are not.
 NOTES: list[tuple[Values, list[str], list[str]]] = [
     ({}, [OPEN, *ADDRESSES], [PAUSE, "unencrypted"]),
-    (PEERS, [], [OPEN]),
+    (PEERS | {"config.http": False}, [], [OPEN, "HTTP"]),
     ({"metrics.auth.secretName": "scraper"}, ["token for the metrics travels unencrypted"], [OPEN]),
     ({"auth.secretName": "tokens"}, ["tokens travel unencrypted"], []),
     (TLS | {"auth.secretName": "tokens"}, ["https://dragoman.translation.svc:8080/v1/models"], ["unencrypted"]),
-    ({"config.http": False}, [], ["HTTP"]),
-    (GPU | ONE, [PAUSE], []),
-    (GPU | ONE | {"strategy.rollingUpdate.maxSurge": 1}, [], [PAUSE]),
-    (GPU, [], [PAUSE]),
-    (ALERTS, [RULES, "runbookPrefix"], []),
+    (GPU | {"replicaCount": 1} | ALERTS, [PAUSE, RULES, "runbookPrefix"], []),
+    (GPU | {"replicaCount": 1, "strategy.rollingUpdate.maxSurge": 1}, [], [PAUSE]),
     (ALERTS | {"metrics.serviceMonitor.enabled": True}, [], [RULES]),
 ]
 
@@ -346,23 +340,18 @@ def test_pods_satisfy_the_restricted_standard_and_write_nowhere(render: Render) 
     assert rendered.find(template) != changed.find(template), "a changed list replaces the pods"
 
 
-def port_names(rendered: Rendered) -> dict[str, set[str]]:
-    """Return the names of the ports of the container, of each Service, and of the network policy."""
-    found = {service["metadata"]["name"]: service["spec"]["ports"] for service in rendered.all("Service")}
-    found["container"] = rendered.find("container ports")
-    names = {name: {port["name"] for port in ports} for name, ports in found.items()}
-    return names | {"policy": {port["port"] for rule in rendered.find("NetworkPolicy spec ingress") for port in rule["ports"]}}
-
-
 def test_ports_of_services_and_policies_are_those_of_the_pods(render: Render) -> None:
     rendered = render({"service.httpPort": 9002} | PEERS)
     numbers = {port["name"]: port["containerPort"] for port in rendered.find("container ports")}
     assert numbers == {"grpc": 8500, "http": 9002, "metrics": 8501}
     for service in rendered.all("Service"):
         assert all(numbers[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
-    assert port_names(rendered)["policy"] == numbers.keys()
+    assert {port["port"] for rule in rendered.find("NetworkPolicy spec ingress") for port in rule["ports"]} == numbers.keys()
     for config in ({"config.http": False}, {"config.http_host": "127.0.0.1"}):
-        assert all("http" not in names and "grpc" in names for names in port_names(render(config | PEERS)).values())
+        closed = render(config | PEERS)
+        for ports in (closed.find("container ports"), *(closed.find(f"Service:{name} spec ports") for name in SERVICES)):
+            assert "http" not in {port["name"] for port in ports}
+        assert "http" not in {port["port"] for rule in closed.find("NetworkPolicy spec ingress") for port in rule["ports"]}
 
 
 def test_keda_queries_the_metrics_of_the_pods_of_the_release(render: Render) -> None:

@@ -1,9 +1,5 @@
 """The manifests for KServe, against the API of KServe's Python package, and the compose file, against what it names and starts."""
 
-import ast
-import importlib.util
-import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +16,6 @@ from tests.deploy.conftest import ROOT, load
 RUNTIME, SERVICE, KNATIVE = "servingruntime.yaml", "inferenceservice.yaml", "inferenceservice-knative.yaml"
 DOCKER = ROOT / "deploy/docker"
 FIELDS = settings.ServerConfig.model_fields
-
-
-@cache
-def model(name: str) -> tuple[dict[str, str], set[str]] | None:
-    """Return the types of the fields of a class of KServe, by their names in YAML, and those required; its code is not run."""
-    found = importlib.util.find_spec("kserve")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("KServe's package is not installed: make setup")
-    for path in (Path(found.submodule_search_locations[0]) / "models").glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        if f"class {name}(" in text:
-            tables = {
-                node.targets[0].id: ast.literal_eval(node.value)
-                for node in ast.walk(ast.parse(text))
-                if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("openapi_types", "attribute_map")
-            }
-            keys, needed = tables["attribute_map"], re.findall(r"Invalid value for `(\w+)`, must not be `None`", text)
-            return {keys[field]: kind for field, kind in tables["openapi_types"].items()}, {keys[field] for field in needed}
-    return None
-
-
-def errors(value: Any, kind: str, place: str = "") -> list[str]:
-    """Return the fields that KServe's classes do not have or that they require; Kubernetes' own types are not looked into."""
-    if found := re.fullmatch(r"list\[(.*)\]", kind):
-        return [error for i, item in enumerate(value) for error in errors(item, found[1], f"{place}[{i}]")]
-    if (fields := model(kind)) is None:
-        return []
-    types, needed = fields
-    wrong = [f"{place}.{key} is unknown" for key in value.keys() - types.keys()]
-    wrong += [f"{place}.{key} is missing" for key in needed - value.keys()]
-    return wrong + [error for key in value.keys() & types.keys() for error in errors(value[key], types[key], f"{place}.{key}")]
-
-
-@pytest.mark.parametrize("name", [RUNTIME, SERVICE, KNATIVE])
-def test_manifest_is_valid_and_no_unknown_or_missing_field_is(name: str) -> None:
-    manifest = load(f"kserve/{name}")
-    group, _, version = manifest["apiVersion"].partition("/")
-    kind = f"{version.capitalize()}{manifest['kind']}"
-    assert group == "serving.kserve.io" and errors(manifest, kind) == []
-    assert errors(manifest | {"spec": manifest["spec"] | {"unknown": 1}}, kind) == [".spec.unknown is unknown"]
 
 
 def test_runtime_starts_a_server_that_is_probed_scraped_and_confined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard, the queries, the rules and the alerts: against the server's metrics, the runbook and Prometheus' own tool."""
+"""Dashboard, rules and alerts, also of a release: against the server's metrics, the runbook and Prometheus' own tool."""
 
 import json
 import re
@@ -14,14 +14,31 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from deploy.grafana import generate, objectives
 from dragoman.server.config import LATENCY_BUCKETS
 from dragoman.server.telemetry.metrics import Metrics
-from tests.deploy.conftest import ROOT, load
-from tests.deploy.test_chart_rules import rules, selectors
+from tests.deploy.conftest import ROOT, Render, Values, load
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": ".*", "$instance": ".*", "$model": ".*"}
 # Series of Prometheus itself and of kube-state-metrics, and those of a process, which only Linux has.
 OTHERS = {"up"} | {f"process_{name}" for name in ("resident_memory_bytes", "open_fds", "max_fds", "cpu_seconds_total")}
 OTHERS |= {f"kube_horizontalpodautoscaler_{name}" for name in ("status_desired_replicas", "spec_max_replicas", "spec_min_replicas")}
+
+
+def rules(content: Any) -> list[dict[str, Any]]:
+    return [rule for group in content["groups"] for rule in group["rules"]]
+
+
+def selectors(expression: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
+    """Return the series that a query reads, each with its matchers, by an independent parser."""
+    parser = pytest.importorskip("promql_parser", reason="promql-parser is not installed: make setup")
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, parser.VectorSelector):
+            matchers = {each.name: (str(each.op).rpartition(".")[2], each.value) for each in node.matchers.matchers}
+            found.append((node.name, matchers))
+
+    parser.walk(parser.parse(expression), visit)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +48,12 @@ def dashboard() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
-    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
-
-
-@pytest.fixture(scope="module")
 def alerts() -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for rule in rules(load("prometheus/rules/alerts.yaml"))}
 
 
-def all_rules() -> list[dict[str, Any]]:
-    return [rule for name in ("recording", "alerts") for rule in rules(load(f"prometheus/rules/{name}.yaml"))]
+def all_rules(*names: str) -> list[dict[str, Any]]:
+    return [rule for name in names or ("recording", "alerts") for rule in rules(load(f"prometheus/rules/{name}.yaml"))]
 
 
 def queries(dashboard: dict[str, Any]) -> Iterator[str]:
@@ -73,19 +85,19 @@ def test_queries_read_series_that_exist_and_every_metric_is_read(dashboard: dict
     assert len(asked) > 60 and ours - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} == set()
 
 
-def test_every_query_can_be_narrowed_by_the_variables(dashboard: dict[str, Any], panels: list[dict[str, Any]]) -> None:
+def test_every_query_can_be_narrowed_by_the_variables(dashboard: dict[str, Any]) -> None:
     assert [each["name"] for each in dashboard["templating"]["list"]] == ["datasource", "namespace", "model", "instance"]
-    for target in (target for panel in panels for target in [panel, *panel["targets"]]):
+    for target in (target for panel in dashboard["panels"] for target in panel.get("targets", ())):
         assert target["datasource"]["uid"] == "${datasource}"
         query = target.get("expr", "")
         num_selectors = query.count("{") - query.count("{{")
         assert query.count('namespace=~"$namespace"') == query.count('instance=~"$instance"') == num_selectors
 
 
-def test_objectives_are_edges_of_buckets_and_the_same_in_rules(panels: list[dict[str, Any]], alerts: dict[str, Any]) -> None:
+def test_objectives_are_edges_of_buckets_and_the_same_in_rules(dashboard: dict[str, Any], alerts: dict[str, Any]) -> None:
     edges = {objectives.LATENCY_SECONDS, objectives.FIRST_TOKEN_SECONDS}
     assert edges <= set(LATENCY_BUCKETS)
-    tiles = [target["expr"] for panel in panels if panel["type"] == "stat" for target in panel["targets"]]
+    tiles = [target["expr"] for panel in dashboard["panels"] if panel["type"] == "stat" for target in panel["targets"]]
     assert all(any(f'le="{edge}"' in query for query in tiles) for edge in edges)
     recording = (PROMETHEUS / "rules/recording.yaml").read_text(encoding="utf-8")
     assert set(re.findall(r'le="([\d.]+)"', recording)) == {str(objectives.LATENCY_SECONDS)}
@@ -127,3 +139,63 @@ def test_each_alert_has_a_severity_and_a_section_of_the_runbook(alerts: dict[str
         section = re.split(r"\n##+ ", runbook.partition(f"\n### {name}\n")[2])[0]
         for part in ("**Meaning.**", "**Impact.**", "**Diagnosis.**", "**Mitigation.**"):
             assert part in section, f"{name}: {part}"
+
+
+# The rules of a release.
+
+ON: Values = {"metrics.prometheusRule.enabled": True}
+PREFIX = "https://git.example/dragoman/blob/v0.1.0"
+
+
+def of_release(render: Render, values: Values, release: str = "dragoman") -> list[dict[str, Any]]:
+    return rules(render(ON | values, release=release).find("PrometheusRule spec"))
+
+
+def test_release_has_every_rule_and_changes_only_its_series_and_labels(render: Render) -> None:
+    ours, originals = of_release(render, {}), all_rules("alerts", "recording")
+    for rule, original in zip(ours, originals, strict=True):
+        assert [name for name, _ in selectors(rule["expr"])] == [name for name, _ in selectors(original["expr"])]
+        assert all(rule.get(key) == original.get(key) for key in ("alert", "record", "for", "annotations"))
+        assert rule.get("labels", {}) == original.get("labels", {}) | ({"release": "dragoman"} if "alert" in rule else {})
+
+
+@pytest.mark.parametrize(("release", "name"), [("dragoman", "dragoman"), ("mt", "mt-dragoman")])
+def test_rules_read_series_of_their_release_alone(render: Render, release: str, name: str) -> None:
+    """A job is named as the Service, or NAMESPACE/NAME of the PodMonitor, as the Prometheus operator does without a jobLabel."""
+    for rule in of_release(render, {}, release):
+        for series, matchers in selectors(rule["expr"]):
+            label, prefix = ("horizontalpodautoscaler", "keda-hpa-") if series.startswith("kube_") else ("job", "translation/")
+            assert matchers["namespace"] == ("Equal", "translation")
+            pattern = matchers[label][1]
+            assert re.fullmatch(pattern, name) and re.fullmatch(pattern, f"{prefix}{name}")
+            assert not re.fullmatch(pattern, f"{name}-canary") and not re.fullmatch(pattern, f"other-{name}")
+        assert "scope=" not in rule["expr"], "no placeholder is left"
+    for kind in ("serviceMonitor", "podMonitor"):
+        monitor = render({f"metrics.{kind}.enabled": True}, release=release).find(kind[0].upper() + kind[1:])
+        assert monitor["metadata"]["name"] == name and "jobLabel" not in monitor["spec"]
+
+
+def test_matchers_may_name_another_job_and_their_labels_stay_in_sums(render: Render) -> None:
+    """Without these labels in the recorded sums no alert on an objective could ever fire."""
+    asked, sums = 'job="translate",app=~"a|b=\\"c\\"", app!="d"', []
+    for rule in of_release(render, {"metrics.prometheusRule.matchers": 'job="translate",cluster=~"a|b"'}):
+        for series, matchers in selectors(rule["expr"]):
+            if not series.startswith("kube_"):
+                assert matchers["job"] == ("Equal", "translate") and matchers["cluster"][1] == "a|b"
+    for rule in of_release(render, {"metrics.prometheusRule.matchers": asked}):
+        found = re.findall(r"\bby \(([^)]*)\)", rule["expr"])
+        sums += [text for text in found if "horizontalpodautoscaler" not in text]
+    sums = [text.removesuffix(", le").removesuffix(", version, cause") for text in sums]
+    assert len(sums) > 20 and set(sums) == {"namespace, job, app, model"}
+
+
+@pytest.mark.parametrize("prefix", [PREFIX, f"{PREFIX}/"])
+def test_links_lead_to_a_section_of_the_runbook(render: Render, prefix: str) -> None:
+    values = {"metrics.prometheusRule": {"runbookPrefix": prefix, "alertLabels": {"team": "language"}, "enabled": True}}
+    headings = re.findall(r"^### (\w+)$", (ROOT / "docs/runbook.md").read_text(encoding="utf-8"), re.MULTILINE)
+    alerts = [rule for rule in of_release(render, values) if "alert" in rule]
+    assert len(alerts) > 20
+    for rule in alerts:
+        path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert path == f"{PREFIX}/docs/runbook.md" and anchor in {heading.lower() for heading in headings}
+        assert rule["labels"]["team"] == "language" and rule["labels"]["severity"] in ("critical", "warning")

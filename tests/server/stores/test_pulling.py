@@ -7,8 +7,8 @@ import os
 import re
 import shutil
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,29 +178,20 @@ def test_versions_do_not_change_and_damaged_ones_are_pulled_again(s3: S3, make_b
     assert files(here / "tiny/7") == files(sources[0]) and seen(here) == ["tiny"]
 
 
-def in_threads(number: int, work: Callable[[], object]) -> list[object]:
-    found: list[object] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except OSError as error:
-            found.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
 def test_simultaneous_pulls_read_each_file_once_and_do_not_disturb_each_other(
     s3: S3, s3_proxy: Proxy, bundle: Path, make_bundle: Make, tmp_path: Path, order: Orders
 ) -> None:
     s3.put(bundle, "m")
-    assert in_threads(4, lambda: bring("s3://models/m", tmp_path / "here", order())) == [["tiny/1"]] * 4
-    assert len(s3_proxy.asked(BIG_FILE)) == 1 and files(tmp_path / "here/tiny/1") == files(bundle)
+    for number in range(2):
+        make_bundle(tmp_path / f"models/m{number}/1", f"m{number}", number, 1000)
+        (tmp_path / f"models/m{number}/model.toml").write_text(f"# {number}\n")
+    with ThreadPoolExecutor(6) as pool:
+        pulls = [pool.submit(bring, "s3://models/m", tmp_path / "here", order()) for _ in range(4)]
+        assert [pull.result() for pull in pulls] == [["tiny/1"]] * 4
+        assert len(s3_proxy.asked(BIG_FILE)) == 1 and files(tmp_path / "here/tiny/1") == files(bundle)
+        for attempt in range(4):
+            pulls = [pool.submit(bring, str(tmp_path / "models"), tmp_path / f"here{attempt}", order()) for _ in range(6)]
+            assert [pull.result() for pull in pulls] == [["m0/1", "m1/1"]] * 6
 
 
 # Refused configurations.
