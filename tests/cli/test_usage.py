@@ -41,6 +41,7 @@ WRONG = {
     "models --ca %/two --certificate %/two": "--certificate is given without --key",
     "health --server-name a.example | health --certificate a --key b": "go with --ca",
     "models --wait nan": "--wait: nan is not a number of 0 or more",
+    "models --server a load en-de": "--server: stands behind load, if that has it",
     "models load": "MODEL",
     "models list --server=ä:1:2": "--server",
     "models list --token=ä": "--token",
