@@ -89,3 +89,4 @@ def test_pull_that_is_ended_leaves_nothing_to_be_seen_and_the_next_goes_on(
     assert ended.returncode == 0, ended.stderr
     assert files(here / "tiny/1") == files(bundle) and seen(here) == ["tiny"]
     assert "range: bytes=" in s3_proxy.asked(BIG_FILE)[0]
+    assert list((here / ".cache/held").iterdir()) == [], "the files of the killed pull are held no more"
