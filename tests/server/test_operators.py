@@ -175,6 +175,16 @@ async def test_port_is_optional_and_named_if_it_is_taken(serve: Any, tmp_path: P
             await second.start()
 
 
+async def test_service_uses_the_certificates_of_the_server(serve: Any, certificates: Path) -> None:
+    async with serve(tls_certificate=certificates / "server.pem", tls_key=certificates / "server.key") as world:
+        assert [source.name for source in world.operators.sources()] == ["admin_tls"]
+        credentials = grpc.ssl_channel_credentials((certificates / "ca.pem").read_bytes())
+        options = [("grpc.ssl_target_name_override", "server.example")]
+        async with grpc.aio.secure_channel(f"127.0.0.1:{world.operators.port}", credentials, options) as channel:
+            assert (await RepositoryStub(channel).ListRepository(LIST)).models
+        assert (await failure(world.stub.ListRepository(LIST)))[0] is Code.UNAVAILABLE
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
