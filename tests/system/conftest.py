@@ -26,7 +26,6 @@ TWO_OF_EACH = pytest.param(("--front-ends", "2", "--replicas", "2"), id="two of 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}))
@@ -127,7 +126,6 @@ def stub(channel: grpc.Channel) -> GenerationStub:
 
 @pytest.fixture(scope="session")
 def captions() -> list[str]:
-    """Sentences of the kind the shipped models know, 240 of them, all different."""
     who = ["A man", "A woman", "Two men", "Three women", "A young boy", "A little girl", "A group of people", "A brown dog"]
     verbs = ["walking", "standing", "sitting", "playing", "running", "waiting"]
     places = ["in the snow", "on a busy street", "in front of an old building", "near the water, next to a red car", "on a bench"]

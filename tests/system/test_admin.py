@@ -46,7 +46,7 @@ def default(status: ModelStatus) -> str:
     return next(version.name for version in status.versions if version.is_default)
 
 
-def test_versions_change_as_they_are_asked_to_and_nobody_is_refused_meanwhile(
+def test_versions_change_as_operators_ask_and_no_call_is_refused_meanwhile(
     server: Server, folder: ModelFolder, admin: RepositoryClient, client: Client
 ) -> None:
     old, new = folder.content("one"), folder.content("two")
@@ -94,7 +94,7 @@ def test_versions_change_as_they_are_asked_to_and_nobody_is_refused_meanwhile(
     assert {event["by"] for event in made} == {"anna"} and made[0]["change"] == "rollback"
 
 
-def test_the_command_line_asks_for_changes_and_tokens_decide_who_may(server: Server, client: Client) -> None:
+def test_the_command_line_changes_versions_and_tokens_limit_operators(server: Server, client: Client) -> None:
     where = {"DRAGOMAN_ADMIN_SERVER": server.admin_address, "DRAGOMAN_ADMIN_TOKEN": "anna-s"}
     done = dragoman("models", "rollback", "alpha", "1", **where)
     assert (done.returncode, done.stderr) == (0, "") and "1 (default)" in done.stdout and "rolled back to 1" in done.stdout
@@ -126,7 +126,7 @@ def test_operators_load_and_unload_with_tritons_clients(server: Server, client: 
     assert client.generate("a dog runs", model="alpha", max_new_tokens=2).model == "alpha"
 
 
-def test_who_does_not_wait_ends_nothing_and_the_end_of_the_server_ends_everything(models: ModelFolder) -> None:
+def test_a_change_goes_on_without_its_operator_and_ends_with_the_server(models: ModelFolder) -> None:
     old, _ = make(models)
     with serving(models.path, "--admin-port", "0") as server, Client(server.address, retry=NO_RETRY) as client:
         with ThreadPoolExecutor(1) as pool:

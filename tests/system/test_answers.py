@@ -118,9 +118,6 @@ def test_perplexity_from_the_server_is_pytorchs(others: Server, tmp_path: Path, 
     assert 2 < by_server["perplexity"] < 40
 
 
-# Scores
-
-
 @pytest.mark.parametrize(
     ("model", "source", "target", "links"),
     [
@@ -155,15 +152,11 @@ def test_the_command_line_scores_two_files(server: Server, tmp_path: Path) -> No
 
 
 def test_a_model_scores_when_its_bundle_has_gone(short: Path, tmp_path: Path) -> None:
-    """The first pair reads no file, as the first text does."""
     bundle = shutil.copytree(short, tmp_path / "alpha")
     with serving(bundle) as server, Client(server.address) as client:
         wait_until(lambda: bool(server.logged(Event.SCORER_LOADED)), "the scorer is loaded")
         bundle.rename(tmp_path / "away")
         assert client.score("a dog runs", "over the grass").log_prob < 0
-
-
-# Attention
 
 
 def test_cross_attention_of_a_server_is_the_checkpoints(client: Client) -> None:
@@ -182,9 +175,6 @@ def test_cross_attention_of_a_server_is_the_checkpoints(client: Client) -> None:
     look = ask(client, SOURCE, None, PAGE_ROOM, layer=1, model=("en-de", ""))
     assert (look.model, look.target) == ("en-de", client.generate(SOURCE, model="en-de", num_beams=1).text)
     assert [drawn.layer for part in look.parts for drawn in part.maps] == [1]
-
-
-# The load generator
 
 
 def test_the_first_command_of_the_page_on_load_testing_works(server: Server, tmp_path: Path) -> None:

@@ -52,7 +52,6 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def texts_of(name: str) -> list[str]:
-    """Return texts for a model; prompts may be empty, and long."""
     draws = random.Random(5)
     words = TRAINING_TEXTS[0].split()
     texts = [*TRAINING_TEXTS, "x", " ".join(draws.choices(words, k=9))]
@@ -101,7 +100,6 @@ def test_an_answer_goes_on_with_a_prefix_as_in_pytorch(client: Client, oracle: C
 
 @EACH
 def test_scores_are_pytorchs(client: Client, oracle: Callable[[str], Oracle], name: str) -> None:
-    """And of a language model's target that goes on with the prompt."""
     token_bytes = oracle(name).tokenizers.target.token_bytes
     for text in texts_of(name):
         told = client.score(text, " over the grass" if name == "language" else "over the grass", model=name)

@@ -75,7 +75,7 @@ def large_channel(server: Server) -> grpc.Channel:
     return grpc.insecure_channel(server.address, LARGE)
 
 
-def test_messages_that_cost_much_to_refuse_hold_nobody_up(server: Server) -> None:
+def test_messages_that_cost_much_to_refuse_do_not_delay_other_calls(server: Server) -> None:
     suppressed = GenerateRequest(text="a", suppressed_tokens=bytes(i % 128 for i in range(4_100_000)))
     huge = {"do_sample": True, "seed": 1, "max_new_tokens": 1000, "top_log_probs": 20}
     noise = b"\x0a\x7f\xff\xfe"
@@ -95,7 +95,6 @@ def test_messages_that_cost_much_to_refuse_hold_nobody_up(server: Server) -> Non
 
 
 def test_large_ids_that_come_back_unread_take_bounded_memory(server: Server) -> None:
-    """And one such id costs the other requests of its stream nothing."""
     large = GenerateRequest(text="a", model="alpha", request_id="a" * 4_000_000).SerializeToString()
 
     def stream(is_over: threading.Event) -> None:
@@ -126,7 +125,7 @@ COSTLY: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", COSTLY)
-def test_costly_requests_hold_nobody_up(server: Server, name: str) -> None:
+def test_costly_requests_do_not_delay_other_calls(server: Server, name: str) -> None:
     """Of 16 callers at a time, beside a stream that goes on and others who are answered."""
     codes, (path, message) = Counter[grpc.StatusCode](), COSTLY[name]
 
@@ -167,7 +166,7 @@ def test_every_deadline_that_passes_is_counted_once(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ["resets", "pings", "refused calls"])
-def test_floods_on_a_connection_hold_nobody_up(server: Server, kind: str) -> None:
+def test_floods_on_a_connection_do_not_delay_other_calls(server: Server, kind: str) -> None:
     """Calls that are reset at once, pings, and calls that are refused, as many as can be written, on two connections."""
     port = server.port
     text = " " if kind == "refused calls" else "a dog"
@@ -239,7 +238,7 @@ def test_a_token_is_accepted_whole_alone_and_never_logged(guarded: Server, autho
     assert not [part for part in parts if part in log]
 
 
-def test_a_caller_who_fills_the_queue_has_nobody_else_refused(guarded: Server, authority: bytes) -> None:
+def test_a_caller_that_fills_the_queue_is_refused_alone(guarded: Server, authority: bytes) -> None:
     codes = Counter[grpc.StatusCode]()
 
     def flood(is_over: threading.Event) -> None:
@@ -255,7 +254,6 @@ def test_a_caller_who_fills_the_queue_has_nobody_else_refused(guarded: Server, a
 
 
 def test_certificates_and_tokens_change_under_load_and_no_call_fails(guarded: Server, folder: Path, authority: bytes) -> None:
-    """New connections see the new certificate, and new tokens count, within seconds and without a signal."""
     trusted, codes = [authority], Counter[grpc.StatusCode]()
 
     def ask(_: threading.Event) -> None:

@@ -5,13 +5,13 @@ import re
 import shutil
 import signal
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from dragoman.client.repository import RepositoryClient
 from tests.system.conftest import ONLY_LINUX
@@ -98,8 +98,7 @@ def is_refused(server: Server, model: str, version: str, cause: str, reason: str
     with RepositoryClient(server.admin_address) as operators:
         listed = {one.name: one for each in operators.models()[0] if each.name == model for one in each.versions}
     assert (listed[version].state, listed[version].cause, listed[version].reason) == ("refused", cause, line["reason"])
-    with urllib.request.urlopen(f"{server.metrics_address}/readyz?verbose", timeout=10) as answer:
-        ready, *troubles = answer.read().decode().splitlines()
+    ready, *troubles = requests.get(f"{server.metrics_address}/readyz?verbose", timeout=10).text.splitlines()
     assert ready == "ready" and f"{model}: version {version} is refused ({cause}): {line['reason']}" in troubles
     return line
 

@@ -156,8 +156,6 @@ def test_every_call_but_probes_and_documents_needs_a_token(server: Server, chann
 
 
 def test_a_call_whose_message_never_comes_is_refused_or_counted(server: Server, channel: grpc.Channel) -> None:
-    """Without a token at once; gRPC calls no handler of one message for a caller that has given up."""
-
     def never() -> Iterator[bytes]:
         with suppress(AssertionError):
             wait_until(lambda: False, "never", 10)

@@ -47,7 +47,6 @@ def server(translators: Path) -> Iterator[Server]:
 
 
 def is_served(port: int) -> bool:
-    """Return whether a new connection is taken and its call answered."""
     with suppress(OSError, EOFError), Http2(port) as connection:
         return status(connection) == 0
     return False
@@ -167,9 +166,6 @@ def test_batch_streams_of_a_connection_are_bounded(channel: grpc.Channel) -> Non
     held[1].cancel()
 
 
-# Health
-
-
 def test_watches_are_bounded_on_a_connection_and_in_all(port: int, channel: grpc.Channel) -> None:
     def watch(connection: Http2) -> int | None:
         """Return None for a watch that has its first message, else its status."""
@@ -207,9 +203,6 @@ def test_health_has_names_of_models_and_services_and_refuses_others(channel: grp
     message = "service: 1025 characters; at most 1024 are allowed"
     assert failure(lambda: next(health.Watch(HealthCheckRequest(service="x" * 1025)))) == ("INVALID_ARGUMENT", message)
     assert failure(lambda: health.List(HealthListRequest()))[0] == "UNIMPLEMENTED"
-
-
-# Reflection
 
 
 def test_reflection_streams_of_a_connection_are_bounded(port: int) -> None:

@@ -1,6 +1,6 @@
 """The console in a real Chromium, on the real server with shipped models: every flow, errors, hostile texts, keyboard, phone, axe.
 
-No page may log anything on its console, call another host, or break its own policy (`Tab.close`).
+No page may log anything on its console, call another host, or break its own policy (`Tab`).
 """
 
 import json
@@ -11,9 +11,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import grpc
@@ -66,14 +65,15 @@ class Tab:
         if urlsplit(url).scheme != "data" and urlsplit(url).netloc != self._host:
             self.problems.append(f"another host: {url}")
 
-    def close(self) -> None:
-        """Close it, and fail if it had problems."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         violations = self.page.evaluate("window.violations")
         self._context.close()
         assert not self.problems + violations
 
     def ask(self, text: str, model: str = "en-de", **options: str) -> None:
-        """Fill in the form, with options by the ids of their fields, and send it."""
         page = self.page
         page.locator(f'#model option[value="{model}"]').wait_for(state="attached")
         page.select_option("#model", model)
@@ -117,18 +117,9 @@ def server(browser: Any, shipped_bundle: Callable[..., Path], endless: Path, tmp
         yield started
 
 
-@contextmanager
-def opened(browser: Any, address: str, **options: Any) -> Iterator[Tab]:
-    tab = Tab(browser, address, **options)
-    try:
-        yield tab
-    finally:
-        tab.close()
-
-
 @pytest.fixture
 def tab(browser: Any, server: Server) -> Iterator[Tab]:
-    with opened(browser, server.http_address) as tab:
+    with Tab(browser, server.http_address) as tab:
         yield tab
 
 
@@ -141,9 +132,6 @@ def violations(page: Any) -> list[str]:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed").Axe()
     found = axe.run(page).response["violations"]
     return [f"{one['id']}: {node['html'][:160]} {node['failureSummary']}" for one in found for node in one["nodes"]]
-
-
-# Try
 
 
 def test_an_answer_and_its_beams_are_those_of_the_api(tab: Tab, server: Server) -> None:
@@ -216,7 +204,7 @@ def test_a_language_model_continues_its_prompt(tab: Tab) -> None:
 
 def test_pieces_are_shown_as_they_come_and_leaving_or_cancelling_frees_the_slot(browser: Any, server: Server) -> None:
     """The model goes on for 900 tokens, which end inside characters: as text that is more tokens than the model takes."""
-    with opened(browser, server.http_address, is_refused=True) as tab:
+    with Tab(browser, server.http_address, is_refused=True) as tab:
         tab.ask("a dog", "alpha", max_new_tokens="900")
         tab.page.wait_for_function("() => document.querySelector('p.writing')?.textContent.length > 20")
         first = len(tab.page.locator("p.writing").text_content() or "")
@@ -224,7 +212,7 @@ def test_pieces_are_shown_as_they_come_and_leaving_or_cancelling_frees_the_slot(
         tab.page.locator("#status", has_text="900 written").wait_for(timeout=60_000)
         tab.page.locator("#looks-into", has_text="cannot be looked into: target").wait_for()
     for is_cancelled in (True, False):
-        with opened(browser, server.http_address) as tab:
+        with Tab(browser, server.http_address) as tab:
             tab.ask("a dog", "alpha", max_new_tokens="900")
             tab.page.wait_for_function("() => document.querySelector('p.writing')?.textContent.length > 5")
             if is_cancelled:
@@ -237,7 +225,7 @@ def test_pieces_are_shown_as_they_come_and_leaving_or_cancelling_frees_the_slot(
 def test_the_copied_calls_give_the_answer_on_the_page(browser: Any, server: Server) -> None:
     """Quotes of every kind are in the text; curl and Python are run as they stand, the message for grpcurl is sent."""
     text = 'A man\'s "red" $HOME `car` \\n on a bench.'
-    with opened(browser, server.http_address, permissions=["clipboard-read", "clipboard-write"]) as tab:
+    with Tab(browser, server.http_address, permissions=["clipboard-read", "clipboard-write"]) as tab:
         tab.ask(text, search="beams", num_beams="2", num_answers="2", length_penalty="0.8", max_new_tokens="30")
         shown, copied = tab.answer(), {}
         for name in ("curl", "gRPC", "Python"):
@@ -256,11 +244,8 @@ def test_the_copied_calls_give_the_answer_on_the_page(browser: Any, server: Serv
         assert [*GenerationStub(channel).GenerateStream(request)][-1].result.text == shown
 
 
-# Engine and Models
-
-
 def test_the_grid_shows_running_sequences_until_they_end(browser: Any, server: Server) -> None:
-    with opened(browser, server.http_address, view="engine") as watching, opened(browser, server.http_address) as asking:
+    with Tab(browser, server.http_address, view="engine") as watching, Tab(browser, server.http_address) as asking:
         panel = watching.page.get_by_role("article", name=re.compile("^alpha "))
         grid = panel.locator(".slots")
         grid.wait_for()
@@ -298,7 +283,7 @@ def test_slots_of_several_engines_lie_side_by_side(tab: Tab) -> None:
 
 
 def test_models_are_described_by_cards_and_reports(browser: Any, server: Server) -> None:
-    with opened(browser, server.http_address, view="models") as tab:
+    with Tab(browser, server.http_address, view="models") as tab:
         panel = tab.page.get_by_role("article", name="en-de", exact=True)
         panel.wait_for()
         assert "fp32" in panel.inner_text() and "transformer" in panel.inner_text()
@@ -314,7 +299,7 @@ def test_an_operator_changes_models_and_sees_the_outcome(browser: Any, models: M
     operators = '[callers.anna]\ntoken = "an-operators-long-token"\n'
     models.put("alpha", "1", "one")
     started = serving(models.path, "--http-admin", "true", "--models-poll-seconds", "3600", operators=operators)
-    with started as server, opened(browser, server.http_address, view="models", is_refused=True) as tab:
+    with started as server, Tab(browser, server.http_address, view="models", is_refused=True) as tab:
         page, panel = tab.page, tab.page.get_by_role("article", name="alpha", exact=True)
         panel.wait_for()
         assert "operator's token" in page.inner_text("#lifecycle-note") and panel.get_by_role("button").count() == 0
@@ -336,13 +321,10 @@ def test_an_operator_changes_models_and_sees_the_outcome(browser: Any, models: M
         panel.locator(".badge", has_text="ready").wait_for()
 
 
-# Errors and hostile texts
-
-
 def test_a_token_stays_in_the_session_and_a_server_that_is_gone_is_shown(browser: Any, shipped_bundle: Callable[..., Path]) -> None:
     token = "a-long-and-random-token"
     started = serving(shipped_bundle("en-de"), callers=f'[callers.web]\ntoken = "{token}"\n')
-    with started as server, opened(browser, server.http_address, is_refused=True) as tab:
+    with started as server, Tab(browser, server.http_address, is_refused=True) as tab:
         page = tab.page
         page.locator("#token").wait_for()
         for given in ("wrong", token):
@@ -429,9 +411,6 @@ def test_hostile_texts_and_cards_are_shown_as_text(tab: Tab) -> None:
     assert tab.page.evaluate("window.hit") is None
 
 
-# Keyboard, phone, accessibility
-
-
 def test_everything_can_be_done_by_keyboard(tab: Tab) -> None:
     page, keys, focused, menu = tab.page, tab.page.keyboard, "document.activeElement.id", tab.page.get_by_role("menuitem")
 
@@ -482,7 +461,7 @@ def test_no_rule_of_accessibility_is_broken_and_a_phone_needs_no_scrolling_sidew
         assert page.evaluate("document.documentElement.scrollWidth") == 360, what
         page.set_viewport_size({"width": 1200, "height": 900})
 
-    with opened(browser, server.http_address, color_scheme=scheme, reduced_motion="reduce", is_refused=True) as tab:
+    with Tab(browser, server.http_address, color_scheme=scheme, reduced_motion="reduce", is_refused=True) as tab:
         page = tab.page
         check(page, "empty")
         tab.ask(TEXT, search="beams")
@@ -506,10 +485,10 @@ def test_no_rule_of_accessibility_is_broken_and_a_phone_needs_no_scrolling_sidew
 
 def test_an_address_without_a_view_shows_the_first_and_the_theme_is_kept(browser: Any, server: Server) -> None:
     for view in ("constructor", "<img>", "%", ""):
-        with opened(browser, server.http_address, view=view) as tab:
+        with Tab(browser, server.http_address, view=view) as tab:
             tab.page.locator('#model option[value="en-de"]').wait_for(state="attached")
             assert tab.page.locator("#try").is_visible(), view
-    with opened(browser, server.http_address, color_scheme="light") as tab:
+    with Tab(browser, server.http_address, color_scheme="light") as tab:
         ground = "getComputedStyle(document.documentElement).backgroundColor"
         light, button = tab.page.evaluate(ground), tab.page.get_by_role("button", name="Theme")
         assert button.inner_text() == "Theme: auto"

@@ -40,7 +40,6 @@ async def watching(session: ClientSession, headers: dict[str, str]) -> AsyncIter
 
 
 async def until(views: AsyncIterator[Any], condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return the models of the first view of which a condition holds, by name."""
     async for view in views:
         models = {model["name"]: model for model in view["models"]}
         if condition(models):
@@ -200,7 +199,7 @@ async def test_views_go_on_while_engines_are_killed_and_operators_change_models(
         assert server.wait() == 0
 
 
-def test_operators_change_versions_over_http_and_nobody_else_does(models: ModelFolder) -> None:
+def test_operators_alone_change_versions_over_http(models: ModelFolder) -> None:
     models.put("alpha", "1", "one")
     models.put("alpha", "2", "two")
     models.put("beta", "1", "other")

@@ -63,8 +63,6 @@ def run(bed: Bed) -> Run:
 
 @pytest.fixture(scope="session")
 def stub_bundle(shelf: Shelf, make_checkpoint: MakeCheckpoint) -> Callable[[str, str], Path]:
-    """Return the bundle of a small model, by family and precision."""
-
     def export(folder: Path, family: str, precision: str) -> None:
         sizes = {"d_model": 128, "num_heads": 2, "max_source_positions": 100, "max_target_positions": 100}
         checkpoint = make_checkpoint(**sizes, **FAMILIES[family])
@@ -116,7 +114,6 @@ def test_attention_is_computed_by_the_kernel_that_is_documented(
 
 
 def test_rules_of_attention_are_those_of_the_kernel(run: Run, tmp_path: Path) -> None:
-    """Nodes as the models have them run on CUDA; one that breaks a rule is refused, or goes to the CPU."""
     import onnx_ir
 
     for name, places in GOOD.items():

@@ -153,8 +153,7 @@ def test_a_killed_frontend_costs_only_its_own_calls(endless: Path) -> None:
         assert server.metric("dragoman_reload_stale", source="callers") == 1
 
 
-def test_who_tries_again_is_answered_whatever_is_killed_or_hangs(topology: tuple[str, ...], endless: Path, tmp_path: Path) -> None:
-    """And a drain while what was killed starts again is an orderly end."""
+def test_retries_are_answered_when_processes_are_killed_or_hang(topology: tuple[str, ...], endless: Path, tmp_path: Path) -> None:
     flags = ("--num-threads", "1", "--max-slots", "4", "--max-waiting-requests", "8", "--watchdog-seconds", "2", *QUICK_RESTARTS)
     with serving(endless / "alpha", *topology, *flags, environment={"TMPDIR": str(tmp_path)}) as server:
         server.wait_until_whole()
@@ -224,7 +223,6 @@ def documented_options() -> list[tuple[str, Any]]:
 
 
 async def configured(caller: Caller, model: str, text: str) -> list[Outcome]:
-    """Ask as a client of another language does, on a channel for a few calls."""
     async with aio.insecure_channel(caller.address, documented_options()) as channel:
         stub: Any = GenerationStub(channel)
         request = GenerateRequest(model=model, text=text, **caller.options)

@@ -58,7 +58,6 @@ def folders(shelf: Shelf) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def server(folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with every variant."""
     models = tmp_path_factory.mktemp("families")
     for name in NAMES:
         (models / name).symlink_to(folders(name) / name)
@@ -89,7 +88,6 @@ def ask_together(stub: GenerationStub, requests: Sequence[pb.GenerateRequest]) -
 
 
 def bits(response: pb.GenerateResponse) -> list[bytes]:
-    """Return texts, tokens, log-probabilities and scores to the last bit."""
     return [answer.SerializeToString(deterministic=True) for answer in response.answers]
 
 
@@ -138,7 +136,6 @@ def test_pieces_add_up_and_targets_score_as_transformers_does(
 
 
 def test_models_and_languages_mix_in_one_stream(stub: GenerationStub) -> None:
-    """Every request's answers are to the last bit those it has alone."""
     requests = [
         request(name, question, f"{name} {i}", num_beams=1 + i % 3, max_new_tokens=8)
         for name in WITH_LANGUAGES

@@ -118,7 +118,6 @@ async def sent(server: Server, data: bytes, *, is_ended: bool = False) -> bytes:
 
 
 async def status(server: Server, data: bytes) -> bytes:
-    """Return the status of the first answer, after which the connection is left."""
     reader, writer = await opened(server)
     writer.write(data)
     line = await asyncio.wait_for(reader.readline(), 20)
@@ -244,9 +243,6 @@ def test_pages_of_other_origins_are_answered_as_the_setting_allows(server: Serve
     assert post(server, "/translate", data=message, headers=own).status_code == 200
 
 
-# The native API
-
-
 def untimed(message: Any) -> Any:
     message.ClearField("request_id")
     if hasattr(message, "timings"):
@@ -272,7 +268,6 @@ def test_messages_are_those_of_grpc_in_canonical_json(server: Server, stub: Any)
 
 
 async def test_an_error_after_the_first_piece_is_an_event(server: Server) -> None:
-    """The deadline passes while the engine is stopped."""
     async with ClientSession(server.http_address, headers={"Grpc-Timeout": "2S"}) as session, AsyncExitStack() as stack:
         streams = []
         native = {"model": "alpha", "text": "a", "maxNewTokens": 900, "requestId": "r-9"}
@@ -292,8 +287,6 @@ async def test_an_error_after_the_first_piece_is_an_event(server: Server) -> Non
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_translates_and_streams(shared_server: Server) -> None:
-    """Over Triton's API, as its manual has it, without telling the kind of the body."""
-
     def curl(path: str, message: Any, *flags: str) -> Any:
         command = ["curl", "-s", "-N", *flags, "-d", json.dumps(message), shared_server.http_address + path]
         output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -307,8 +300,6 @@ def test_curl_translates_and_streams(shared_server: Server) -> None:
     assert triton["text_output"] == "".join(event["text_output"] for event in events) == whole["text"] and len(events) > 3
     assert curl(paths[1], {"text_input": " "}) == [{"error": "text: is blank"}]
 
-
-# The document
 
 MODEL, SEED = "/v2/models/{model}", json_tensor("seed", "UINT64", [1], [7])
 BODIES: dict[str, Any] = {

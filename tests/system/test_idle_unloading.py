@@ -90,7 +90,7 @@ def test_many_models_in_the_memory_of_one_give_way_to_each_other_and_lose_nothin
     assert server.engines() == []
 
 
-def test_who_cannot_wait_is_told_when_to_come_back_and_finds_the_model_loaded_then(endless: Path) -> None:
+def test_a_call_that_cannot_wait_for_a_model_is_refused_and_a_later_one_is_answered(endless: Path) -> None:
     flags = (*NEVER_IDLE, "--load-wait-seconds", "0.02")
     with serving(endless, *FAST, *flags) as server, connection(server) as channel:
         refusal = generate(channel).exception()

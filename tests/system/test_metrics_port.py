@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from tests.system.harness.callers import NATIVE, Callers
-from tests.system.harness.server import ROOT, Server, serving
+from tests.system.harness.server import ROOT, Server, serving, wait_until
 from tests.system.test_soak import MISBEHAVING
 
 pytestmark = pytest.mark.e2e
@@ -87,7 +87,7 @@ def test_metrics_and_probes_are_served(server: Server) -> None:
     ],
     ids=lambda value: repr(value[:40]),
 )
-def test_every_request_is_answered_whatever_it_is(server: Server, request_: bytes, expected: bytes) -> None:
+def test_every_request_is_answered(server: Server, request_: bytes, expected: bytes) -> None:
     answer = sent(server, request_)
     assert answer[9:12] == expected
     assert not answer or b"\r\nConnection: close\r\n" in answer
@@ -135,14 +135,12 @@ class Prometheus:
         return answer.json()["data"]
 
     def values(self, query: str) -> list[float]:
-        """Return a query's values now, those alone that are numbers."""
         values = [float(series["value"][1]) for series in self.get("query", query=query)["result"]]
         return [value for value in values if not math.isnan(value)]
 
 
 @contextmanager
 def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
-    """Scrape a server once a second."""
     binary = shutil.which("prometheus")
     if binary is None:
         pytest.skip("prometheus is not installed")
@@ -159,7 +157,7 @@ def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
         process = subprocess.Popen([binary, *flags], stdout=log, stderr=log)
     try:
         running = Prometheus(f"http://127.0.0.1:{port}")
-        wait_until(lambda: is_up(running), lambda: (folder / "log").read_text()[-2000:])
+        wait_until(lambda: is_up(running), f"Prometheus has the server, see {folder}/log", SECONDS, 0.25)
         yield running
     finally:
         process.terminate()
@@ -170,14 +168,6 @@ def is_up(running: Prometheus) -> bool:
     with suppress(requests.ConnectionError):
         return running.values("min(dragoman_model_ready)") == [1.0]
     return False
-
-
-def wait_until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
-    """Ask Prometheus, which looks once a second, a few times a second."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, what()
-        time.sleep(0.25)
 
 
 def dashboard_queries() -> dict[str, str]:
@@ -214,7 +204,7 @@ def test_every_panel_and_every_rule_has_data(endless: Path, tmp_path: Path) -> N
             return not missing
 
         with Callers(server, kinds=KINDS, num=17, max_new_tokens=20) as callers:
-            wait_until(has_everything, lambda: f"no data: {missing}")
+            wait_until(has_everything, missing, SECONDS, 0.25)
         assert callers.statuses.keys() <= {"RESOURCE_EXHAUSTED"}
         for query in queries.values():
             running.values(query)

@@ -38,7 +38,6 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def foreign(script: str, *arguments: str, needs: tuple[str, ...]) -> subprocess.Popen[str]:
-    """Start one of the scripts in `foreign`; skip the test if a package is missing."""
     for name in needs:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"needs {name}, which `make setup` installs")
@@ -52,7 +51,6 @@ def triton(protocol: str, address: str, *arguments: str) -> subprocess.Popen[str
 
 
 def printed(process: subprocess.Popen[str], told: str = "") -> Any:
-    """Return what a script prints before its end."""
     output, errors = process.communicate(told, timeout=500)
     assert process.returncode == 0, errors
     return json.loads(output)
@@ -74,7 +72,6 @@ def asked(shared_server: Server) -> Any:
 @pytest.fixture
 def native(stub: Any) -> Any:
     def generate(text: str, **options: Any) -> dict[str, Any]:
-        """Return what the native service answers, as outputs of the Open Inference Protocol."""
         response = stub.Generate(GenerateRequest(model="en-de", text=text, **options))
         return {
             "text_output": [answer.text for answer in response.answers],
@@ -192,9 +189,6 @@ def test_kserves_clients_get_the_native_answers(server: Server, native: Any) -> 
         assert answer["score"] == [each["score"][0] for each in expected]
     assert [status for status, _ in over_rest["errors"]] == [400, 404]
     assert "text: is blank" in over_rest["errors"][0][1]
-
-
-# Both forms of the protocol
 
 
 @pytest.fixture

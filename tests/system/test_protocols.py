@@ -79,7 +79,6 @@ async def answers(client: ProtocolClient, method: Method, texts: list[str], opti
 
 
 async def check_all_methods(server: Server, texts: list[str], options: dict[str, Any]) -> int:
-    """Check that every method answers as Generate does; return the number of methods."""
     num_methods = 0
     async with NativeGrpc.connect(server) as native:
         expected = await answers(native, native.methods["Generate"], texts, options)
@@ -137,7 +136,6 @@ def narrow(slow: Path) -> Iterator[Server]:
 
 @asynccontextmanager
 async def occupied(server: Server, num_requests: int) -> AsyncIterator[None]:
-    """Have requests of another caller under way, one of which has the slot."""
     async with NativeGrpc.connect(server, OTHER) as other:
         method, tasks = other.methods["GenerateStream"], list[asyncio.Task[Any]]()
         for number in range(num_requests):
@@ -191,7 +189,6 @@ async def test_each_kind_of_error_has_its_protocols_status(narrow: Server, proto
 
 
 async def test_a_drain_has_its_status_over_every_protocol(slow: Path) -> None:
-    """The engine is stopped meanwhile, so that the drain does not end."""
     with serving(slow, *NARROW_FLAGS, callers=CALLERS) as server:
         async with occupied(server, 1):
             with stopped(*server.engines()):
@@ -231,7 +228,6 @@ async def test_a_caller_that_leaves_frees_its_slot_within_two_steps(roomy: Serve
     [engine], num_tokens, most = roomy.engines(), 100, 2 + 2
 
     async def work_once_reported() -> Work:
-        """Return the work of the stopped engine, once the frontend has read all its reports."""
         found = Work.of(roomy)
         while True:
             await asyncio.sleep(0.1)

@@ -10,80 +10,53 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import json_format
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
-from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
-from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from dragoman.client.search import Search
 from dragoman.client.sync import Client
 from tests.protos.packages import FOLDER, install
-from tests.system.harness.server import serving
+from tests.system.harness.server import ROOT, serving
 
 pytestmark = pytest.mark.e2e
 
-
-def files_of(channel: grpc.Channel, **question: str) -> list[FileDescriptorProto]:
-    request = ServerReflectionRequest(**question)
-    [response] = ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=60)
-    return [FileDescriptorProto.FromString(file) for file in response.file_descriptor_response.file_descriptor_proto]
-
-
-def reflected(channel: grpc.Channel, symbol: str) -> dict[str, FileDescriptorProto]:
-    """Return the file of a symbol and all that it imports."""
-    files = {file.name: file for file in files_of(channel, file_containing_symbol=symbol)}
-    while missing := {name for file in files.values() for name in file.dependency} - files.keys():
-        for name in missing:
-            [found] = [file for file in files_of(channel, file_by_filename=name) if file.name == name]
-            files[name] = found
-    return files
-
-
-def call(channel: grpc.Channel, pool: DescriptorPool, name: str, request: dict[str, Any]) -> dict[str, Any]:
-    method = pool.FindMethodByName(f"dragoman.v1.Generation.{name}")
-    reply = GetMessageClass(method.output_type)
-    invoke = channel.unary_unary(
-        f"/dragoman.v1.Generation/{name}",
-        request_serializer=lambda message: message.SerializeToString(),
-        response_deserializer=reply.FromString,
-    )
-    answer = invoke(json_format.ParseDict(request, GetMessageClass(method.input_type)()), timeout=60)
-    return dict(json_format.MessageToDict(answer, preserving_proto_field_name=True))
+DOG = "A dog runs through the snow."
 
 
 def test_reflection_is_complete_and_enough_to_call_by(channel: grpc.Channel) -> None:
-    [listed] = ServerReflectionStub(channel).ServerReflectionInfo(iter([ServerReflectionRequest(list_services="")]))
+    database = ProtoReflectionDescriptorDatabase(channel)
     services = {"dragoman.v1.Generation", "inference.GRPCInferenceService", "grpc.health.v1.Health"}
-    services.add("grpc.reflection.v1alpha.ServerReflection")
-    assert {service.name for service in listed.list_services_response.service} == services
-    files = reflected(channel, "dragoman.v1.Generation")
-    assert set(files) == {"dragoman/v1/generation.proto", "google/protobuf/any.proto"}
-    pool = DescriptorPool()
-    for file in reversed(files.values()):
-        pool.Add(file)
+    assert set(database.get_services()) == services | {"grpc.reflection.v1alpha.ServerReflection"}
+    pool = DescriptorPool(database)
 
-    models = call(channel, pool, "ListModels", {})["models"]
+    def call(name: str, request: dict[str, Any]) -> dict[str, Any]:
+        """Call a unary method by its description, from JSON to JSON."""
+        method = pool.FindServiceByName("dragoman.v1.Generation").FindMethodByName(name)
+        invoke = channel.unary_unary(
+            f"/dragoman.v1.Generation/{name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        answer = invoke(json_format.ParseDict(request, GetMessageClass(method.input_type)()), timeout=60)
+        return dict(json_format.MessageToDict(answer, preserving_proto_field_name=True))
+
+    models = call("ListModels", {})["models"]
     assert [model["name"] for model in models] == ["en-de", "en-fr"]
     assert all("captions" in model["domain"] for model in models), "a stranger reads the domain of each model"
-    answer = call(channel, pool, "Generate", {"model": "en-de", "text": "A dog runs through the snow.", "num_beams": 2})
+    answer = call("Generate", {"model": "en-de", "text": DOG, "num_beams": 2})
     assert answer["text"] and answer["finish_reason"] == "FINISH_REASON_EOS"
     with pytest.raises(grpc.RpcError) as failed:
-        call(channel, pool, "Generate", {"model": "en-de", "text": " "})
+        call("Generate", {"model": "en-de", "text": " "})
     status = dict(failed.value.trailing_metadata())["grpc-status-details-bin"]
     error = GetMessageClass(pool.FindMessageTypeByName("dragoman.v1.Error")).FromString(status)
     assert (error.code, error.message) == (3, failed.value.details())
     for name in ("RetryInfo", "RequestInfo"):
-        assert "google/rpc/error_details.proto" in reflected(channel, f"google.rpc.{name}"), "details of errors"
-
-
-ROOT = Path(__file__).resolve().parents[2]
-DOG = "A dog runs through the snow."
+        assert pool.FindMessageTypeByName(f"google.rpc.{name}").fields, "details of errors"
 
 
 @pytest.fixture(scope="session")
 def node() -> tuple[str, dict[str, str]]:
-    """The program and the environment to run our client in."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("needs Node.js: `node` and `npm`")

@@ -17,8 +17,9 @@ from grpc import aio
 from dragoman.v1.generation_pb2 import FinishReason, GenerateBulkRequest, GenerateRequest, GenerateResponse, ScoreRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.system.conftest import TWO_ENGINES, TWO_OF_EACH
-from tests.system.harness.callers import CALL_SECONDS, OPTIONS
+from tests.system.harness.callers import CALL_SECONDS, NATIVE, OPTIONS, Callers
 from tests.system.harness.server import LONG, Server, serving
+from tests.system.test_soak import late
 
 pytestmark = pytest.mark.e2e
 
@@ -39,7 +40,7 @@ SEARCHES: tuple[dict[str, Any], ...] = (
     {"top_log_probs": 5},
 )
 NUM_REQUESTS = 1000 if LONG else 84
-CONCURRENCY, NUM_DISTURBING, NUM_CHANNELS = 64, 16, 8
+CONCURRENCY, NUM_DISTURBING, NUM_CHANNELS = 64, 8, 8
 # Few slots, so that requests wait, and join others in the middle; the widest search needs 6.
 FLAGS = ("--max-slots", "24", "--num-threads", "1")
 
@@ -73,38 +74,20 @@ def kept(response: Any) -> bytes:
     return bytes(response.SerializeToString(deterministic=True))
 
 
-async def ask_all(server: Server, requests: Requests, concurrency: int, *, is_disturbed: bool = False, seed: int = 0) -> Answers:
+async def ask_all(server: Server, requests: Requests, concurrency: int, seed: int = 0) -> Answers:
     """Ask for all in a random order, so many at once, over several connections, so that every frontend has some."""
     answers: Answers = {}
     waiting = iter(random.Random(seed).sample(list(requests), len(requests)))
+
+    async def work(stub: Any) -> None:
+        for request in waiting:
+            method = stub.Score if isinstance(request, ScoreRequest) else stub.Generate
+            answers[request.request_id] = kept(await method(request, timeout=CALL_SECONDS))
+
     async with AsyncExitStack() as stack:
         connections = [aio.insecure_channel(server.address, OPTIONS) for _ in range(min(concurrency, NUM_CHANNELS))]
         stubs: list[Any] = [GenerationStub(await stack.enter_async_context(each)) for each in connections]
-
-        async def work(stub: Any) -> None:
-            for request in waiting:
-                method = stub.Score if isinstance(request, ScoreRequest) else stub.Generate
-                answers[request.request_id] = kept(await method(request, timeout=CALL_SECONDS))
-
-        async def disturb(stub: Any, draws: random.Random) -> None:
-            """Ask for other texts with other priorities, and give some of them up."""
-            while True:
-                other = GenerateRequest(model="en-de", text=draws.choice(requests).text[::-1], priority=draws.randint(-5, 5))
-                other.num_beams = draws.choice((1, 4))
-                try:
-                    await stub.Generate(other, timeout=draws.choice((0.05, CALL_SECONDS)))
-                except aio.AioRpcError:
-                    await asyncio.sleep(0.01)
-
-        disturbing = [
-            asyncio.create_task(disturb(stubs[i % len(stubs)], random.Random(i))) for i in range(NUM_DISTURBING * is_disturbed)
-        ]
-        try:
-            await asyncio.gather(*(work(stubs[i % len(stubs)]) for i in range(concurrency)))
-        finally:
-            for task in disturbing:
-                task.cancel()
-            await asyncio.gather(*disturbing, return_exceptions=True)
+        await asyncio.gather(*(work(stubs[i % len(stubs)]) for i in range(concurrency)))
     return answers
 
 
@@ -151,8 +134,10 @@ def check(answers: Answers, alone: Mapping[str, bytes]) -> None:
 
 def test_answers_in_company_are_those_given_alone(one: Server, requests: Requests, alone: Answers) -> None:
     """In random orders of arrival, among requests of others, some of whom give up."""
+    kinds, texts = NATIVE | {"late": late}, [request.text[::-1] for request in requests]
     for seed in range(20 if LONG else 2):
-        answers = asyncio.run(ask_all(one, requests, CONCURRENCY, is_disturbed=True, seed=seed))
+        with Callers(one, ["en-de"], kinds=kinds, texts=texts, num=NUM_DISTURBING, seed=seed):
+            answers = asyncio.run(ask_all(one, requests, CONCURRENCY, seed))
         assert answers.keys() == alone.keys()
         check(answers, alone)
     for is_bulk in (False, True):

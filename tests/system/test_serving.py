@@ -93,8 +93,7 @@ def test_the_servers_deadline_ends_a_request_that_waits_and_one_that_runs(server
     server.wait_until_idle()
 
 
-def test_a_full_queue_refuses_with_a_time_to_come_back_and_who_does_is_answered(server: Server, client: Client) -> None:
-    """Refused requests are counted; a client that waits as long as it is told gets through."""
+def test_a_full_queue_refuses_with_a_retry_hint_and_retries_are_answered(server: Server, client: Client) -> None:
     before = server.metric("dragoman_requests_rejected_total", reason="queue_full")
 
     def ask(_: int) -> CallError | int:
@@ -139,7 +138,6 @@ def test_a_few_requests_do_not_wait_behind_many(server: Server, client: Client, 
 
 
 def test_a_callers_limits_hold_on_all_connections_together(server: Server) -> None:
-    """Of requests at a time, and of requests a second after a burst; in every frontend."""
     with ExitStack() as stack:
         both = [stack.enter_context(connection(server, number, "few")) for number in (0, 1)]
         with stopped(*server.engines()):

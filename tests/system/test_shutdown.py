@@ -59,7 +59,7 @@ def ask_over_http(connection: http.client.HTTPConnection, num_tokens: int) -> tu
     return response, json.loads(response.read())
 
 
-def test_a_drain_answers_what_runs_refuses_what_comes_and_waits_for_nobody_else(topology: tuple[str, ...], endless: Path) -> None:
+def test_a_drain_answers_what_runs_refuses_other_calls_and_waits_for_nothing_else(topology: tuple[str, ...], endless: Path) -> None:
     """Watchers, unread or not, streams on which nothing is asked and connections that are kept open hold nothing up."""
     flags = ("--num-threads", "1", "--drain-seconds", DRAIN_SECONDS, "--max-slots", "32")
     is_over = threading.Event()
@@ -134,7 +134,7 @@ def test_calls_during_the_end_are_answered_or_told_to_try_elsewhere(topology: tu
     assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
 
-def test_answers_that_nobody_reads_have_the_drain_and_not_more(endless: Path) -> None:
+def test_unread_answers_have_the_drain_time_and_not_more(endless: Path) -> None:
     """They cannot be ended on the wire, either: their last words would wait behind what was not read."""
     with serving(endless / "alpha", "--drain-seconds", "0.2") as server, ExitStack() as stack:
         for _ in range(3):
@@ -184,7 +184,6 @@ IGNORE_HANGUPS = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
 
 @contextmanager
 def started(models: Path, before: str, **streams: Any) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
-    """Start a server that first does something else; give its process, its address and that of its metrics; it must drain."""
     code = f"{before}\nimport os, sys; os.execv(sys.executable, [sys.executable, '-m', 'dragoman', 'serve', *sys.argv[1:]])"
     host, ports = "127.11.7.5", []  # an address that nobody else takes ports of
     for _ in range(2):
@@ -221,7 +220,6 @@ def test_hangups_end_nothing_and_do_not_cut_a_drain_short(endless: Path) -> None
 
 
 def test_a_hangup_has_the_folder_of_models_and_the_file_of_callers_read_again(models: ModelFolder) -> None:
-    """A caller that is not listed any more is refused, and its call that runs is answered."""
     models.put("alpha", "1", "one")
     flags = ("--models-poll-seconds", "0", "--num-threads", "1")
     with (

@@ -32,8 +32,6 @@ CUT |= {"ServerDisconnectedError", "ClientOSError", "ClientPayloadError", "Conne
 
 
 def refused(code: str, message: bytes, method: str = "Generate") -> Kind:
-    """Return a kind of call that has to end with a status."""
-
     async def ask(caller: Caller, model: str, text: str) -> list[Outcome]:
         try:
             await caller.channel.unary_unary(f"/dragoman.v1.Generation/{method}")(message, timeout=CALL_SECONDS)
@@ -111,7 +109,6 @@ MISBEHAVING: dict[str, Kind] = {
 
 
 def kill_in_turn(server: Server) -> None:
-    """Kill an engine, and a frontend a while later, each of which comes back."""
     for pid in (server.engine(1), server.frontends()[1]):
         time.sleep(SECONDS / 5)
         kill(pid)

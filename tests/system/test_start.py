@@ -4,13 +4,12 @@ import json
 import os
 import shutil
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import torch
 
 from dragoman.client.errors import Unavailable
@@ -183,7 +182,6 @@ WELL_AND_TWO = ("--ready-when", "alpha", "--front-ends", "2")
 
 @pytest.fixture
 def models(endless: Path, tmp_path: Path) -> Path:
-    """Copies of `alpha` and `beta` that a test may damage."""
     return shutil.copytree(endless, tmp_path / "models")
 
 
@@ -194,11 +192,7 @@ def make_unloadable(bundle: Path) -> None:
 
 
 def readyz(server: Server) -> int:
-    try:
-        with urllib.request.urlopen(f"{server.metrics_address}/readyz", timeout=10) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
+    return requests.get(f"{server.metrics_address}/readyz", timeout=10).status_code
 
 
 @pytest.mark.parametrize(

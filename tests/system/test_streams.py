@@ -115,7 +115,6 @@ def test_each_request_is_answered_or_refused_for_itself(server: Server, channel:
 
 
 def test_a_full_queue_refuses_requests_one_by_one_and_patient_clients_get_through(endless: Path) -> None:
-    """Also when the engine is killed meanwhile."""
     requests = [Request("a dog runs", max_new_tokens=60) for _ in range(16)]
     with (
         serving(endless / "alpha", "--max-slots", "4", "--max-waiting-requests", "2") as server,
@@ -203,9 +202,6 @@ def test_a_reader_that_takes_nothing_holds_back_its_own_stream_alone(server: Ser
             connection.open_window(number, 2**20)
         assert connection.wait_for_status(stream) == 0
     assert num_answered() == 30 + 1
-
-
-# The Open Inference Protocol
 
 
 @pytest.fixture

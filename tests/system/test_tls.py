@@ -178,7 +178,6 @@ def test_a_hangup_exchanges_files_for_new_connections_and_bad_files_change_nothi
 
 
 def certificate_of(address: str, authority: Path) -> bytes:
-    """Return the certificate of a port; empty if the authority does not vouch for it."""
     host, _, port = address.rpartition("/")[2].partition(":")
     context = ssl.create_default_context(cafile=str(authority / "ca.pem"))
     context.check_hostname = False

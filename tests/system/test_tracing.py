@@ -29,7 +29,6 @@ BEARER = {"authorization": "Bearer a-long-token"}
 
 
 def parent(number: int, is_sampled: bool = True) -> dict[str, str]:
-    """Return headers of a caller's trace, told apart by a number."""
     return {"traceparent": f"00-{number:032x}-{SPAN}-{is_sampled:02d}", "tracestate": "vendor=7"}
 
 
@@ -51,8 +50,6 @@ def server(translators: Path, traces: Collector) -> Iterator[Server]:
 
 
 def lines(server: Server, request_id: str) -> list[dict[str, Any]]:
-    """Return the lines of calls whose ids begin so, once there are any."""
-
     def found() -> list[dict[str, Any]]:
         return [line for line in server.logged(Event.CALL) if line.get("request_id", "").startswith(request_id)]
 
@@ -65,8 +62,6 @@ def metadata(headers: dict[str, str], token: bool = True) -> tuple[tuple[str, st
 
 
 def spans(traces: Collector, number: int, count: int) -> list[Any]:
-    """Return the spans of a caller's trace once there are so many, by their start."""
-
     def found() -> list[Any]:
         return [span for span in list(traces.spans) if int(span.trace_id.hex(), 16) == number]
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,9 @@ def server(topology: tuple[str, ...], folder: ModelFolder) -> Iterator[Server]:
     with serving(folder.path, *FLAGS, *topology) as server:
         yield server
         server.wait_until_idle()
-        assert server.metric("dragoman_engine_restarts_total") == 0 and server.problems() == []
+        assert server.metric("dragoman_engine_restarts_total") == 0
+        # A version may be taken away before its scorer is read, which is after it serves.
+        assert {event["event"] for event in server.problems()} <= {Event.SCORER_NOT_LOADED}
         everything = processes(server)
     wait_until(lambda: not any(map(is_running, everything)), "all processes have ended", 5)
 
@@ -70,12 +72,10 @@ def model(server: Server, folder: ModelFolder) -> Iterator[str]:
 
 
 def serves(server: Server, model: str, version: str | None) -> None:
-    """Wait until a version answers all requests that name none."""
     server.wait_for(Event.VERSIONS_SERVE, model=model, default=version)
 
 
 def seconds_of(event: Mapping[str, Any]) -> float:
-    """Return when a line was logged, seconds since 1970."""
     return datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
@@ -127,7 +127,6 @@ def wait_until_settled(server: Server, model: str) -> None:
 
 
 def test_swaps_forwards_and_back_lose_nothing(server: Server, folder: ModelFolder, model: str) -> None:
-    """Nor do they leave anything: engines, slots, memory."""
     one, two = folder.put(model, "1", "one"), folder.content("two")
     serves(server, model, "1")
     wait_until_settled(server, model)
@@ -273,16 +272,13 @@ def marked(mark: str) -> set[int]:
 
 
 @pytest.mark.parametrize("flags", [(), ("--front-ends", "2")], ids=["one", "two frontends"])
-def test_whatever_is_killed_during_swaps_leaves_nothing_half_done(models: ModelFolder, flags: tuple[str, ...]) -> None:
+def test_kills_during_swaps_leave_nothing_half_done(models: ModelFolder, flags: tuple[str, ...]) -> None:
     """Afterwards the server, or one started anew, answers by the version in the folder, with one engine, and nothing is left."""
     contents = {"1": models.put("alpha", "1", "one"), "2": models.content("two")}
     models.say("alpha", "[swap]\nprobation_seconds = 1\nmax_latency_factor = 10\n")
     draws = random.Random(len(flags))
     roles = ["server", "engine", *(["frontend"] if flags else [])]
     draws.shuffle(roles)
-
-    def start() -> Server:
-        return Server(models.path, *FLAGS, *flags, environment={"TMPDIR": scratch})
 
     def engines() -> list[int]:
         return [pid for pid in processes(server) if is_engine(pid)]
@@ -298,8 +294,12 @@ def test_whatever_is_killed_during_swaps_leaves_nothing_half_done(models: ModelF
             return (call.result().model_version == contents[wanted] or is_excused) and len(engines()) == 1
 
     with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
-        server = start()
-        try:
+        with ExitStack() as stack:
+
+            def start() -> Server:
+                return stack.enter_context(serving(models.path, *FLAGS, *flags, environment={"TMPDIR": scratch}))
+
+            server = start()
             for number in range(50 if LONG else len(roles)):
                 role, changed, wanted = roles[number % len(roles)], time.time(), "12"[number % 2 == 0]
                 models.put("alpha", "2", "two") if wanted == "2" else models.remove("alpha", "2")
@@ -312,9 +312,4 @@ def test_whatever_is_killed_during_swaps_leaves_nothing_half_done(models: ModelF
                     wait_until(lambda: not marked(f"TMPDIR={scratch}"), "nothing is left behind", 20)
                     server = start()
                 wait_until(is_as_it_has_to_be, f"after a kill of {role} the version in the folder answers, by one engine")
-            assert server.terminate() == 0
-        finally:
-            if server.process.poll() is None:
-                server.process.kill()
-                server.wait()
         wait_until(lambda: not marked(f"TMPDIR={scratch}"), "nothing is left in the end", 20)

@@ -58,8 +58,6 @@ class StubError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Bed:
-    """Folders of the wheel and of the stub libraries."""
-
     folder: Path
     libraries: Path
 

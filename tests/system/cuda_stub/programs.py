@@ -130,12 +130,10 @@ class Exercise:
         self.runner.prefill([source(longest)], [11])
 
     def steps(self) -> None:
-        """Each number of rows once, at growing positions."""
         for num_rows in range(1, MAX_SLOTS + 1):
             self._step(num_rows, num_rows % self.bundle.manifest.max_target_tokens, 1)
 
     def replay(self) -> None:
-        """Steps of sizes that were warmed up: nothing but replays."""
         for position in range(4):
             for num_rows in (MAX_SLOTS, 1):
                 for num_candidates in (1, 5):

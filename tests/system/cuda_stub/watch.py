@@ -12,8 +12,6 @@ from tests.system.cuda_stub.bed import CORE
 
 
 class Watch:
-    """The stub device, from within a program that it was loaded into."""
-
     def __init__(self) -> None:
         self._core = ctypes.CDLL(CORE)
         self._core.stub_dump.argtypes = (ctypes.c_char_p,)
@@ -21,7 +19,6 @@ class Watch:
         self._core.stub_set_bytes.argtypes = (ctypes.c_size_t,)
 
     def reset(self) -> None:
-        """Count from 0; memory, streams and graphs stay as they are."""
         self._core.stub_reset()
 
     def fail(self, name: str, status: int, *, after: int = 0) -> None:
@@ -29,7 +26,6 @@ class Watch:
         self._core.stub_fail(name.encode(), status, after, 1)
 
     def set_bytes(self, num_bytes: int) -> None:
-        """Change the size of the device's memory."""
         self._core.stub_set_bytes(num_bytes)
 
     def read(self) -> dict[str, Any]:

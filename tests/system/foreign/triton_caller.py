@@ -8,6 +8,7 @@ import importlib
 import json
 import queue
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -90,19 +91,14 @@ async def ask_aio(options: list[dict[str, Any]], texts: list[str]) -> Any:
         return found, await asyncio.gather(*is_ready(client))
 
 
-class Pieces:
-    """Parts of the answer to one request of a stream."""
+def is_final(result: Any) -> bool:
+    return bool(result.get_response().parameters["triton_final_response"].bool_param)
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.score: list[float] = []
-        self.num_final = 0
 
-    def add(self, result: Any) -> None:
-        self.texts.append(result.as_numpy("text_output")[0][0].decode())
-        if result.get_response().parameters["triton_final_response"].bool_param:
-            self.num_final += 1
-            self.score = [result.as_numpy("score")[0][0].item()]
+def told(results: list[Any]) -> dict[str, Any]:
+    """Return the parts of the answer to one request of a stream."""
+    texts = [result.as_numpy("text_output")[0][0].decode() for result in results]
+    return {"texts": texts, "score": [results[-1].as_numpy("score")[0][0].item()], "num_final": sum(map(is_final, results))}
 
 
 def stream(client: Any, texts: list[str]) -> Any:
@@ -112,28 +108,29 @@ def stream(client: Any, texts: list[str]) -> Any:
     for number, each in enumerate(texts):
         client.async_stream_infer(MODEL, [text(each)], request_id=str(number), enable_empty_final_response=True)
     client.async_stream_infer(MODEL, [text(" ")], request_id="blank")
-    found, error = {str(number): Pieces() for number in range(len(texts))}, ""
-    while not error or any(not pieces.num_final for pieces in found.values()):
+    found, error = asyncio.run(stream_aio(texts)), ""
+    num_running = len(texts)
+    while not error or num_running:
         result, failed = arrived.get(timeout=120)
         if failed is not None:
             error = str(failed)
         else:
-            found[result.get_response().id].add(result)
+            found[result.get_response().id].append(result)
+            num_running -= is_final(result)
     client.stop_stream()
-    found |= asyncio.run(stream_aio(texts))
-    return {name: vars(pieces) for name, pieces in found.items()} | {"error": error}
+    return {name: told(results) for name, results in found.items()} | {"error": error}
 
 
-async def stream_aio(texts: list[str]) -> dict[str, Pieces]:
+async def stream_aio(texts: list[str]) -> defaultdict[str, list[Any]]:
     async def requests() -> Any:
         for number, each in enumerate(texts):
             yield {"model_name": MODEL, "inputs": [text(each)], "request_id": f"aio-{number}"}
 
-    found = {f"aio-{number}": Pieces() for number in range(len(texts))}
+    found = defaultdict(list)
     async with triton_aio.InferenceServerClient(ADDRESS) as client:
         async for result, error in client.stream_infer(requests()):
             assert error is None
-            found[result.get_response().id].add(result)
+            found[result.get_response().id].append(result)
     return found
 
 
@@ -210,7 +207,6 @@ def everything(client: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 async def cancel() -> str:
-    """Begin many long answers in one message, and leave when told to."""
     async with triton_aio.InferenceServerClient(ADDRESS) as client:
         inputs = [text(*["a dog"] * 64), tensor("max_new_tokens", [900])]
         call = asyncio.ensure_future(client.infer("alpha", inputs))

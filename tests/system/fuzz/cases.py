@@ -128,7 +128,6 @@ def methods(services: list[str]) -> dict[str, MethodDescriptor]:
 
 
 def cases(seed: int, known: Mapping[str, MethodDescriptor], num_messages: int) -> Iterator[Case]:
-    """Yield cases that have so many messages together, or a few more."""
     number = 0
     while num_messages > 0:
         case = make_case(seed, number, known)
@@ -181,9 +180,6 @@ def _message(chance: random.Random, method: MethodDescriptor | None, is_as_meant
     if chance.random() < 0.03:
         message = copy.deepcopy(chance.choice(chance.choice(tuple(SEEDS.values()))))
     return _mutated(chance, message)
-
-
-# The wire format
 
 
 def _mutated(chance: random.Random, message: Message) -> bytes:

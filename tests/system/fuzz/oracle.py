@@ -39,15 +39,12 @@ INTERNAL_TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a call for its caller; `code` is None if it did not end."""
-
     code: Code | None
     details: str
     answers: tuple[bytes, ...]
 
 
 def send(address: str, cases: Iterable[Case]) -> list[tuple[Case, Ending]]:
-    """Send all of them, several at once; return their ends, in the order of ending."""
     with ExitStack() as stack:
         channels = [stack.enter_context(grpc.insecure_channel(address, ANY_SIZE)) for _ in range(NUM_CHANNELS)]
         pool = stack.enter_context(ThreadPoolExecutor(NUM_AT_ONCE))
@@ -130,7 +127,6 @@ def _names_a_field(case: Case, details: str) -> bool:
 
 
 def _about_answers(case: Case, ending: Ending) -> Iterator[str]:
-    """Check that answers are messages of the method's, and as many as belong to an OK."""
     assert case.method is not None
     kind: Any = GetMessageClass(case.method.output_type)
     try:

@@ -59,8 +59,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The connections of one caller, and the options of all its calls."""
-
     address: str
     options: Mapping[str, Any]
     channel: aio.Channel
@@ -161,7 +159,6 @@ class Callers:
         self.stop()
 
     def stop(self) -> None:
-        """Begin no more calls, and wait for those that are under way."""
         self._stopping.set()
         self._thread.join()
         if self._failure is not None:

@@ -28,7 +28,6 @@ class Frame:
 
     @property
     def status(self) -> int | None:
-        """The number of the gRPC status in it; None without one. gRPC writes it as a literal."""
         name = b"grpc-status"
         if self.kind != HEADERS or name not in self.payload:
             return None
@@ -68,7 +67,6 @@ class Http2:
         self.socket.sendall(frame(DATA, END_STREAM if is_last else 0, stream, prefixed(message)))
 
     def open_window(self, stream: int, size: int) -> None:
-        """Let the server send so many more bytes on a stream."""
         self.socket.sendall(frame(WINDOW_UPDATE, 0, stream, struct.pack("!I", size)))
 
     def read(self) -> Frame | None:

@@ -15,7 +15,6 @@ from tests.system.harness.protocol import NUM_TEXTS, Answer, Connection, Method,
 
 
 def session_of(server: Any, token: str = "") -> ClientSession:
-    """Return a session with as many connections as it needs."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     limits: dict[str, Any] = {"connector": TCPConnector(limit=0), "timeout": ClientTimeout(300), "read_bufsize": 2**22}
     return ClientSession(server.http_address, headers=headers, **limits)
@@ -169,7 +168,6 @@ class LibreTranslate(HttpClient):
         )
 
     def project(self, answer: Answer) -> Answer:
-        """Keep each text once."""
         return Answer(list(dict.fromkeys(answer.texts)))
 
     async def call_unimplemented(self) -> None:

@@ -46,8 +46,6 @@ def seal(folder: Path, **fields: Any) -> None:
 
 
 class ModelFolder:
-    """A folder of models that a test changes while a server watches it."""
-
     def __init__(self, path: Path, bundles: Path) -> None:
         self.path, self._bundles = path, bundles
         self.asked: dict[str, list[float]] = {}
@@ -70,7 +68,6 @@ class ModelFolder:
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"name": model}))
 
     def remove(self, model: str, version: str) -> None:
-        """Take a version away, at once as one that watches sees it."""
         scratch = self.path / f".gone-{model}-{version}"
         self._note(model)
         (self.path / model / version).rename(scratch)
@@ -99,27 +96,23 @@ def make_endless(folder: Path) -> None:
 
 
 def make_versions(folder: Path) -> None:
-    """Export `one`, `two` and `three`, versions of `alpha`, and `other`, one of `beta`."""
     for seed, (directory, name) in enumerate((("one", "alpha"), ("two", "alpha"), ("three", "alpha"), ("other", "beta"))):
         export_endless(folder, directory, name, seed)
 
 
 def make_quick(folder: Path) -> None:
-    """Export `alpha`, from English to German, and `beta`, to French: six tokens unless a request has another limit."""
     for name, target in (("alpha", "de"), ("beta", "fr")):
         sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 256}
         export_endless(folder, name, name, parts=(Template(), translating(target), Defaults(max_new_tokens=6)), **sizes)
 
 
 def make_slow(folder: Path) -> None:
-    """Export `alpha`, from English to German: 900 tokens, each of which takes its time."""
     sizes = {"num_encoder_layers": 1, "num_decoder_layers": 6, "encoder_ffn_dim": 512, "decoder_ffn_dim": 2048}
     parts = (Template(), translating("de"), Defaults(max_new_tokens=900))
     export_endless(folder, "alpha", "alpha", d_model=512, parts=parts, **sizes)
 
 
 def make_short(folder: Path) -> None:
-    """Export a model whose answers have at most 64 tokens; it has languages and defaults, which requests need not name."""
     german = Language(code="deu_Latn", names=["de"], source_prefix=[270], source_suffix=[271], target_prefix=[272])
     french = Language(code="fra_Latn", names=["fr"], target_prefix=[273, 274], decoder_start_id=275)
     languages = Languages(source=[german, french], target=[german, french], default_source="fra_Latn", default_target="deu_Latn")

@@ -60,12 +60,8 @@ def with_parameters(request: ModelInferRequest, **parameters: bool | int | float
 
 
 def grpc_outputs(response: ModelInferResponse) -> dict[str, tuple[list[int], list[Any]]]:
-    """Return shape and elements of every output."""
     pairs = zip(response.outputs, response.raw_output_contents, strict=True)
     return {output.name: (list(output.shape), elements_of(output.datatype, raw)) for output, raw in pairs}
-
-
-# REST
 
 
 def json_tensor(name: str, datatype: str, shape: Sequence[int], data: Any) -> dict[str, Any]:
@@ -77,7 +73,6 @@ def infer_body(*texts: Any, inputs: Sequence[dict[str, Any]] = (), **more: Any) 
 
 
 def listed_body(request: ModelInferRequest) -> dict[str, Any]:
-    """Return a request of gRPC with its tensors in the JSON."""
     pairs = zip(request.inputs, request.raw_input_contents, strict=True)
     return {
         "id": request.id,
@@ -106,9 +101,6 @@ def rest_outputs(message: dict[str, Any], rest: bytes = b"") -> dict[str, tuple[
         found[output["name"]] = (output["shape"], list(elements))
     assert position == len(rest)
     return found
-
-
-# Answers
 
 
 def log_prob(token: Mapping[str, Any]) -> LogProb:

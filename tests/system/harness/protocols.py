@@ -16,7 +16,6 @@ each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protoc
 
 
 def query(method: Method, text: str = "a dog", **more: Any) -> Query:
-    """Return a message of a method with the same text as often as it has texts."""
     return Query(**{"texts": [text] * method.num_texts, "model": "alpha"} | more)
 
 
@@ -27,5 +26,4 @@ async def refusal(call: Awaitable[Any]) -> Refused:
 
 
 async def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Return once a condition holds, from a coroutine."""
     await asyncio.to_thread(wait_until, condition, what)

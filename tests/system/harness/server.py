@@ -30,7 +30,7 @@ QUICK_RESTARTS = ("--restart-backoff-initial-seconds", "0.1", "--restart-backoff
 class Event:
     """Names of log events that scenarios wait for. They are no documented contract, and are said here alone."""
 
-    SCORER_LOADED = "scorer loaded"
+    SCORER_LOADED, SCORER_NOT_LOADED = "scorer loaded", "the scorer cannot be loaded"
     SERVING, DRAINING, DRAIN_TIME_OVER, STOPPED = "serving", "draining", "drain time is over", "stopped"
     CANNOT_SERVE = "cannot serve"
     CALL, ITEM, CALLS_NOT_LOGGED = "call", "item", "lines of failed calls not written"
@@ -46,12 +46,12 @@ class Event:
     MODEL_NOT_LOADED = "a model cannot be woken"
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], what: object, seconds: float = 60, pause_seconds: float = 0.01) -> None:
     """Return once a condition holds; fail with the name of what did not happen if that takes longer."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"never happened: {what}"
-        time.sleep(0.01)
+        time.sleep(pause_seconds)
 
 
 class Server:
@@ -148,7 +148,6 @@ class Server:
             self.wait_for_metric(self.num_frontends, "dragoman_front_end_up")
 
     def wait_until_idle(self) -> None:
-        """Return once nothing runs, waits or holds a slot."""
         gauges = ("slots_in_use", "num_requests_running", "num_requests_waiting", "num_tokens_waiting")
         wait_until(lambda: not any(self.metric(f"dragoman_{name}") for name in gauges), "nothing runs or waits")
 
@@ -213,7 +212,6 @@ def dragoman(*arguments: object, folder: Path = ROOT, **environment: str) -> sub
 
 
 def start_in_vain(models: Path | str, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Start a server that cannot serve; return how it ended and what it said."""
     ports = {"DRAGOMAN_PORT": "0", "DRAGOMAN_HTTP_PORT": "0", "DRAGOMAN_METRICS_PORT": "0"}
     return dragoman("serve", "--models", models, "--host", "127.0.0.1", *flags, folder=ROOT, **(ports | environment))
 
