@@ -25,6 +25,7 @@ WEIGHTS, PICKLE, SHARD = "model.safetensors", "pytorch_model.bin", "model-00002-
 # Fields of config.json that name the fault themselves.
 CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("bart", {"model_type": "llama"}, "'llama' is not known here; known: bart, m2m_100"),
+    ("bart", {"model_type": None}, "model_type is missing"),
     ("bart", {"model_type": ["bart"]}, "model_type must be a string"),
     ("bart", {"model_type": None, "format_version": 1}, "a checkpoint of ours already"),
     ("t5", {"model_type": "switch_transformers"}, "a mixture of experts"),
@@ -119,6 +120,7 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     # Tokenisers.
     ("t5", without("spiece.model"), "", r"no tokeniser: there is neither spiece\.model nor tokenizer\.json"),
     ("t5", with_text("spiece.model", "nothing"), "spiece.model", "not a sentencepiece model|not a SentencePiece"),
+    ("nllb", with_text("tokenizer.json", '{"model":'), "tokenizer.json", "not JSON"),
     ("bart", with_text("vocab.json", "[]"), "vocab.json", "not a JSON object"),
     ("bart", lambda folder: change_json(folder / "vocab.json", x=5000), "vocab.json", "has 5001 tokens, the model room for 401"),
     ("marian", lambda folder: change_json(folder / "vocab.json", x="y"), "vocab.json", "'x' and 'y'|'x'"),

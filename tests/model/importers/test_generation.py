@@ -201,6 +201,7 @@ def test_lengths_are_those_that_the_caller_generates(fields: dict[str, Any], tar
         ({"bad_words_ids": [[0], [7], [1], [8, 9]]}, "masked", [7]),
         ({"bad_words_ids": [[7]], "suppress_tokens": [9, 8, 7]}, "predicted", [7, 8, 9]),
         ({"suppress_tokens": [0, 60, -1]}, "masked", []),
+        ({"suppress_tokens": "all"}, "predicted", []),
         ({"bad_words_ids": [7]}, "predicted", []),
     ],
 )
