@@ -272,9 +272,15 @@ SOME_FIELDS = st.sets(st.sampled_from(sorted(REQUESTED)), max_size=4).flatmap(
 def test_a_default_is_never_why_a_request_is_refused(
     make_model: MakeModel, defaults: Defaults, fields: dict[str, Any], max_new_tokens: int
 ) -> None:
+    """Nor does it matter whether options are taken from the manifest, or checked and merged for each request."""
+    model = make_model(defaults=defaults)
+    once, each = options(model, max_new_tokens), options(model, max_new_tokens, return_log_probs=True)
+    if once.sampling is not None and each.sampling is not None:
+        each = msgspec.structs.replace(each, sampling=msgspec.structs.replace(each.sampling, seed=once.sampling.seed))
+    assert once == each
     with suppress(InvalidRequest):
         plainly = options(make_model(), max_new_tokens, **fields)
-        found = options(make_model(defaults=defaults), max_new_tokens, **fields)
+        found = options(model, max_new_tokens, **fields)
         same = {"num_beams": "num_beams", "num_return_sequences": "num_answers", "length_penalty": "length_penalty"}
         for field in fields.keys() & same.keys():
             assert getattr(found, same[field]) == getattr(plainly, same[field])
@@ -282,14 +288,3 @@ def test_a_default_is_never_why_a_request_is_refused(
         return
     with pytest.raises(InvalidRequest):
         options(make_model(), max_new_tokens, **fields)
-
-
-@MANY
-@given(defaults=possible_defaults(), max_new_tokens=st.integers(1, 32))
-def test_options_made_once_are_those_made_for_each_request(make_model: MakeModel, defaults: Defaults, max_new_tokens: int) -> None:
-    """The two ways differ: checked and merged for each request, or taken from the manifest."""
-    model = make_model(defaults=defaults)
-    once, each = options(model, max_new_tokens), options(model, max_new_tokens, return_log_probs=True)
-    if once.sampling is not None and each.sampling is not None:
-        each = msgspec.structs.replace(each, sampling=msgspec.structs.replace(each.sampling, seed=once.sampling.seed))
-    assert once == each

@@ -1,13 +1,9 @@
-"""A device runner and the CPU runner side by side, on one tiny model, and a CUDA runtime that is made of host memory."""
+"""A device runner and the CPU runner side by side, on one tiny model."""
 
-import ctypes
 from collections.abc import Callable
-from enum import IntEnum
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import onnxruntime
 import pytest
 
@@ -42,6 +38,8 @@ class FailingDevice(HostDevice):
         num_runs: Runs that did not fail.
         num_left: Captures that were left after an error.
         graph_ids: The graph that each run names, or None.
+        shapes: Of the first output of each run.
+        is_short: Whether memory is short for a run with such a first output.
         arenas: Memory that each session may take, by the name of its graph.
     """
 
@@ -52,6 +50,8 @@ class FailingDevice(HostDevice):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.graph_ids: list[str | None] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.is_short: Callable[[tuple[int, ...]], bool] = lambda shape: False
         self.arenas: dict[str, int] = {}
 
     def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
@@ -75,92 +75,12 @@ class FailingDevice(HostDevice):
         self.graph_ids.append(graph)
         self.num_runs += 1
         super().run(session, binding, options)
+        self.shapes.append(shape := tuple(binding.get_outputs()[0].shape()))
+        if self.is_short(shape):
+            raise OutOfDeviceMemory("Available memory of 0 is smaller than requested bytes of 2048")
 
     def leave_capture(self) -> None:
         self.num_left += 1
-
-
-class Status(IntEnum):
-    cudaSuccess = 0
-    cudaErrorMemoryAllocation = 2
-    cudaErrorInvalidValue = 1
-
-
-class FakeCuda:
-    """CUDA's runtime as cuda-bindings shows it, with host memory for device memory; strict about addresses and the stream."""
-
-    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2, cudaMemcpyDeviceToDevice=3)
-    cudaStreamNonBlocking = 1
-    cudaEventDisableTiming = 2
-    STREAM = 77
-
-    def __init__(self, num_bytes: int = 2**40) -> None:
-        self.blocks: dict[int, Any] = {}
-        self.host: list[Any] = []
-        self.num_bytes = num_bytes
-        self.is_capturing = False
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return a call without effect in host memory."""
-        results: dict[str, list[Any]] = {
-            "cudaStreamCreateWithFlags": [self.STREAM],
-            "cudaEventCreateWithFlags": [500],
-            "cudaGetDeviceProperties": [SimpleNamespace(name=b"Fake GPU\0\0\0", major=9, minor=0)],
-            "cudaMemGetInfo": [self.num_bytes, 2 * self.num_bytes],
-            "cudaStreamIsCapturing": [int(self.is_capturing)],
-        }
-        return lambda *_: (Status.cudaSuccess, *results.get(name, []))
-
-    def cudaMalloc(self, size: int) -> tuple[Status, int]:
-        if size > self.num_bytes:
-            return Status.cudaErrorMemoryAllocation, 0
-        block = np.full(size, 0xAB, np.uint8)  # what is not cleared shows
-        self.blocks[block.ctypes.data] = block
-        return Status.cudaSuccess, block.ctypes.data
-
-    def cudaFree(self, address: int) -> tuple[Status]:
-        del self.blocks[address]
-        return (Status.cudaSuccess,)
-
-    def cudaHostAlloc(self, size: int, flags: int) -> tuple[Status, int]:
-        block = np.zeros(size, np.uint8)
-        self.host.append(block)
-        return Status.cudaSuccess, block.ctypes.data
-
-    def cudaMemsetAsync(self, address: int, value: int, size: int, stream: int) -> tuple[Status]:
-        self._check(stream, address, size)
-        ctypes.memset(address, value, size)
-        return (Status.cudaSuccess,)
-
-    def cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> tuple[Status]:
-        self._check(stream, *((target, size) if kind in (1, 3) else (source, size)))
-        ctypes.memmove(target, source, size)
-        return (Status.cudaSuccess,)
-
-    def cudaMemcpy2DAsync(
-        self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int, kind: int, stream: int
-    ) -> tuple[Status]:
-        if width > target_pitch or width > source_pitch:
-            return (Status.cudaErrorInvalidValue,)
-        for row in range(height):
-            self._check(stream, target + row * target_pitch, width)
-            self._check(stream, source + row * source_pitch, width)
-            ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
-        return (Status.cudaSuccess,)
-
-    def cudaStreamEndCapture(self, stream: int) -> tuple[Status, int]:
-        assert stream == self.STREAM and self.is_capturing
-        self.is_capturing = False
-        return Status.cudaErrorInvalidValue, 0
-
-    def _check(self, stream: int, address: int, size: int) -> None:
-        assert stream == self.STREAM, "work on another stream is not in order"
-        assert any(start <= address and address + size <= start + block.size for start, block in self.blocks.items())
-
-
-@pytest.fixture
-def fake_cuda() -> Callable[..., FakeCuda]:
-    return FakeCuda
 
 
 @pytest.fixture(scope="module")

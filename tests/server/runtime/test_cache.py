@@ -232,23 +232,13 @@ def test_room_is_given_back_after_a_review_unless_a_row_needs_it(manifest: Manif
         assert capacities(cache) == (24, 20)
     cache.make_room(np.array([1]))
     assert capacities(cache) == (4, 2) and cache.num_bytes_reserved < reserved / 4
+    sources(cache, [2], 2)
+    sources(cache, [3], 9)
+    assert cache.source_capacity == 16 and all(buffer[2, :, :2].all() for buffer in cache.cross_kv.values())
     sources(cache, [1], 24)
     for _ in range(3 * REVIEW):
         cache.make_room(np.array([0, 15]))
     assert capacities(cache) == (24, 16), "the row is still running"
-
-
-def test_long_source_that_a_free_row_once_held_does_not_hinder_a_move(manifest: Manifest) -> None:
-    cache = cache_of(manifest, "attention")
-    sources(cache, [0, 1, 2], 20, 20, 20)
-    cache.make_room(np.array([0, 0, 0]))
-    sources(cache, [0], 2)
-    for _ in range(2 * REVIEW):
-        cache.make_room(np.array([0]))
-    assert cache.source_capacity == 2
-    sources(cache, [2], 2)
-    sources(cache, [3], 9)
-    assert cache.source_capacity == 16 and all(buffer[2, :, :2].all() for buffer in cache.cross_kv.values())
 
 
 def test_buffers_are_named_and_bytes_in_use_are_those_of_valid_positions_of_live_rows(manifest: Manifest) -> None:

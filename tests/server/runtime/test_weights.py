@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import structlog
 
-from dragoman.export.bundle import ENCODER_WEIGHTS_FILE, Bundle, BundleError
+from dragoman.export.bundle import Bundle
 from dragoman.server.engine.loading import load_runner, load_scorer
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.settings import DeviceSettings
@@ -80,7 +80,7 @@ def test_bits_are_those_of_copies_and_no_page_of_the_file_is_copied(
     bundle = Bundle.open(shipped_bundle("en-de", precision))
     shared, scores = Weights.of(bundle, str(tmp_path)), []
     assert shared.is_shared
-    for num_threads, sizes in ((2, (3, 16)), (1, (1, 2, 4, 7, 17))):
+    for num_threads, sizes in ((2, (16,)), (1, (1, 2, 7, 17))):
         theirs, ours = OnnxRunner(bundle, MAX_ROWS, num_threads), OnnxRunner(bundle, MAX_ROWS, num_threads, shared)
         for num_rows in sizes:
             assert answers(theirs, bundle, num_rows) == answers(ours, bundle, num_rows)
@@ -166,24 +166,3 @@ def test_engines_keep_copies_where_sharing_is_impossible_and_the_log_says_why(
     assert not weights.is_shared and works(weights, tiny)
     assert line["log_level"] == "warning" and reason in line["reason"]
     assert not entries(tmp_path / "folder")
-
-
-def test_bundle_replaced_while_files_are_written_is_not_kept_as_the_first(
-    bundle_copy: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """Engines of the first bundle would have found the other's weights under its key, whole and with the right digests."""
-    bundle, path = Bundle.open(bundle_copy), bundle_copy / ENCODER_WEIGHTS_FILE
-    before, write = path.read_bytes(), weights_module._run_writer
-
-    def write_another(*args: Any) -> None:
-        path.write_bytes(before[::-1])
-        write(*args)
-
-    monkeypatch.setattr(weights_module, "_run_writer", write_another)
-    with pytest.raises(BundleError, match=f"{ENCODER_WEIGHTS_FILE}: SHA-256"):
-        Weights.of(bundle, str(tmp_path / "cache"))
-    assert not entries(tmp_path / "cache")
-    monkeypatch.undo()
-    path.write_bytes(before)
-    weights, _ = of(bundle, tmp_path / "cache")
-    assert weights.is_shared and works(weights, bundle)

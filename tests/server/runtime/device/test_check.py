@@ -1,11 +1,9 @@
 """`dragoman gpu-check`: on host memory everything works, and each thing that does not is named with advice."""
 
-import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 from dragoman.server.runtime.device import check
-from dragoman.server.runtime.device.check import Finding, GpuCheck, Wanted, cuda_findings, kernels_of
+from dragoman.server.runtime.device.check import Finding, GpuCheck, Wanted, kernels_of
 from dragoman.server.runtime.device.device import DeviceError
 from dragoman.server.runtime.device.steps import Likeliest
 from tests.export.conftest import Export
@@ -61,13 +59,10 @@ class Greedy(FailingDevice):
 CAPTURE_ERROR = RuntimeError("CUDA failure 900:\n operation not permitted")
 # Attributes of a device, the findings that fail, and a part of each of some findings.
 CASES: list[tuple[dict[str, Any], list[str], list[tuple[str, str]]]] = [
-    ({}, [], [("replay", "3 steps have the bits of plain ones"), ("memory", "4.00 GiB free before, ")]),
-    ({}, [], [("memory", " after; 3.60 GiB may be taken")]),
+    ({}, [], [("replay", "3 steps have the bits of plain ones"), ("memory", "4.00 GiB free before, "), ("memory", "3.60 GiB may")]),
     ({"compute_capability": (7, 5)}, ["device"], [("device", "compute capability 7.5")]),
-    ({"compute_capability": (8, 0)}, [], [("device", "compute capability 8.0")]),
     ({"max_bytes": 2**20}, ["load"], [("load", "not even one slot fits"), ("load", "--max-slots")]),
     ({"kind": Unloadable}, ["load"], [("load", "ONNX Runtime cannot load it: no kernel. ")]),
-    ({"kind": Unloadable, "error": RuntimeError}, ["load"], [("load", "cannot load it: no kernel. "), ("load", "report it")]),
     ({"has_one_shortage": True}, ["capture"], [("capture", "2 steps"), ("capture", "--max-slots"), ("replay", "2 steps have the")]),
     ({"capture_error": CAPTURE_ERROR}, ["capture"], [("capture", "900"), ("capture", "--gpu-graphs never")]),
     ({"capture_error": CAPTURE_ERROR, "graphs": "never"}, [], [("capture", "never"), ("replay", "nothing is captured")]),
@@ -100,6 +95,9 @@ def test_check_ends_with_a_folder_or_a_device_that_cannot_be_opened(half_bundle:
 
     *_, last = GpuCheck(half_bundle, refuse, WANTED).run()
     assert not last.is_good and last.name == "device" and "nvidia-smi" in last.advice
+    line = "Operator=GroupQueryAttention Node=GroupQueryAttention_{} DataType=fp16 SdpaKernel={}\n"
+    told = "".join(line.format(*each) for each in ((0, "FLASH_ATTENTION"), (0, "FLASH_ATTENTION"), (1, "CUDNN_FLASH_ATTENTION")))
+    assert kernels_of(f"noise\n{told}") == {"FLASH_ATTENTION": 1, "CUDNN_FLASH_ATTENTION": 1}, "one of each node"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
@@ -136,69 +134,22 @@ def test_wrong_results_are_found(half_bundle: Path, monkeypatch: pytest.MonkeyPa
     assert name in failed(found) and (name == "step" or "differ" in found[name].text)
 
 
-def test_kernels_are_counted_by_node_and_native_output_is_kept_off_the_screen(capfd: pytest.CaptureFixture[str]) -> None:
-    line = "Operator=GroupQueryAttention Node=GroupQueryAttention_{} DataType=fp16 SdpaKernel={}\n"
-    told = (
-        line.format(0, "FLASH_ATTENTION") + "noise\n" + line.format(0, "FLASH_ATTENTION") + line.format(1, "CUDNN_FLASH_ATTENTION")
-    )
-    assert kernels_of(told) == {"FLASH_ATTENTION": 1, "CUDNN_FLASH_ATTENTION": 1}
-    with check._standard_output() as said:
-        os.write(1, line.format(2, "MATH").encode())
-    assert kernels_of(said()) == {"MATH": 1}
-    os.write(1, b"after")
-    assert capfd.readouterr().out == "after"
-
-
-@pytest.mark.parametrize(
-    ("broken", "expected"),
-    [
-        ({}, [("driver", True), ("libraries", True)]),
-        ({"wheel_obstacle": "the CPU build"}, [("libraries", False)]),
-        ({"driver_obstacle": "there is no NVIDIA driver"}, [("driver", False)]),
-        ({"library_obstacle": "libcublas.so.13 cannot be loaded"}, [("driver", True), ("libraries", False)]),
-    ],
-)
-def test_packages_driver_and_libraries_are_looked_for_first(
-    monkeypatch: pytest.MonkeyPatch, broken: dict[str, str], expected: list[tuple[str, bool]]
-) -> None:
-    for name in ("wheel_obstacle", "library_obstacle"):
-        monkeypatch.setattr(check, name, partial(broken.get, name, ""))
-    monkeypatch.setattr(check, "driver_obstacle", lambda ordinal: broken.get("driver_obstacle", ""))
-    monkeypatch.setattr(check, "driver_versions", lambda: "driver for CUDA 13.1, runtime of CUDA 13.0")
-    found = list(cuda_findings(0))
-    assert [(finding.name, finding.is_good) for finding in found] == expected
-    assert all(reason in found[-1].text for reason in broken.values())
-
-
 def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     words, environ = [sys.executable, "-m", "dragoman", "gpu-check", *map(str, arguments)], os.environ | environment
     return subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
 
 
-def test_command_rehearses_without_a_gpu(half_bundle: Path) -> None:
-    result = command(half_bundle, "--device", "cpu", "--max-slots", "2")
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = result.stdout.splitlines()
-    assert [line.split(":")[0] for line in lines] == [f"ok    {name}" for name in ALL]
-    assert json.loads((half_bundle / "bundle.json").read_text())["version"] in lines[0]
-    if check.wheel_obstacle() or check.driver_obstacle(0):
-        result = command(half_bundle)
-        assert result.returncode == 1 and not result.stderr
-        assert len(result.stdout.splitlines()) == 1 and result.stdout.startswith("FAIL  ")
-
-
-def test_command_reads_the_servers_settings(half_bundle: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+def test_command_rehearses_without_a_gpu_with_the_servers_settings(half_bundle: Path, tmp_path: Path) -> None:
     """A flag goes before the environment, the environment before the file, as in the server."""
     file = tmp_path / "dragoman.toml"
     file.write_text('models = "/elsewhere"\ndevice = "cpu"\nmax_slots = 2\ngpu_row_buckets = [1, 2]\n')
     given = {"DRAGOMAN_CONFIG": str(file), "DRAGOMAN_MAX_SLOTS": "3", "DRAGOMAN_GPU_GRAPHS": "never"}
     for bundle, flags, environment, code, parts in (
         (half_bundle, [], given, 0, ["load: 3 slots", "capture: off"]),
-        (half_bundle, ["--max-slots", "4"], given, 0, ["load: 4 slots"]),
-        (half_bundle, ["--config", file], {}, 0, ["load: 2 slots"]),
-        (tiny_bundle, ["--device", "cpu"], {}, 1, ["--precision fp16"]),
-        (tiny_bundle, ["--device", "tpu"], {}, 2, ["device: 'tpu' is not auto, cpu, cuda or cuda:N (flag --device)"]),
-        (tiny_bundle, ["--gpu-attention-kernels", "xqa"], {}, 2, ["gpu_attention_kernels: 'xqa' is not auto, and none of flash"]),
+        (half_bundle, ["--max-slots", "4", "--config", file], {}, 0, ["load: 4 slots"]),
+        (half_bundle, ["--device", "tpu"], {}, 2, ["device: 'tpu' is not auto, cpu, cuda or cuda:N (flag --device)"]),
     ):
         result = command(bundle, *flags, **environment)
+        if code == 0:
+            assert [line.split(":")[0] for line in result.stdout.splitlines()] == [f"ok    {name}" for name in ALL]
         assert result.returncode == code and all(part in result.stdout + result.stderr for part in parts)

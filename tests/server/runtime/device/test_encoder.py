@@ -1,44 +1,20 @@
 """The encoder on a device: few shapes of batches, padding without a trace, and batches that shrink where memory is short."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-import onnxruntime
 import pytest
 
 from dragoman.server.runtime.device.buckets import Buckets, padded_sizes
 from dragoman.server.runtime.device.device import OutOfDeviceMemory
 from dragoman.server.runtime.device.encoder import DeviceEncoder
-from dragoman.server.runtime.device.host import HostDevice
 from dragoman.server.runtime.device.model import DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
+from tests.server.runtime.conftest import FailingDevice
 
 MAX_POSITIONS = 96
 
 
-class WatchingDevice(HostDevice):
-    """Records the shapes that the encoder is run on, and has no memory for some."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple[int, ...]] = []
-        self.is_short: Callable[[tuple[int, ...]], bool] = lambda shape: False
-
-    def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: Any) -> None:
-        super().run(session, binding, options)
-        self.shapes.append(shape := tuple(binding.get_outputs()[0].shape()))
-        if self.is_short(shape):
-            raise OutOfDeviceMemory("Available memory of 0 is smaller than requested bytes of 2048")
-
-
 @pytest.fixture
-def device() -> WatchingDevice:
-    return WatchingDevice()
-
-
-@pytest.fixture
-def encoder(device: WatchingDevice, model: DeviceModel) -> DeviceEncoder:
+def encoder(device: FailingDevice, model: DeviceModel) -> DeviceEncoder:
     session = device.open_session(model.encoder_path, max_arena_bytes=0, is_captured=False)
     return DeviceEncoder(device, model, session, MAX_POSITIONS)
 
@@ -47,7 +23,7 @@ def source(length: int, seed: int) -> list[int]:
     return [*(3 + (seed * 31 + i * 17) % 270 for i in range(length - 1)), 1]
 
 
-def encoded(device: WatchingDevice, model: DeviceModel, encoder: DeviceEncoder, sources: list[list[int]]) -> list[bytes]:
+def encoded(device: FailingDevice, model: DeviceModel, encoder: DeviceEncoder, sources: list[list[int]]) -> list[bytes]:
     """Return what is encoded of each token of each source, tensor by tensor."""
     found = encoder.encode(sources)
     assert found.lengths.tolist() == [len(one) for one in sources]
@@ -62,7 +38,7 @@ def encoded(device: WatchingDevice, model: DeviceModel, encoder: DeviceEncoder, 
 
 @pytest.mark.parametrize("lengths", [(5,), (5, 3, 1), (7, 7, 7, 7, 7), (13, 1, 2), (24, 23), (2,) * 7])
 def test_padding_leaves_the_bits_of_each_source_alone(
-    device: WatchingDevice, model: DeviceModel, encoder: DeviceEncoder, lengths: tuple[int, ...]
+    device: FailingDevice, model: DeviceModel, encoder: DeviceEncoder, lengths: tuple[int, ...]
 ) -> None:
     sources = [source(length, i) for i, length in enumerate(lengths)]
     together = encoded(device, model, encoder, sources)
@@ -73,7 +49,7 @@ def test_padding_leaves_the_bits_of_each_source_alone(
     assert device.shapes[-1][0] == len(sources) and device.shapes[-1][2] == max(lengths)
 
 
-def test_batches_have_few_shapes(device: WatchingDevice, model: DeviceModel, encoder: DeviceEncoder) -> None:
+def test_batches_have_few_shapes(device: FailingDevice, model: DeviceModel, encoder: DeviceEncoder) -> None:
     random = np.random.default_rng(0)
     asked = set()
     for _ in range(120):
@@ -99,16 +75,7 @@ def test_number_that_fits_is_reckoned_with_padding(encoder: DeviceEncoder) -> No
         assert encoder.num_fitting(lengths) == expected
 
 
-def test_model_may_have_more_slots_than_the_encoder_takes_positions(device: WatchingDevice, model: DeviceModel) -> None:
-    sizes = model.target_vocab_size, model.max_target_tokens, model.max_source_tokens
-    slots = model.max_source_tokens + 9
-    runner = DeviceRunner(device, model, Buckets.of(slots, *sizes, rows=(1,)), prefill_tokens=1, capture="never")
-    runner.warm_up()
-    runner.prefill([[1]] * slots, range(slots))
-    assert runner.cache.source_lengths.tolist() == [1] * slots
-
-
-def test_batch_that_proved_too_large_is_not_tried_again(encoder: DeviceEncoder, device: WatchingDevice) -> None:
+def test_batch_that_proved_too_large_is_not_tried_again(encoder: DeviceEncoder, device: FailingDevice) -> None:
     device.is_short = lambda shape: shape[0] > 1
     lengths = [9] * 5
     while True:
@@ -123,22 +90,7 @@ def test_batch_that_proved_too_large_is_not_tried_again(encoder: DeviceEncoder, 
     assert not encoder.shrink([9])
 
 
-def test_no_batch_needs_more_than_the_first_ones_did(device: WatchingDevice, model: DeviceModel, buckets: Buckets) -> None:
-    """Later batches fit into the memory that the arena took before the model was ready."""
-    runner = DeviceRunner(device, model, buckets, prefill_tokens=MAX_POSITIONS, capture="never")
-    runner.warm_up()
-    most = {place: max(shape[place] for shape in device.shapes if len(shape) == 4) for place in (0, 2)}
-    num_positions = max(shape[0] * shape[2] for shape in device.shapes if len(shape) == 4)
-    device.shapes.clear()
-    random = np.random.default_rng(1)
-    for _ in range(60):
-        sources = [source(int(random.integers(1, 25)), i) for i in range(int(random.integers(1, runner.max_rows + 1)))]
-        runner.prefill(sources, range(len(sources)))
-    assert all(shape[place] <= most[place] for shape in device.shapes for place in most)
-    assert max(shape[0] * shape[2] for shape in device.shapes) <= num_positions
-
-
-def test_model_starts_though_its_longest_source_has_no_room(model: DeviceModel, buckets: Buckets, device: WatchingDevice) -> None:
+def test_model_starts_though_its_longest_source_has_no_room(model: DeviceModel, buckets: Buckets, device: FailingDevice) -> None:
     limit = model.max_source_tokens
     device.is_short = lambda shape: len(shape) == 4 and shape[2] >= limit
     runner = DeviceRunner(device, model, buckets, prefill_tokens=MAX_POSITIONS, capture="never")

@@ -67,10 +67,15 @@ def test_smallest_layouts_are_captured_at_the_start_and_others_while_nothing_run
     assert steps.step()[0] != "-1"
 
 
-@pytest.mark.parametrize("capture", ["idle", "start"])
+@pytest.mark.parametrize("capture", ["idle", "start", "never"])
 def test_largest_batches_of_a_layout_come_first(make: Make, buckets: Buckets, num_smallest: int, capture: str) -> None:
     """Memory that ONNX Runtime's arena has got for small batches does not do for larger ones, and is kept all the same."""
     steps = make(capture=capture)
+    if capture == "never":
+        steps.runner.warm_up()
+        assert set(steps.device.graph_ids) <= {"-1", None} and not steps.graphs.has_pending
+        assert steps.runner.plan.graphs == 0 and not steps.warnings and not steps.graphs.is_disabled
+        return
     shapes = steps.graphs.at_start()
     sizes = [(shape.num_rows, shape.num_candidates) for shape in shapes]
     assert sizes[0] == (buckets.rows[-1], buckets.candidates[-1])
@@ -82,13 +87,6 @@ def test_largest_batches_of_a_layout_come_first(make: Make, buckets: Buckets, nu
     num_layouts = len(buckets.targets) * len(buckets.sources) if capture == "start" else 1
     assert steps.graphs.num_captured == len(shapes) == num_smallest * num_layouts
     assert steps.graphs.has_pending is (capture == "idle")
-
-
-def test_nothing_is_captured_where_that_is_off(make: Make, device: Any) -> None:
-    steps = make(capture="never")
-    steps.runner.warm_up()
-    assert set(device.graph_ids) <= {"-1", None} and not steps.graphs.has_pending
-    assert steps.runner.plan.graphs == 0 and not steps.warnings and not steps.graphs.is_disabled
 
 
 @pytest.mark.parametrize("is_captured", [False, True])
@@ -104,20 +102,13 @@ def test_failed_capture_gives_up_all_graphs_with_one_warning(make: Make, device:
     assert steps.step()[0] == "-1" and len(steps.warnings) == 1
 
 
-def test_failures_that_are_not_of_capturing_raise(make: Make, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_that_are_not_of_capturing_raise(make: Make, device: Any) -> None:
     steps = make()
     steps.runner.warm_up()
     device.capture_error = RuntimeError("CUDA failure 700: an illegal memory access was encountered")
     with pytest.raises(RuntimeError, match="700"):  # of a replay
         steps.step()
     assert not steps.graphs.is_disabled
-
-    def run(*_: Any) -> None:
-        raise RuntimeError("INVALID_ARGUMENT")
-
-    monkeypatch.setattr(device, "run", run)
-    with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):  # of the plain step, too
-        steps.graphs.capture_next()
 
 
 def test_shortage_of_memory_leaves_one_shape_plain_or_all_if_none_fits(make: Make, device: Any, num_smallest: int) -> None:

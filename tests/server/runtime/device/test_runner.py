@@ -9,14 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.export.bundle import Bundle
-from dragoman.export.session import open_session
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.messages import Finished, Request, Sampling, SearchOptions
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.search.target import TargetSide
 from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.cache import SHRINK_PATIENCE
-from dragoman.server.runtime.device.cuda import CudaDevice
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
 from dragoman.server.runtime.device.host import HostDevice
 from dragoman.server.runtime.device.model import DeviceModel
@@ -191,30 +189,6 @@ def test_capacities_grow_with_the_rows_and_shrink_after_a_while(pair: Pair) -> N
     pair.steps(12)
 
 
-def test_memory_is_reserved_as_planned_and_divided_among_sessions(make_device_runner: Make, pair: Pair, device: Any) -> None:
-    assert device.num_bytes == pair.runners[0].plan.reserved
-    pair.runners[0].warm_up()
-    assert device.num_bytes == pair.runners[0].plan.reserved
-    device.num_bytes = 0
-    runner = make_device_runner(max_bytes=4 * 2**30)
-    runner.open_session(runner._model.scorer_path)
-    arenas, plan = device.arenas, runner.plan
-    assert arenas == {"encoder": runner.budget.encoder, "decoder": runner.budget.decoder, "scorer": runner.budget.scorer}
-    assert all(arenas[name] >= getattr(plan, name).total > 0 for name in arenas)
-    taken = sum(arenas.values()) + plan.reserved + plan.libraries + plan.graphs
-    assert 4 * 2**30 - 3 <= taken <= 4 * 2**30, "all of it is given to a session, and nothing twice"
-    assert sum(runner.memory.values()) == 2**40, "the part left free is stated"
-
-
-def test_memory_in_use_is_that_of_valid_positions(pair: Pair) -> None:
-    pair.admit([source(5), source(9)])
-    pair.steps(3)
-    runner, per_position = pair.runners[0], 2 * 2 * 4 * 8 * 4  # keys and values, layers, heads, width, bytes
-    scratch = MAX_ROWS * 24 * 4 * 8 * 4
-    assert runner.cache_bytes() == (MAX_ROWS * per_position * (20 + 24) + scratch, per_position * (5 + 9 + 3 + 3))
-    assert runner.cache_bytes()[1] == pair.runners[1].cache_bytes()[1]
-
-
 def test_too_many_slots_are_refused_with_the_number_that_fits(make_device_runner: Make) -> None:
     plan = make_device_runner().plan
     with pytest.raises(DeviceError, match=r"6 slots need .* at most [34] slots fit \(--max-slots\)"):
@@ -254,40 +228,17 @@ def test_step_that_does_not_fit_is_done_in_parts(
     pair.step(num_candidates)
 
 
-def test_step_ahead_that_does_not_fit_is_left(pair: Pair, device: Any) -> None:
+def test_step_ahead_that_does_not_fit_is_left_and_memory_in_use_is_that_of_valid_positions(pair: Pair, device: Any) -> None:
     pair.admit([source(3)])
     pair.steps(9)
     device.num_failures = 1
     pair.step(1)  # was begun ahead; the one after it fails
     assert device.num_failures == 0
     pair.steps(8)
-
-
-def test_position_beyond_the_cache_is_refused(pair: Pair) -> None:
-    pair.admit([source(3)])
-    with pytest.raises(AssertionError):
-        pair.runners[0].step(np.array([START]), np.array([20]), 1)
-
-
-def test_cuda_calls_have_their_arguments_in_order(
-    fake_cuda: Callable[..., Any], model: DeviceModel, buckets: Buckets, bundle: Bundle
-) -> None:
-    """The whole runner on a CUDA device whose runtime is made of host memory."""
-
-    class Device(CudaDevice):
-        kind = "cpu"
-
-        def open_session(self, path: Any, *, max_arena_bytes: int, is_captured: bool) -> Any:
-            return open_session(str(path), 1)
-
-    runner = DeviceRunner(Device(0, fake_cuda()), model, buckets, prefill_tokens=48)
-    pair = Pair(runner, OnnxRunner(bundle, MAX_ROWS, 1))
-    pair.admit([source(3), source(20), source(9)])
-    pair.steps(9)
-    pair.end(0)
-    pair.admit([source(24), source(1)])
-    for num_candidates in (1, 20, 280, 1, 4):
-        pair.step(num_candidates)
+    runner, per_position = pair.runners[0], 2 * 2 * 4 * 8 * 4  # keys and values, layers, heads, width, bytes
+    scratch = MAX_ROWS * 24 * 4 * 8 * 4
+    assert runner.cache_bytes() == (MAX_ROWS * per_position * (20 + 24) + scratch, per_position * (3 + 18))
+    assert runner.cache_bytes()[1] == pair.runners[1].cache_bytes()[1]
 
 
 def answers(runner: Runner, requests: list[Request]) -> dict[int, Finished]:
