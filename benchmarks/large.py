@@ -108,9 +108,9 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 def convert(checkpoint: Path, folder: Path) -> None:
     """Write a checkpoint of ours as a model of CTranslate2, in 8 bits."""
+    from benchmarks.engines.ctranslate2_model import write_model
     from dragoman.model.checkpoint import Checkpoint
     from dragoman.model.networks.transformer import transformer_of
-    from tests.oracles.ctranslate2_model import write_model
 
     write_model(transformer_of(Checkpoint.load(checkpoint).model), folder, "int8")
 

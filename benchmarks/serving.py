@@ -341,7 +341,7 @@ def prepare(arguments: argparse.Namespace, *, has_peers: bool) -> Models:
     checkpoint = Checkpoint.load(arguments.checkpoint) if arguments.checkpoint else widened_checkpoint()
     folder = arguments.cache / f"{checkpoint.name}-ctranslate2-{arguments.precision}"
     if has_peers:
-        from tests.oracles.ctranslate2_model import write_model
+        from benchmarks.engines.ctranslate2_model import write_model
 
         write_model(transformer_of(checkpoint.model), folder, {"fp32": "float32"}.get(arguments.precision, arguments.precision))
         checkpoint.tokenizers.save(folder)

@@ -146,7 +146,7 @@ class TransformersEngine:
         # These imports take seconds, which processes of other sides need not spend.
         import torch
 
-        from tests.oracles import transformers_model
+        from benchmarks.engines import transformers_model
 
         torch.set_num_threads(num_threads)
         self._best_answers = transformers_model.best_answers
@@ -232,7 +232,7 @@ class Stage:
     def ctranslate2(self, num_workers: int, batch_size: int, batch_type: str, workload: Workload) -> Run:
         """Run on CTranslate2, `num_workers` batches at once."""
         if num_workers not in self._others:
-            from tests.oracles.ctranslate2_model import write_model
+            from benchmarks.engines.ctranslate2_model import write_model
 
             folder, kind = self._cache / f"{self.checkpoint.name}-{self.precision}-ctranslate2", COMPUTE_TYPES[self.precision]
             if not self._others:

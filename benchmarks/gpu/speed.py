@@ -105,7 +105,7 @@ def transformers_seconds(model: Transformer, half: torch.dtype, torch_device: st
     Raises:
         ImportError: If Transformers is not installed.
     """
-    from tests.oracles.transformers_model import to_transformers
+    from benchmarks.engines.transformers_model import to_transformers
 
     theirs: Any = to_transformers(model).to(half).to(torch_device).eval()
 
@@ -135,7 +135,7 @@ def ctranslate2_seconds(model: Transformer, torch_device: str) -> Measure:
         ImportError: If it is not installed.
         ValueError: If it was built without CUDA.
     """
-    from tests.oracles.ctranslate2_model import write_model
+    from benchmarks.engines.ctranslate2_model import write_model
 
     ctranslate2: Any = import_module("ctranslate2")
     with tempfile.TemporaryDirectory() as folder:
