@@ -1,6 +1,5 @@
 """Commands of installations that lack packages: what works, and how to install what is missing."""
 
-import json
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from dragoman import extras
-from dragoman.extras import EXTRAS, extras_for, install_command
+from dragoman.extras import EXTRAS, extras_for
 from tests.cli.conftest import ROOT, assert_refused, environment, score_with_attention
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -102,17 +101,6 @@ def test_a_plain_installation_asks_servers_and_tells_what_else_needs(server: str
     assert_refused((ran.returncode, ran.stdout, ran.stderr), "'.[cpu]'")
 
 
-def test_the_load_generator_needs_its_extra_alone(server: str, files: Path) -> None:
-    modules = installed("load")
-    assert not {"structlog", "zmq", "prometheus_client", "tokenizers", "onnxruntime", "torch"} & modules
-    result = files / "result.json"
-    options = ("--model", "loud", "--concurrency", 1, "--requests", 50, "--report", files / "page.html", "--output", result)
-    ran = run(files, "load", "--server", server, *options, allowed=modules)
-    assert ran.returncode == 0 and "errors: none" in ran.stdout, ran.stderr
-    ran = run(files, "load-compare", result, result, allowed=modules)
-    assert_refused((ran.returncode, ran.stdout, ran.stderr), "too short")
-
-
 def test_the_extras_are_those_of_the_project() -> None:
     for extra, modules in EXTRAS.items():
         declared = [text for text in PROJECT["optional-dependencies"][extra] if not text.startswith("dragoman[")]
@@ -138,53 +126,3 @@ def test_the_extras_of_a_command_are_all_named(monkeypatch) -> None:
         assert extras_for(command.split(), module) == wanted
     monkeypatch.setattr(extras, "find_spec", lambda name: None)  # no build of the runtime that another would replace
     assert extras_for(["serve"], "structlog") == ("cpu",)
-
-
-class Installed:
-    """A distribution that tells how it was installed; with False it is not installed."""
-
-    def __init__(self, direct_url: object) -> None:
-        if direct_url is False:
-            raise PackageNotFoundError
-        self._text = None if direct_url is None else json.dumps(direct_url)
-
-    def read_text(self, name: str) -> str | None:
-        return self._text if name == "direct_url.json" else None
-
-
-WHEEL = "dragoman-0.1.0-py3-none-any.whl"
-
-
-def test_the_hint_is_true_for_how_it_was_installed(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(ROOT)
-    assert install_command("cpu").endswith("pip install --editable '.[cpu]'")
-    monkeypatch.chdir(tmp_path)
-    assert install_command("cpu").endswith(f"pip install --editable '{ROOT}[cpu]'")
-    monkeypatch.setattr(extras, "__file__", str(tmp_path / "elsewhere/dragoman/extras.py"))
-    git = {"url": "https://a.example/dragoman", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
-    for direct_url, place in (
-        (False, "dragoman[cpu]"),
-        (None, "dragoman[cpu]"),
-        ({"url": f"file:///a%20b/{WHEEL}", "archive_info": {}}, f"/a b/{WHEEL}[cpu]"),
-        ({"url": f"file://{tmp_path}/{WHEEL}", "archive_info": {}}, f"{WHEEL}[cpu]"),
-        ({"url": f"https://a.example/{WHEEL}", "archive_info": {}}, f"dragoman[cpu] @ https://a.example/{WHEEL}"),
-        (git, "dragoman[cpu] @ git+https://a.example/dragoman@abc"),
-        ({"neither": "nor"}, "dragoman[cpu]"),
-        ([], "dragoman[cpu]"),
-    ):
-        monkeypatch.setattr(extras, "distribution", lambda name, url=direct_url: Installed(url))
-        assert install_command("cpu").endswith(f"pip install '{place}'")
-
-
-def test_the_hint_names_the_pip_of_this_environment(monkeypatch, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setattr(extras.sys, "executable", str(tmp_path / "bin/python"))
-    for pip, folder, told in (
-        (tmp_path / "bin/pip", "/", "pip install "),
-        ("/usr/bin/pip", "/", f"{str(tmp_path)[1:]}/bin/python -m pip install "),
-        ("/usr/bin/pip", tmp_path / "bin", "python -m pip install "),
-        (None, tmp_path, "bin/python -m pip install "),
-    ):
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(extras.shutil, "which", lambda name, pip=pip: None if pip is None else str(pip))
-        assert install_command("cpu").startswith(told)

@@ -5,16 +5,13 @@ import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.client import errors
-from dragoman.client.aio_batch_stream import EndStatus
 from dragoman.client.batch import Batch, Outcome, Sending
 from dragoman.client.errors import InternalError, InvalidArgument, Overloaded, TooLarge, Unavailable, Unimplemented
 from dragoman.client.grouping import MAX_BYTES, MAX_REQUESTS, Grouping, apart, together
@@ -426,48 +423,3 @@ def test_several_requests_go_in_a_message_up_to_a_count_and_a_size() -> None:
     batch.begin_stream()
     wait, again = batch.interrupt(TooLarge("no", max_bytes=100))
     assert (wait, again) == (0, first)
-
-
-async def immediately(value: Any) -> Any:
-    return value
-
-
-class EndingCall:
-    """A call of grpc.aio whose status is set, and perhaps set again; its callbacks come with the first status."""
-
-    def __init__(self) -> None:
-        self._callbacks: list[Any] = []
-        self.add_done_callback = self._callbacks.append
-
-    def end(self, *status: Any) -> None:
-        self.code, self.details, self.trailing_metadata = (partial(immediately, value) for value in status)
-        while self._callbacks:
-            self._callbacks.pop()(self)
-
-
-@pytest.mark.parametrize("ends", ["write told", "told write", "write OK", "write"])
-def test_a_failure_to_write_does_not_hide_the_servers_status(loop, ends: str) -> None:
-    details = make_status("UNAVAILABLE", "draining", retry_after=(3, 0)).SerializeToString()
-    statuses = {
-        "write": (grpc.StatusCode.INTERNAL, "Internal error from Core", ()),
-        "told": (grpc.StatusCode.UNAVAILABLE, "draining", (("grpc-status-details-bin", details),)),
-        "OK": (grpc.StatusCode.OK, "", ()),
-    }
-
-    async def main() -> Any:
-        call = EndingCall()
-        status = EndStatus(call)
-        first, *others = ends.split()
-        call.end(*statuses[first])
-        asking = asyncio.create_task(status.error())
-        await asyncio.sleep(0)
-        for other in others:
-            call.end(*statuses[other])
-        return await asking
-
-    error = loop.run(main)
-    if "OK" in ends:
-        assert error is None
-    else:
-        assert isinstance(error, Unavailable)
-        assert (error.retry_after_seconds, error.message == "draining") == ((3.0, True) if "told" in ends else (None, False))

@@ -37,10 +37,9 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Rendered:
-    """Objects and notes of a chart installed with some values."""
+    """Objects of a chart installed with some values."""
 
     objects: list[dict[str, Any]]
-    notes: str
 
     def all(self, kind: str) -> list[dict[str, Any]]:
         """Return the objects of a kind."""
@@ -167,7 +166,7 @@ def render(configuration: Callable[[], Any]) -> Render:
             except helm_sdkpy.HelmError as error:
                 raise Refused(str(error)) from error
             objects = [item for item in yaml.load_all(result["manifest"], yaml.CSafeLoader) if item]
-            known[key] = Rendered(objects, result["info"].get("notes", ""))
+            known[key] = Rendered(objects)
         return known[key]
 
     return render

@@ -237,28 +237,6 @@ def test_rules_become_rules_of_routes(render: Render, kind: str, rule: Values, e
     assert render(values).find(f"{path} spec rules") == [expected]
 
 
-OPEN, PAUSE, RULES = "may read the metrics", "a rollout ends it before the next one has its GPU", "metrics.prometheusRule.matchers"
-ADDRESSES = ["dragoman.translation.svc:8500", "dns:///dragoman-headless.translation.svc:8500", "http://127.0.0.1:8080/v1/models"]
-ALERTS: Values = {"metrics.prometheusRule.enabled": True}
-# Values, and the parts of the notes that are there and that are not.
-NOTES: list[tuple[Values, list[str], list[str]]] = [
-    ({}, [OPEN, *ADDRESSES], [PAUSE, "unencrypted"]),
-    (PEERS | {"config.http": False}, [], [OPEN, "HTTP"]),
-    ({"metrics.auth.secretName": "scraper"}, ["token for the metrics travels unencrypted"], [OPEN]),
-    ({"auth.secretName": "tokens"}, ["tokens travel unencrypted"], []),
-    (TLS | {"auth.secretName": "tokens"}, ["https://dragoman.translation.svc:8080/v1/models"], ["unencrypted"]),
-    (GPU | {"replicaCount": 1} | ALERTS, [PAUSE, RULES, "runbookPrefix"], []),
-    (GPU | {"replicaCount": 1, "strategy.rollingUpdate.maxSurge": 1}, [], [PAUSE]),
-    (ALERTS | {"metrics.serviceMonitor.enabled": True}, [], [RULES]),
-]
-
-
-@pytest.mark.parametrize(("values", "present", "absent"), NOTES, ids=[",".join(values) for values, _, _ in NOTES])
-def test_notes_name_addresses_and_warn_of_risks(render: Render, values: Values, present: list[str], absent: list[str]) -> None:
-    notes = render(values).notes
-    assert [text for text in present if text not in notes] == [text for text in absent if text in notes] == []
-
-
 def test_linter_of_helm_finds_nothing(configuration: Any) -> None:
     import helm_sdkpy
 

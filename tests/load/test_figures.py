@@ -16,7 +16,6 @@ from dragoman.load.histogram import PERCENTS, Histogram, of
 from dragoman.load.lateness import late_seconds, slow_sender
 from dragoman.load.result import Check, Result, Step, Sweep, read_result, write_result
 from dragoman.load.scrape import MAX_POINTS, Point, Scraper, ServerSeries, parse
-from dragoman.load.show import duration, milliseconds, number, one_line, share, signed_share
 from dragoman.load.sweep import KneeSearch
 from dragoman.load.tally import UNSENT, Group, Outcome, Tally
 from dragoman.load.timeline import Timeline
@@ -146,13 +145,6 @@ def test_failures_are_bounded_in_number_and_length_and_the_most_frequent_come_fi
     other.add("DATA_LOSS", "one\ntwo \x1b[31m" * 10_000)
     (message,) = other.counts["DATA_LOSS"]
     assert len(message) == MAX_CHARACTERS + 1 and message.isprintable() and message.startswith("one two �[31mone two ")
-
-
-def test_numbers_have_about_three_digits() -> None:
-    assert " ".join(map(number, (None, 7, 1.234, 9.5, 10.04, 123.4, 12345))) == "– 7 1.23 9.50 10.0 123 12,345"
-    assert [duration(value) for value in (None, 0.0015, 9.9, 10.0)] == ["–", "1.50 ms", "9,900 ms", "10 s"]
-    assert [share(value) for value in (None, 0.5, 0.999, 0.99999, 1.0)] == ["–", "50.0 %", "99.9 %", "99.999 %", "100.0 %"]
-    assert (milliseconds(0.25), signed_share(-0.034), one_line("a\n b", 3), one_line("abcd", 3)) == ("250", "-3.4 %", "a b", "abc…")
 
 
 FAILED = {"requests<=40": "", "p50>150ms": "s", "e2e_max>=0.2s": "s", "mean>190ms": "s", "throughput<11": "/s"}

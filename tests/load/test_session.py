@@ -6,7 +6,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,9 @@ import grpc
 import pytest
 
 from dragoman.client.errors import CallError
-from dragoman.load.crew import Crew
 from dragoman.load.plan import Injections
-from dragoman.load.probe import probe, probe_items
+from dragoman.load.probe import probe
 from dragoman.load.result import read_result, write_result
-from dragoman.model.errors import InputError
 from tests.client.fake_server import PATIENCE_SECONDS, failing
 from tests.load.conftest import ROOT, LoadService, make_plan, make_result, serving, started
 from tests.system.harness.server import wait_until
@@ -168,14 +165,6 @@ def test_a_wrong_option_is_named_before_anything_is_sent(run_command: Run) -> No
             assert (code, out, len(err.splitlines())) == (2, "", 1) and named in err, arguments
 
 
-def test_a_request_that_cannot_be_encoded_is_named(run_command: Run, server: LoadService, tmp_path: Path) -> None:
-    """By the probe, or by the sender process."""
-    (tmp_path / "trace").write_text('0\n{"at": 0.01, "num_beams": 99999999999}\n')
-    for flags in ([], ["--no-probe"]):
-        code, _, err = run_command("load", "--server", server.address, "--trace", tmp_path / "trace", *flags)
-        assert code == 2 and "num_beams" in err.replace("-", "_") and "99999999999 is out of range" in err
-
-
 def test_every_documented_command_is_understood(run_command: Run, server: LoadService, tmp_path: Path, monkeypatch) -> None:
     """One after another; the server refuses the probe, so that nothing else is sent."""
     monkeypatch.chdir(tmp_path)
@@ -210,15 +199,6 @@ def test_the_probe_asks_as_the_run_will_and_counts_nowhere(server: LoadService) 
     assert [request.text.count(" ") for request in server.probes] == [2]  # it does not misbehave
 
 
-def test_the_probe_sends_a_short_source(tmp_path: Path) -> None:
-    """One source that is too long is a failure of the run, not the end of it."""
-    (tmp_path / "texts").write_text("a dog\n" + "a very long one " * 50 + "\n")
-    assert [item.requests[0].text for item in probe_items(make_plan(work={"texts": str(tmp_path / "texts")}))] == ["a dog"]
-    (tmp_path / "trace").write_text('{"at": 1, "text": "a longer text"}\n{"at": 2, "text": "a dog", "num_beams": 7}\n')
-    (item,) = probe_items(make_plan(trace=str(tmp_path / "trace")))
-    assert (item.requests[0].text, item.requests[0].num_beams) == ("a dog", 7)
-
-
 def test_the_probe_waits_for_a_starting_server_warns_of_a_busy_one_and_asks_each(server: LoadService) -> None:
     plan = make_plan(server.address, concurrency=1)
     server.refusals.extend([failing("UNAVAILABLE", "the engine is starting")] * 2)
@@ -249,13 +229,6 @@ def test_a_failed_probe_names_the_flag_and_leaves_files_as_they_were(run_command
     assert server.requests == []
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_figures_are_shown_before_a_file_cannot_be_written(run_command: Run, server: LoadService) -> None:
-    arguments = ("--concurrency", 1, "--requests", 5, "--output", "/dev/full")
-    code, out, err = run_command("load", "--server", server.address, *arguments)
-    assert code == 2 and "end to end" in out and err == "dragoman: /dev/full: No space left on device\n"
-
-
 def test_tls_with_certificates_is_spoken_by_the_probe_and_by_the_senders(run_command: Run, certificates: Path) -> None:
     pair = ((certificates / "server.key").read_bytes(), (certificates / "server.pem").read_bytes())
     credentials = grpc.ssl_server_credentials([pair], (certificates / "ca.pem").read_bytes(), require_client_auth=True)
@@ -269,25 +242,3 @@ def test_tls_with_certificates_is_spoken_by_the_probe_and_by_the_senders(run_com
             code, out, _ = run_command("load", "--server", address, *authority, *ours, "--concurrency", 2, "--requests", 10)
             assert code == 0 and "errors: none" in out
         assert (len(server.requests), len(server.probes)) == (20, 2)
-
-
-@pytest.mark.parametrize(
-    ("script", "kind", "code"),
-    [
-        ("""echo '{"error": "away", "code": "UNAVAILABLE"}'""", CallError, "UNAVAILABLE"),
-        ("""echo '{"error": "wrong"}'""", InputError, None),
-        ("exit 3", CallError, "ABORTED"),
-    ],
-)
-def test_what_ends_a_sender_process_ends_the_run(monkeypatch, tmp_path: Path, script: str, kind: type, code: str | None) -> None:
-    (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "python").chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-
-    async def main() -> None:
-        async with Crew(make_plan(concurrency=1), lambda number, progress: None) as processes:
-            await asyncio.wait_for(processes.run(), PATIENCE_SECONDS)
-
-    with pytest.raises((CallError, InputError)) as failed:
-        asyncio.run(main())
-    assert isinstance(failed.value, kind) and getattr(failed.value, "code", None) == code

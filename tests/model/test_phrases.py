@@ -83,25 +83,6 @@ def test_links_that_do_not_fit_the_text_are_refused(aligner: Aligner, links: tup
         align(["A dog"], ["Un chien"], aligner(*links))
 
 
-@pytest.mark.parametrize(
-    ("script", "complaint"),
-    [
-        (None, ": no such program; `pip install eflomal`"),
-        ("echo Traceback >&2; echo 'out of memory' >&2; exit 3", " failed with 3: out of memory$"),
-        ("exit 1", " failed with 1: it does not say why$"),
-        ("printf 'caf\\351\\n' >&2; exit 1", " failed with 1: caf\ufffd$"),
-        ("exit 0", " wrote no links$"),
-    ],
-)
-def test_an_aligner_that_fails_is_quoted_in_one_line(tmp_path: Path, script: str | None, complaint: str) -> None:
-    path = tmp_path / "aligner"
-    if script is not None:
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-    with pytest.raises(InputError, match=f"^{re.escape(str(path))}{complaint}"):
-        align(["A dog"], ["Un chien"], str(path))
-
-
 ENGLISH = re.compile(r"(A|a) (noun\d+) sleeps in (a) (noun\d+)\.")
 FRENCH = re.compile(r"(Une?) (nom\d+) dort dans (une?) (nom\d+)\.")
 DETERMINERS = determiners_of("en"), determiners_of("fr")
@@ -175,23 +156,6 @@ def test_a_noun_phrase_is_whole(source: str, target: str, links: str, found: set
     text = corpus()[:400]
     fillers = Augmenter([*text, linked(source, target, links)], DETERMINERS, seed=1).fillers.values()
     assert {phrase for each in fillers for phrase in each.texts if re.search("bell|ring|cloche", " ".join(phrase))} == found
-
-
-def test_short_phrases_hold_very_rare_words_and_begin_with_a_sure_link() -> None:
-    augmenter = Augmenter([*corpus(), *[pair(1, 3)] * 10], DETERMINERS, seed=1)
-    short = augmenter.short(3)
-    assert short == sorted(short, key=lambda phrase: len(phrase[0].split())) and augmenter.short(0) == []
-    seen = Counter(word for source, _ in short for word in re.findall(r"noun\d+", source))
-    assert seen.keys() == {f"noun{noun}" for noun in range(130)} - {"noun1", "noun3"}  # these two come more than twenty times
-    assert set(seen.values()) <= {3, 4, 5}
-    for source, target in short:
-        assert re.findall(r"\d+", source) == re.findall(r"\d+", target)
-        assert "." not in source + target and len(source.split()) <= 3
-    bell = linked("Old bell sleeps.", "Vieille cloche dort.", "0-0 1-1 2-2 3-3")
-    doubtful = AlignedPair(bell.source, bell.target, bell.sure - {(0, 0)}, bell.possible)
-    texts = [Augmenter([*corpus(), each], DETERMINERS, seed=1).short(12) for each in (bell, doubtful)]
-    assert [("Old bell", "Vieille cloche") in text for text in texts] == [True, False]
-    assert all(("bell", "cloche") in text for text in texts)
 
 
 def test_a_phrase_is_replaced_and_the_rest_stays() -> None:

@@ -1,6 +1,5 @@
 """Files that change while the server runs; looks are taken one at a time."""
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -83,23 +82,6 @@ async def test_unusable_file_is_reported_once_and_changes_nothing(watched: Watch
     num_loads = watched.num_loads
     assert await watched.look("first") == [] and (watched.is_stale, watched.num_loads) == (False, num_loads), "it is in use still"
     assert await watched.look("second", times=2) == ["second"] and not watched.is_stale
-
-
-async def test_watcher_goes_on_after_a_look_that_fails(logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    watcher, looks, is_seen = Watcher(ReloadMetrics(CollectorRegistry()), poll_seconds=0), [0], asyncio.Event()
-
-    async def look() -> None:
-        looks[0] += 1
-        if looks[0] == 1:
-            raise RuntimeError("can't start new thread")
-        is_seen.set()
-
-    monkeypatch.setattr(watcher, "look", look)
-    task = asyncio.create_task(watcher.run())
-    await asyncio.wait_for(is_seen.wait(), 60)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert [line["event"] for line in logged()] == ["cannot look whether files have changed"]
 
 
 def test_fingerprint_follows_links_tells_files_apart_and_waits_for_no_pipe(tmp_path: Path) -> None:

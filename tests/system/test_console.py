@@ -481,19 +481,3 @@ def test_no_rule_of_accessibility_is_broken_and_a_phone_needs_no_scrolling_sidew
             page.click(f"#tab-{view}")
             page.locator(f"#{view} article").first.wait_for()
             check(page, view)
-
-
-def test_an_address_without_a_view_shows_the_first_and_the_theme_is_kept(browser: Any, server: Server) -> None:
-    for view in ("constructor", "<img>", "%", ""):
-        with Tab(browser, server.http_address, view=view) as tab:
-            tab.page.locator('#model option[value="en-de"]').wait_for(state="attached")
-            assert tab.page.locator("#try").is_visible(), view
-    with Tab(browser, server.http_address, color_scheme="light") as tab:
-        ground = "getComputedStyle(document.documentElement).backgroundColor"
-        light, button = tab.page.evaluate(ground), tab.page.get_by_role("button", name="Theme")
-        assert button.inner_text() == "Theme: auto"
-        for name, is_light in (("light", True), ("dark", False)):
-            button.click()
-            assert button.inner_text() == f"Theme: {name}" and (tab.page.evaluate(ground) == light) is is_light
-        tab.page.reload()
-        assert button.inner_text() == "Theme: dark" and tab.page.evaluate(ground) != light

@@ -204,7 +204,7 @@ def test_operators_alone_change_versions_over_http(models: ModelFolder) -> None:
     models.put("alpha", "2", "two")
     models.put("beta", "1", "other")
     models.say("alpha", "[swap]\nprobation_seconds = 0\n")
-    with serving(models.path, *FLAGS, **PEOPLE) as server:
+    with serving(models.path, *FLAGS, "--front-ends", "2", **PEOPLE) as server:
         root = f"{server.http_address}/v1/repository"
 
         def change(path: str, who: str = "anna", **message: str) -> tuple[int, Any]:

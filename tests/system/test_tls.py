@@ -12,6 +12,8 @@ import grpc
 import pytest
 import requests
 
+from dragoman.client.errors import CallError
+from dragoman.client.repository import RepositoryClient
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.certificates import make_certificates
@@ -28,12 +30,20 @@ certificates = ["web.example.org"]
 [callers.many]
 certificates = ["spiffe://example.org/many"]
 """
+OPERATORS = """
+[callers.anna]
+token = "anna-s"
+[callers.past]
+token = "past-s"
+expires = 2020-01-01T00:00:00Z
+"""
 REQUEST = GenerateRequest(model="alpha", text="a")
 FILES = {
     "tls-certificate": "server.pem",
     "tls-key": "server.key",
     "tls-client-ca": "ca.pem",
     "auth-tokens-file": "callers.toml",
+    "admin-tokens-file": "operators.toml",
     "metrics-tls-certificate": "server.pem",
     "metrics-tls-key": "server.key",
     "metrics-token-file": "token",
@@ -59,6 +69,7 @@ def mount(folder: Path, source: Path) -> None:
 def mounted(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mounted")
     (folder / "callers.toml").write_text(CALLERS)
+    (folder / "operators.toml").write_text(OPERATORS)
     (folder / "token").write_text("metrics-token\n")
     mount(folder, ours)
     return folder
@@ -67,7 +78,7 @@ def mounted(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(translators: Path, mounted: Path) -> Iterator[Server]:
     flags = (text for name, file in FILES.items() for text in (f"--{name}", str(mounted / file)))
-    with serving(translators, *flags) as started:
+    with serving(translators, "--admin-port", "0", *flags) as started:
         yield started
         assert started.terminate() == 0
         assert {event["event"] for event in started.problems()} <= {Event.NOT_RELOADED}
@@ -147,6 +158,25 @@ def test_the_metrics_port_has_tls_and_a_token_and_probes_need_none(server: Serve
             client.shutdown(socket.SHUT_WR)
             assert b"HTTP" not in b"".join(iter(lambda client=client: client.recv(65536), b""))
     assert metrics(server, ours).status_code == 200
+
+
+def test_the_admin_port_has_the_servers_tls_and_tokens_until_they_change(server: Server, ours: Path, mounted: Path) -> None:
+    files = [(ours / name).read_bytes() for name in ("ca.pem", "web.key", "web.pem")]
+
+    def state(token: str, credentials: grpc.ChannelCredentials | None) -> str:
+        with RepositoryClient(server.admin_address, token=token, credentials=credentials) as operator:
+            try:
+                return operator.models()[0][0].versions[0].state
+            except CallError as error:
+                return error.code
+
+    trusted = grpc.ssl_channel_credentials(*files)
+    assert [state(token, trusted) for token in ("anna-s", "past-s", "wrong", "")] == ["serving", *["UNAUTHENTICATED"] * 3]
+    assert state("anna-s", None) == "UNAVAILABLE"
+    (mounted / "operators.toml").write_text('[callers.carl]\ntoken = "carl-s"')
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_for(Event.RELOADED)
+    assert [state(token, trusted) for token in ("anna-s", "carl-s")] == ["UNAUTHENTICATED", "serving"]
 
 
 def test_a_hangup_exchanges_files_for_new_connections_and_bad_files_change_nothing(

@@ -1,7 +1,6 @@
 """Languages around a text, compared with the family's tokeniser in Transformers; names of languages; tokenisers' files and ids."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.model.errors import InputError
 from dragoman.model.generation import Language, Languages, Template, spelling
 from dragoman.model.importers.asked_languages import with_asked_languages
 from dragoman.model.importers.errors import ForeignError
@@ -303,23 +301,6 @@ def test_a_user_gives_a_checkpoint_its_languages() -> None:
     assert found is not None and (found.default_source, found.default_target) == ("de", "it")
     assert (found.source, found.target) == (MANY.source, MANY.target)
     assert with_asked_languages(PAIR, "en-GB", "de") == PAIR
-
-
-def test_other_languages_are_refused() -> None:
-    for languages, target, reason in (
-        (MANY, "de", "--target-language: the model has no 'de'; it has fr, it, ro"),
-        (PAIR, "fr", "--target-language: the model has no 'fr'; it has de"),
-        *((None, code, "no code of a language") for code in ("\n", "x" * 65)),
-    ):
-        with pytest.raises(InputError, match=reason):
-            with_asked_languages(languages, "", target)
-
-
-def test_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dragoman.model.importers.language_names", raising=False)
-    monkeypatch.setitem(sys.modules, "langcodes", None)
-    with pytest.raises(InputError, match=r"needs langcodes: pip install 'dragoman\[import\]'"):
-        with_asked_languages(None, "en", "")
 
 
 def tokenizers_of(folder: Path) -> tuple[Tokenizers, Report]:

@@ -1,17 +1,15 @@
-"""Progress of a run on a terminal and in a log, and the tables of its steps on disk."""
+"""Progress of a run in a log, and the tables of its steps on disk."""
 
-import io
 import math
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from dragoman.model.likelihood import Likelihood
 from dragoman.model.training import log as logs
 from dragoman.model.training.log import CsvLog, plot_curves, read_rows
 from dragoman.model.training.measured import Measured
-from dragoman.model.training.progress import ProgressBar, ProgressLines, progress_on
+from dragoman.model.training.progress import ProgressLines
 
 
 class Clock:
@@ -69,28 +67,6 @@ def test_validations_and_a_resumed_run_are_lines(progress, clock: Clock, lines: 
     assert lines[-1] == "toy: validation at step 10 of 10: loss 1.000, BLEU 5.00, the best so far, 0:00:00 left"
     assert str(Measured(math.log(8))) == "loss 2.079, perplexity 8.00" and str(Measured(0.0)) == "loss 0.000, perplexity 1.00"
     assert str(Measured(1e4)) == "loss 10000.000, perplexity inf" and Likelihood.of([[-1e4]]).perplexity == math.inf
-
-
-def test_on_a_terminal_there_is_a_bar_and_elsewhere_there_are_plain_lines() -> None:
-    stream = io.StringIO()
-    progress = progress_on(stream)
-    progress.begin("toy", 10, 0)
-    progress.stepped(1, 2.0, 10, 1.0)
-    progress.validated(1, Measured(2.0, 5.0, 1.0), 5.0)
-    progress.end()
-    text = stream.getvalue()
-    assert text.count("\n") == 2 and text.replace("\n", "").isprintable()
-    assert all(line.startswith("dragoman: toy: ") for line in text.splitlines())
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    assert isinstance(progress_on(terminal), ProgressBar)
-    stream = io.StringIO()
-    bar = ProgressBar(Console(file=stream, force_terminal=True, width=120))
-    bar.begin("toy", 10, 0)
-    bar.validated(1, Measured(2.0, 5.0, 1.0), 7.5)
-    bar.stepped(2, 1.25, 10, 1.0)
-    bar.end()
-    assert "2/10" in stream.getvalue() and "loss 1.250" in stream.getvalue() and "BLEU 7.50" in stream.getvalue()
 
 
 @pytest.mark.parametrize(

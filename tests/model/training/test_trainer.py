@@ -442,14 +442,6 @@ def test_rules_choose_nothing_that_means_nothing_and_heads_that_rotary_positions
         assert (config.num_heads, config.head_dim % 16) == (num_heads, 0)
 
 
-@pytest.mark.parametrize("content", ["a line", "the same words\n" * 300, "x\n" * 2])
-def test_odd_texts_give_a_run(tmp_path: Path, content: str) -> None:
-    for name in DATA.values():
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    trainer = opened(prepare(stated(training={"max_steps": 2}), tmp_path, tmp_path / "out"), num_steps=2)
-    assert trainer.progression.step == 2
-
-
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

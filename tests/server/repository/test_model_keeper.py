@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.errors import NotReady, UnknownVersion
-from dragoman.server.repository import placement, sleep, switch, trial
+from dragoman.server.repository import placement, sleep, switch
 from dragoman.server.repository.model_file import ModelFile, ModelSettings, Swap, Versions
 from dragoman.server.repository.models import CannotServe
 from dragoman.server.repository.policy import Overrides
 from dragoman.server.repository.status import status_of
-from dragoman.server.repository.use import Outcomes
 from dragoman.server.repository.versions import Cause, Refused
 from dragoman.server.supervisor import EngineCannotStart
 from tests.server.conftest import until
@@ -323,51 +321,6 @@ async def test_bad_version_is_refused_and_the_old_one_serves(step: str, error: E
     assert told == {"level": "error", "model": MODEL, "version": "2", "cause": cause.value, "reason": reason}
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "cause", "reason"),
-    [
-        (None, "death", "its engine ended within 0."),
-        (Outcomes(27, 3, 1.0), "errors", "3 of 30 requests failed, 10.0%; max_error_rate is 0.05"),
-        (Outcomes(100, 0, 31.0), "latency", "its answers take 310 ms in the mean, those of the version before 100 ms; max_"),
-    ],
-)
-async def test_failed_probation_brings_the_old_version_back_and_running_requests_finish(
-    monkeypatch: pytest.MonkeyPatch, outcomes: Outcomes | None, cause: str, reason: str
-) -> None:
-    monkeypatch.setattr(trial, "SETTLING_SECONDS", 0.0)
-    monkeypatch.setattr(trial, "JUDGED_SECONDS", 0.0)
-    stage = Stage("1")
-    stage.outcomes_of["1"] = Outcomes(1000, 0, 100.0)
-    with structlog.testing.capture_logs() as lines:
-        async with stage.led():
-            await play(stage, "deploy 2, take 2")
-            assert (stage.shown, stage.swaps) == ({"1": "standby", "2": "trial"}, [])
-            if outcomes is None:
-                stage.engine("2").die()
-            else:
-                stage.outcomes_of["2"] = outcomes
-            await until(lambda: stage.serving == "1")
-            assert "stop" not in stage.steps("2")
-            await play(stage, "leave 2")
-            await until(lambda: stage.running() == ["1"])
-            assert stage.swaps == ["rolled_back"] and stage.version("2").reason.startswith(reason)
-            assert stage.shown == {"1": "serving", "2": f"refused {cause}"}
-    served = [(line["default"], line["on_trial"]) for line in lines if line["event"] == "versions that serve"]
-    assert served[-2:] == [("2", True), ("1", False)]
-
-
-async def test_labels_and_shares_change_on_probation_and_it_goes_on() -> None:
-    async with Stage("1").led() as stage:
-        await stage.deploy("2")
-        stage.file = ModelFile(labels={"stable": "1", "canary": "2"}, weights={"canary": 0.25})
-        await stage.settle()
-        assert (stage.route.shares, stage.route.labels) == ({"2": 0.25, "1": 0.75}, {"stable": "1", "canary": "2"})
-        assert stage.shown == {"1": "serving", "2": "trial"}
-        await play(stage, "die 2")
-        await until(lambda: stage.shown == {"1": "serving", "2": "refused death"})
-        assert stage.serving == "1" and stage.route.shares == {"1": 1.0}
-
-
 @pytest.mark.parametrize(("change", "error"), [("labels", None), ("version", KeyError("unforeseen")), ("rollback", None)])
 async def test_route_that_cannot_be_published_is_published_later(
     monkeypatch: pytest.MonkeyPatch, change: str, error: Exception | None
@@ -447,27 +400,6 @@ async def test_versions_are_loaded_one_by_one_unloaded_together_and_their_memory
         await play(stage, "leave 2")
         await until(lambda: not stage.running() and not stage.keeper.is_leaving)
         assert stage.keeper.memory_bytes() == 0
-
-
-async def test_model_without_a_version_that_can_be_loaded_is_not_ready() -> None:
-    stage = sleepy("1")
-    stage.fail("prove", "1")
-    async with stage.led():
-        stage.is_asked_for = True
-        stage.keeper.wake()
-        await until(lambda: not stage.route.default.is_asleep)
-        assert not stage.route.default.engine.is_ready and stage.wakes == ["refused"]
-
-
-async def test_model_is_not_loaded_where_the_request_has_gone_before_its_turn() -> None:
-    async with sleepy("1").led() as stage:
-        async with stage.turn:
-            stage.is_asked_for = True
-            stage.keeper.wake()
-            await asyncio.sleep(0.01)
-            stage.is_asked_for = False
-        await stage.settle()
-        assert stage.shown == {"1": "asleep"} and stage.steps("1") == ["open"] and stage.wakes == []
 
 
 async def test_reason_why_a_model_cannot_be_loaded_is_told_to_requests_and_it_is_retried_later(

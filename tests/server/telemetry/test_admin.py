@@ -1,4 +1,4 @@
-"""The metrics port: scrapes one at a time, tokens of a file, certificates, addresses, readiness, and its end."""
+"""The metrics port: scrapes one at a time, tokens of a file, readiness, and its end."""
 
 import contextlib
 import os
@@ -101,16 +101,6 @@ def test_readiness_names_its_troubles_on_request(start: Start) -> None:
         for path, expected in (("/readyz", b"\n"), ("/readyz?verbos", b"\n"), ("/readyz?verbose=1&x", listed)):
             head, _, body = sent(connected(server), path).partition(b"\r\n\r\n")
             assert (head.split()[1], body) == (status, text + expected)
-
-
-def test_addresses_that_cannot_be_listened_on_are_named(start: Start) -> None:
-    taken = start()
-    app = make_wsgi_app(CollectorRegistry())
-    for host, port in (("127.0.0.1", taken.port), ("no-such-host.invalid", 0), ("x" * 64, 0)):
-        with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on {host}:{port}: "):
-            AdminServer(host, port, app, lambda: True)
-    with contextlib.suppress(ConfigError):  # without IPv6
-        assert b" 200 " in sent(connected(start(host="::1"), "::1"), "/readyz")
 
 
 # Tokens and certificates
