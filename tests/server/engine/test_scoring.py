@@ -200,6 +200,10 @@ def test_a_full_queue_refuses_by_requests_by_tokens_and_by_callers_limits() -> N
     pairs = Pairs()
     pairs.submit(*range(10, 15), share=Share("loud", max_waiting=2))
     assert {number: pairs.ended[number].limit for number in (13, 14)} == {13: "max_waiting", 14: "max_waiting"}
+    pairs = Pairs(4, budget=1, thread=Later())
+    pairs.submit(*range(5), share=Share("loud"))
+    pairs.submit(5, share=Share("quiet"))
+    assert pairs.reasons == {4: "queue_full"}, "the last of the caller with more of the queue"
 
 
 def test_a_refusal_tells_when_a_tenth_of_the_queue_will_be_done_and_an_idle_hour_does_not_count() -> None:
