@@ -97,12 +97,3 @@ def test_fingerprint_follows_links_tells_files_apart_and_waits_for_no_pipe(tmp_p
     assert fingerprint([tmp_path / "a", tmp_path / "b"]) != fingerprint([tmp_path / "c", tmp_path / "d"])
     os.mkfifo(tmp_path / "pipe")
     assert len({fingerprint([tmp_path / name]) for name in ("pipe", "one", "none", "file")}) >= 3
-
-
-def test_days_until_a_certificate_expires_are_counted_at_each_scrape() -> None:
-    registry, now = CollectorRegistry(), [1_000_000.0]
-    metrics = ReloadMetrics(registry, lambda: now[0])
-    for expiry, seconds, days in ((1, 0, 1), (1, 3, -2), (13, 0, 10)):
-        metrics.set_expiry("server", 1_000_000.0 + expiry * 86_400)
-        now[0] += seconds * 86_400
-        assert registry.get_sample_value("dragoman_tls_certificate_days_left", {"certificate": "server"}) == days

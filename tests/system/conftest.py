@@ -26,10 +26,9 @@ TWO_OF_EACH = pytest.param(("--front-ends", "2", "--replicas", "2"), id="two of 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}))
-    return True
+    if is_coroutine := inspect.iscoroutinefunction(pyfuncitem.obj):
+        asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}))
+    return is_coroutine or None
 
 
 @pytest.fixture(scope="session", params=[ONE_ENGINE, TWO_OF_EACH])
