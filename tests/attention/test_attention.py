@@ -213,21 +213,6 @@ def test_every_weight_can_be_read_back_and_its_cell_has_its_shade(text: str, rea
     assert written([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [1.0000001, 0.0, 0.5]]) == "AA//..//AAgA"
 
 
-def test_a_single_weight_of_a_single_kind_is_a_page() -> None:
-    markup = page(Look("m", "s", "t", (Part(Kind.CROSS, ("a",), ("b",), (Map([[1.0]], None, None),)),)))
-    assert cells(markup[markup.index('<svg class="map"') :]) == {(0, 0): LEVELS}
-    assert "Cross-attention, mean of all layers, mean of all heads" in markup
-    alone = Page(page(Look("m", "s", "t", (part(Kind.DECODER, ("a", "b"), ("a", "b"), 1, 1),))))
-    assert [section["id"] for section in alone.attributes("section") if "id" in section] == ["decoder"]
-
-
-def test_a_usual_model_is_a_small_page() -> None:
-    """Six layers with eight heads of each kind and forty tokens."""
-    tokens = tuple(f"␣word{n}" for n in range(40))
-    whole = Look("m", "s", "t", tuple(part(kind, tokens, tokens, 6, 8) for kind in Kind))
-    assert 200_000 < len(page(whole).encode()) < 2_000_000
-
-
 @pytest.fixture
 def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Draw a picture and return the figure, as matplotlib makes it."""
@@ -259,13 +244,3 @@ def test_every_head_has_a_panel_with_its_weights_and_tokens(draw: Callable[..., 
     with pytest.importorskip("PIL.Image").open(tmp_path / "a.png.tmp") as image:
         assert image.format == "PNG" and image.width > 300 and image.height > 800
         assert len(image.convert("RGB").getcolors(1 << 24)) > 20
-
-
-def test_many_heads_take_several_rows_and_do_not_overlap(draw: Callable[..., Any], tmp_path: Path) -> None:
-    figure = draw(tmp_path / "a.png", Look("m", "s", "t", (part(Kind.CROSS, SAID, SOURCE, 2, 11),)))
-    boxes = [axes.get_position() for axes in figure.axes]
-    assert len(boxes) == 23
-    for i, one in enumerate(boxes):
-        assert 0 <= one.x0 < one.x1 <= 1 and 0 <= one.y0 < one.y1 <= 1
-        for other in boxes[:i]:
-            assert one.x0 >= other.x1 or other.x0 >= one.x1 or one.y0 >= other.y1 or other.y0 >= one.y1

@@ -1,5 +1,6 @@
 """Commands of installations that lack packages: what works, and how to install what is missing."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,12 +8,13 @@ import tomllib
 from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dragoman import extras
-from dragoman.extras import EXTRAS, extras_for
+from dragoman.extras import EXTRAS, extras_for, install_command
 from tests.cli.conftest import ROOT, assert_refused, environment, score_with_attention
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -126,3 +128,29 @@ def test_the_extras_of_a_command_are_all_named(monkeypatch) -> None:
         assert extras_for(command.split(), module) == wanted
     monkeypatch.setattr(extras, "find_spec", lambda name: None)  # no build of the runtime that another would replace
     assert extras_for(["serve"], "structlog") == ("cpu",)
+
+
+WHEEL = "dragoman-0.1.0-py3-none-any.whl"
+GIT = {"url": "https://a.example/dragoman", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+
+
+def test_the_hint_is_true_for_how_it_was_installed(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    assert install_command("cpu").endswith("pip install --editable '.[cpu]'")
+    (tmp_path / "bin").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(extras.sys, "executable", str(tmp_path / "bin/python"))
+    monkeypatch.setattr(extras.shutil, "which", lambda name: str(tmp_path / "bin" / name))
+    assert install_command("cpu") == f"pip install --editable '{ROOT}[cpu]'"
+    monkeypatch.setattr(extras.shutil, "which", lambda name: None)
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "elsewhere/dragoman/extras.py"))
+    for direct_url, place in (
+        (None, "dragoman[cpu]"),
+        ({"url": f"file:///a%20b/{WHEEL}"}, f"/a b/{WHEEL}[cpu]"),
+        ({"url": f"file://{tmp_path}/{WHEEL}"}, f"{WHEEL}[cpu]"),
+        ({"url": f"https://a.example/{WHEEL}"}, f"dragoman[cpu] @ https://a.example/{WHEEL}"),
+        (GIT, "dragoman[cpu] @ git+https://a.example/dragoman@abc"),
+    ):
+        made = SimpleNamespace(read_text=lambda name, told=direct_url: json.dumps(told))
+        monkeypatch.setattr(extras, "distribution", lambda name, made=made: made)
+        assert install_command("cpu") == f"bin/python -m pip install '{place}'"

@@ -100,6 +100,8 @@ WRONG = {
     "serve --config %/config.toml": "%/config.toml",
     "serve --models %/bundle --max-slotz 4": "max_slotz",
     "serve --models %/bundle stray": "stray",
+    "serve --max-slots": "--max-slots: lacks a value",
+    "pull s3://a/b %/out --sha256 x": "--sha256: 'x' is not 64 hexadecimal digits",
     "serve --models %/bundle --port 99999 | serve --models %/bundle --port http": "--port",
     f"{IMPORT} --precision int8 | {IMPORT} --weight-bits 7 | {IMPORT} --cache-precision int8": "go with --export",
     f"{IMPORT} --export %/b --weight-bits 7 | {IMPORT} --export %/b --cache-precision int8": "go with int8",

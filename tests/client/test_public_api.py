@@ -18,24 +18,6 @@ import dragoman
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("grpc", "google", "typer", "rich", "click", "torch", "numpy", "onnxruntime", "asyncio", "dragoman.client", "dragoman.v1")
-MISTAKES = """\
-client.generate("a", num_beam=4)  # call-arg
-client.generate(["a", "b"])  # arg-type
-client.generate("a", 4)  # call-arg and arg-type
-client.stream("a", top_k=0.5)  # arg-type
-client.generate_many([b"a"])  # list-item
-client.generate_batch(["a"])  # list-item
-client.score("a", "b", target_language=None)  # arg-type
-Client(b"localhost")  # arg-type
-print(other.generate("a").text)  # attr-defined
-print(outcome.result.text)  # union-attr
-reveal_type(client.generate("a").answers[0].log_probs[0].top)  # tuple[results.TokenLogProb, ...]
-reveal_type(client.generate_many(["a"]))  # typing.Generator[results.Result, None, None]
-reveal_type(next(client.stream("a")).result)  # results.Result | None
-reveal_type(client.models()[0].defaults.early_stopping)  # bool | None
-reveal_type(await other.generate("a", top_p=0.5))  # results.Result
-reveal_type([one.error async for one in other.generate_batch([])])  # list[errors.CallError | None]
-"""
 
 
 def run(program: str) -> str:
@@ -101,16 +83,6 @@ def test_documented_examples_are_typed(check_types, document: str) -> None:
     assert examples
     for example in examples:
         assert check_types(example, "--disallow-any-expr") == []
-
-
-def test_a_type_checker_finds_a_callers_mistakes(check_types) -> None:
-    parameters = "client: Client, other: AsyncClient, outcome: Outcome"
-    program = f"from typing import reveal_type\nfrom dragoman import *\nasync def f({parameters}) -> None:\n"
-    lines = [line.split("  # ") for line in MISTAKES.splitlines()]
-    told = check_types(program + "".join(f"    {line}\n" for line, _ in lines))
-    wanted = [(number, what) for number, (_, comment) in enumerate(lines, start=4) for what in comment.split(" and ")]
-    found = [re.search(r":(\d+): (?:error: .*\[([a-z-]+)\]|note: Revealed type is \"(.+)\")$", line) for line in told]
-    assert sorted((int(line[1]), line[2] or line[3].replace("dragoman.client.", "")) for line in found if line) == sorted(wanted)
 
 
 @pytest.mark.parametrize("name", ["Client", "AsyncClient", "dragoman"])

@@ -72,11 +72,9 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
     # --- rollouts and the end of a pod
     ({"drain": {"preStopSeconds": 0, "seconds": 2.5, "marginSeconds": 12}}, {GRACE: 15, "container lifecycle": None}),
     ({"drain.seconds": 3600}, {GRACE: 3625, "env DRAGOMAN_DRAIN_SECONDS": "3600"}),
-    ({"drain.terminationGracePeriodSeconds": 55}, {GRACE: 55}),
     ({"strategy.type": "Recreate"}, {STRATEGY: {"type": "Recreate"}}),
     (GPU, {STRATEGY: rolling(0, 1)}),
     (GPU | {"strategy.rollingUpdate.maxSurge": 1}, {STRATEGY: rolling(1, 0)}),
-    (GPU | {"strategy.rollingUpdate.maxUnavailable": "0%"}, {STRATEGY: rolling(1, "0%")}),
     ({"strategy.rollingUpdate.maxSurge": "0%"}, {STRATEGY: rolling("0%", 1)}),
     ({"replicaCount": 1}, {BUDGET: None}),
     ({"replicaCount": 1, "autoscaling": {"type": "hpa", "minReplicas": 2}}, {BUDGET: "PodDisruptionBudget"}),
@@ -98,7 +96,6 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
     # --- ports and networks
     ({"config.http": False} | PEERS, {"env DRAGOMAN_HTTP_PORT": None}),
     ({"config.http_host": "127.0.0.1"} | PEERS, {"env DRAGOMAN_HTTP_PORT": "8080"}),
-    ({"service.type": "LoadBalancer"}, {"Service:dragoman spec ports": [GRPC, HTTP]}),
     (
         PEERS | {"networkPolicy.monitoring": [{"namespaceSelector": {}}]},
         {
@@ -123,15 +120,6 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
             },
         )
         for kind, scraped in (("ServiceMonitor", SCRAPED), ("PodMonitor", POD_SCRAPED))
-    ),
-    (
-        OWN_METRICS
-        | {"metrics.podMonitor.enabled": True, "metrics.auth.scrapeKey": "newest", "metrics.tls.serverName": "metrics.example"}
-        | {"metrics.tls.ca": {"secretName": "authority", "key": "ca"}},
-        {
-            f"{POD_SCRAPED} authorization credentials key": "newest",
-            f"{POD_SCRAPED} tlsConfig": {"serverName": "metrics.example", "ca": {"secret": {"name": "authority", "key": "ca"}}},
-        },
     ),
     # --- autoscaling, by the CPU only where there is no GPU
     (
@@ -217,7 +205,6 @@ ROUTES: list[tuple[str, Values, Values]] = [
     ("GRPCRoute", {"filters": [MIRROR]}, US | {"filters": [MIRROR]}),
     ("GRPCRoute", {"matches": [TESTERS], "backends": [OTHER]}, {"matches": [TESTERS], "backendRefs": [OTHER]}),
     ("GRPCRoute", {"backends": [{"weight": 95}, {"name": "a", "weight": 5}]}, {"backendRefs": shares(8500)}),
-    ("GRPCRoute", {"backends": [{"weight": 0}, OTHER]}, {"backendRefs": [{"name": "dragoman", "port": 8500, "weight": 0}, OTHER]}),
     (
         "GRPCRoute",
         method("Score"),
@@ -225,7 +212,6 @@ ROUTES: list[tuple[str, Values, Values]] = [
     ),
     ("HTTPRoute", {"timeouts": TIMEOUTS}, US | {"timeouts": TIMEOUTS}),
     ("HTTPRoute", method("Score"), US | {"matches": [{"path": {"type": "Exact", "value": f"/{GENERATION}/Score"}} | TESTERS]}),
-    ("HTTP", {"backends": [{"weight": 95}, {"name": "a", "weight": 5}]}, {"backendRefs": shares(8080)}),
     ("HTTP", PASSED | {"backends": [OTHER]}, PASSED | {"backendRefs": [OTHER]}),
 ]
 

@@ -1,20 +1,16 @@
-"""The manifests for KServe, against the API of KServe's Python package, and the compose file, against what it names and starts."""
+"""The manifests for KServe, against the settings of the server that they start."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from dragoman.load.command import app
 from dragoman.server import config as settings
 from dragoman.server.core.core import CLOSE_SECONDS
 from dragoman.server.faces.grpc.health import LIVENESS
 from dragoman.server.supervisor import STOP_SECONDS
-from tests.deploy.conftest import ROOT, load
+from tests.deploy.conftest import load
 
 RUNTIME, SERVICE, KNATIVE = "servingruntime.yaml", "inferenceservice.yaml", "inferenceservice-knative.yaml"
-DOCKER = ROOT / "deploy/docker"
 FIELDS = settings.ServerConfig.model_fields
 
 
@@ -61,22 +57,3 @@ def test_rollouts_cut_no_request_off_and_scaling_is_by_the_queue() -> None:
     knative, (container,) = load(f"kserve/{KNATIVE}")["spec"]["predictor"], load(f"kserve/{RUNTIME}")["spec"]["containers"]
     refused = {"terminationGracePeriodSeconds", "deploymentStrategy", "autoScaling", "lifecycle"}
     assert not refused & (knative.keys() | knative["model"].keys() | container.keys()), "Knative refuses them"
-
-
-# The compose file.
-
-
-@pytest.fixture(scope="module")
-def services() -> dict[str, Any]:
-    loaded: dict[str, Any] = load("docker/compose.yaml")["services"]
-    return loaded
-
-
-def test_ports_times_and_options_are_those_of_the_programs(services: dict[str, Any]) -> None:
-    inner = {int(port.rsplit(":", 1)[1]) for port in services["dragoman"]["ports"]}
-    assert inner == {FIELDS[name].default for name in ("port", "http_port", "metrics_port")}
-    assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service.get("ports", []))
-    assert int(services["dragoman"]["stop_grace_period"].removesuffix("s")) >= FIELDS["drain_seconds"].default + 11
-    name, *arguments = services["load"]["command"]
-    params = get_command(app).make_context(name, list(arguments)).params
-    assert (name, params["server"], list(params["metrics"])) == ("load", "dragoman:8500", ["http://dragoman:8501/metrics"])

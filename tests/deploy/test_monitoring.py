@@ -173,29 +173,3 @@ def test_rules_read_series_of_their_release_alone(render: Render, release: str, 
     for kind in ("serviceMonitor", "podMonitor"):
         monitor = render({f"metrics.{kind}.enabled": True}, release=release).find(kind[0].upper() + kind[1:])
         assert monitor["metadata"]["name"] == name and "jobLabel" not in monitor["spec"]
-
-
-def test_matchers_may_name_another_job_and_their_labels_stay_in_sums(render: Render) -> None:
-    """Without these labels in the recorded sums no alert on an objective could ever fire."""
-    asked, sums = 'job="translate",app=~"a|b=\\"c\\"", app!="d"', []
-    for rule in of_release(render, {"metrics.prometheusRule.matchers": 'job="translate",cluster=~"a|b"'}):
-        for series, matchers in selectors(rule["expr"]):
-            if not series.startswith("kube_"):
-                assert matchers["job"] == ("Equal", "translate") and matchers["cluster"][1] == "a|b"
-    for rule in of_release(render, {"metrics.prometheusRule.matchers": asked}):
-        found = re.findall(r"\bby \(([^)]*)\)", rule["expr"])
-        sums += [text for text in found if "horizontalpodautoscaler" not in text]
-    sums = [text.removesuffix(", le").removesuffix(", version, cause") for text in sums]
-    assert len(sums) > 20 and set(sums) == {"namespace, job, app, model"}
-
-
-@pytest.mark.parametrize("prefix", [PREFIX, f"{PREFIX}/"])
-def test_links_lead_to_a_section_of_the_runbook(render: Render, prefix: str) -> None:
-    values = {"metrics.prometheusRule": {"runbookPrefix": prefix, "alertLabels": {"team": "language"}, "enabled": True}}
-    headings = re.findall(r"^### (\w+)$", (ROOT / "docs/runbook.md").read_text(encoding="utf-8"), re.MULTILINE)
-    alerts = [rule for rule in of_release(render, values) if "alert" in rule]
-    assert len(alerts) > 20
-    for rule in alerts:
-        path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-        assert path == f"{PREFIX}/docs/runbook.md" and anchor in {heading.lower() for heading in headings}
-        assert rule["labels"]["team"] == "language" and rule["labels"]["severity"] in ("critical", "warning")

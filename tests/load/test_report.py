@@ -1,5 +1,6 @@
-"""Results shown to people: the HTML report, and comparisons of two runs."""
+"""Results shown to people: the HTML report, the live view in a terminal, and comparisons of two runs."""
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -8,13 +9,19 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from dragoman.load.arrivals import Arrivals
 from dragoman.load.compare import NUM_DRAWS, Comparison, Difference, compare
+from dragoman.load.live import picture, watching
 from dragoman.load.page import report_page
 from dragoman.load.result import Check, Result, Step, Sweep, summarise, write_result
+from dragoman.load.run import Run
 from dragoman.load.scrape import Point, ServerSeries
+from dragoman.load.sender import Progress
+from dragoman.load.tally import Outcome, Tally
 from dragoman.model.errors import InputError
-from tests.load.conftest import make_result
+from tests.load.conftest import make_plan, make_result, run_of
 
 
 def parse(page: str) -> ElementTree.Element:
@@ -83,6 +90,30 @@ def test_plots_have_names_and_stay_within_their_pictures_and_tables_have_heading
     assert rows["p95>500ms"] == ["passed", "it is 200 ms"] and rows["ttft_p95>1s"] == ["failed", "nothing was measured"]
     assert rows["unary"][:5] == ["1,200", "1,200", rows["unary"][2], "0", "0"]
     assert rows["40"][:2] == ["no", "100.0 %"] and rows["20"][0] == "yes"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_has_pace_latency_and_errors_and_is_for_terminals_only() -> None:
+    tally = Tally()
+    for due in range(8):
+        for i in range(10):
+            tally.record(Outcome("unary", False, due + i / 20, due + i / 20 + 0.25), {}, 0.0, 30.0)
+    tally.record(Outcome("unary", False, 7.0, 7.1, "UNAVAILABLE"), {}, 0.0, 30.0)
+    run = run_of(make_plan(arrivals=Arrivals(10.0), seconds=30.0), Progress(tally, 81, 3, 0.1, 30.0))
+    for stream, is_shown in ((io.StringIO(), False), (Terminal(), True)):
+        with watching(stream, lambda: "load on somewhere") as refresh:
+            refresh(run)
+        assert ("load on somewhere" in stream.getvalue()) == is_shown
+    shown, empty = io.StringIO(), io.StringIO()
+    Console(file=shown, width=100).print(picture(run, "load on somewhere"))
+    for text in ("UNAVAILABLE 1", "10.0/s", "3 in flight", "p50 250"):
+        assert text in shown.getvalue()
+    Console(file=empty, width=100).print(picture(Run(make_plan(concurrency=1)), "soon"))
+    assert "none" in empty.getvalue()
 
 
 def latencies(seed: int, scale: float = 1.0, num: int = 40, seconds: int = 60) -> list[list[float]]:

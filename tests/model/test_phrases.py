@@ -128,17 +128,6 @@ def test_a_sentence_with_other_phrases_is_still_a_translation() -> None:
     assert sentences[: len(one)] == one != other
 
 
-def test_rare_words_are_drawn_as_often_as_each_other_and_others_hardly() -> None:
-    """Sixty phrases hold `well`, one holds `once`; `often` is in so many sentences that it is not rare."""
-    well = [linked(f"A well noun{i} sleeps.", f"Un puits nom{i} dort.", "0-0 1-1 2-2 3-3 4-4") for i in range(60)]
-    others = [linked(f"A {word} sleeps.", f"Un {word} dort.", "0-0 1-1 2-2 3-3") for word in ("once", *["often"] * 101)]
-    fillers = Augmenter([*corpus() * 9, *well, *others], DETERMINERS, seed=1).fillers["un"]
-    rng = random.Random(2)
-    drawn = Counter(word for _ in range(4000) for word in fillers.draw(rng)[0].split())
-    assert 0.8 < drawn["well"] / drawn["once"] < 1.25 and drawn["once"] > 20 * drawn["noun50"]
-    assert ("a often", "un often") in fillers.texts and drawn["often"] < 20
-
-
 @pytest.mark.parametrize(
     ("source", "target", "links", "found"),
     [

@@ -266,22 +266,6 @@ def test_the_grid_shows_running_sequences_until_they_end(browser: Any, server: S
         assert watching.page.inner_text("#engine-state") == "Ready"
 
 
-def test_slots_of_several_engines_lie_side_by_side(tab: Tab) -> None:
-    shown = tab.page.evaluate(
-        """async () => {
-          const { Slots } = await import('/console/assets/slots.js');
-          const slots = new Slots();
-          const use = (engine, slot, request) => ({ engine, slot, request, state: 'decode', numTokens: 1, maxNewTokens: 4 });
-          const used = () => [...slots.room.children].flatMap((cell, i) => (cell.classList.contains('used') ? [i] : []));
-          slots.show({ numSlots: 512, numEngines: 2, slots: [use(0, 1, 9), use(1, 0, 9), use(1, 255, 9)] });
-          const [first, label] = [used(), slots.room.getAttribute('aria-label')];
-          slots.show({ numSlots: 512, numEngines: 2, slots: [use(1, 255, 9), use(7, 3, 1)] });
-          return { first, second: used(), label };
-        }"""
-    )
-    assert shown == {"first": [1, 256, 511], "second": [511], "label": "3 of 512 slots are in use, by 2 requests"}
-
-
 def test_models_are_described_by_cards_and_reports(browser: Any, server: Server) -> None:
     with Tab(browser, server.http_address, view="models") as tab:
         panel = tab.page.get_by_role("article", name="en-de", exact=True)

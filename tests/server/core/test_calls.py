@@ -20,12 +20,12 @@ TEXT = "A dog runs."
 class World:
     """A core with one model of a scripted engine, and what is counted."""
 
-    def __init__(self, *models: Any) -> None:
+    def __init__(self, *models: Any, tracer: Any = None) -> None:
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry, [1.0])
         for model in models:
             metrics.add_model(model.name, model.version, "fp32", "cpu", 8)
-        self.core, self.engine = Core(LoadedModels(*models), metrics), models[0].engine
+        self.core, self.engine = Core(LoadedModels(*models), metrics, tracer), models[0].engine
 
     def counted(self, name: str) -> dict[str, float]:
         """Return a counter's values that are not 0, by their last label."""
@@ -186,3 +186,21 @@ async def test_all_tokens_of_a_prompt_are_counted(make_model: Any, logged: Any) 
     with world.core.calls.serving(call := Call.begin("toy/a")):
         scores = await world.core.generation.score(ScoreRequest(text=TEXT, target=" It"), call)
     assert world.counted("score_tokens_total") == {"story": scores.source_tokens + len(scores.tokens)}
+
+
+@pytest.mark.parametrize("method", ["generate", "score"])
+@pytest.mark.parametrize("reason", ["step_failed", "deadline", "queue_full", "draining"])
+async def test_a_failed_requests_span_has_the_engines_reason(
+    make_model: Any, collector: Any, logged: Any, method: str, reason: str
+) -> None:
+    tracing = pytest.importorskip("dragoman.server.telemetry.tracing", reason="needs the extra `tracing`")
+    tracer = tracing.Tracer(collector.endpoint, 1.0, "1.2.3")
+    world = World(make_model(), tracer=tracer)
+    world.engine.reason, world.engine.incident = reason, "4711" if reason == "step_failed" else ""
+    error = await world.error(method)
+    assert await asyncio.to_thread(tracer.close, 10)
+    [span] = [span for span in collector.spans if span.name == "toy/a"]
+    attributes = collector.attributes(span)
+    assert (attributes["error.type"], attributes["dragoman.finish_reason"]) == (error.code, reason)
+    assert attributes.get("dragoman.incident") == (world.engine.incident or None)
+    assert [child.name for child in collector.children(span)] == ["queue" if method == "generate" else "score"]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
 from dragoman.server.engine.forecast import MIN_STEPS
 from dragoman.server.engine.messages import SearchOptions, Share
 from dragoman.server.engine.snapshot import MAX_CALLERS, CallerUse, EngineSnapshot, StepTotals, summed_up
@@ -175,3 +176,17 @@ def test_callers_are_summed_up_and_bounded() -> None:
     assert sum(use.num_waiting for use in told) == sum(range(1, 1001)) + 5
     assert told[0].name == "", "the rest has more than anybody"
     assert len(summed_up(uses[:MAX_CALLERS])) == MAX_CALLERS
+
+
+def test_an_engine_that_keeps_failing_gives_up_after_answering_everything() -> None:
+    bench = Bench(max_slots=1)
+    for i in range(10):
+        bench.submit(i, [5, i])
+    with pytest.raises(EngineIsBroken):
+        for _ in range(MAX_CONSECUTIVE_FAILURES):
+            bench.runner.fail_next = "step"
+            bench.step()
+    bench.collect()
+    reasons = [bench.finished[i].reason for i in range(10)]
+    assert reasons == ["step_failed"] * MAX_CONSECUTIVE_FAILURES + ["draining"] * 7, "what never ran may be tried again"
+    assert all(bench.finished[i].incident for i in range(MAX_CONSECUTIVE_FAILURES))

@@ -31,7 +31,7 @@ from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine.snapshot import Snapshot, Watch
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
-from tests.server.engine.bench import Bench
+from tests.server.engine.bench import Bench, FakeGraphs
 from tests.server.engine.test_scoring import FakeScorer
 
 READY = Ready("fake", 2, 0.0)
@@ -253,3 +253,13 @@ def test_a_pair_holds_up_neither_requests_nor_signs_of_life_and_can_be_cancelled
     assert front.ends(1) == {1: "cancelled"}
     front.scorer.gate.set()
     assert front.ends(1) == {2: "eos"}
+
+
+@pytest.mark.parametrize("is_scorer_broken", [False, True])
+def test_steps_are_captured_while_nothing_runs(front: Attached, monkeypatch: pytest.MonkeyPatch, is_scorer_broken: bool) -> None:
+    monkeypatch.setattr(process, "QUIET_SECONDS", 0.001)
+    front.bench.runner.graphs = graphs = FakeGraphs(5, StrangeError("made to fail"), 2)  # type: ignore[assignment]
+    if is_scorer_broken:
+        front.scorer.is_loaded, front.scorer.faults = False, {"check": DeviceError("the bundle is away")}
+    front.start()
+    assert graphs.all_done.wait(60)

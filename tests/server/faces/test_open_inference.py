@@ -164,6 +164,10 @@ REFUSED = [
     (tensor("suppressed_tokens", [1, 2], shape=[2, 1]), "suppressed_tokens: its shape is [2, 1]"),
     (tensor("suppressed_tokens", [1] * 257), "suppressed_tokens: 257 tokens; at most 256"),
     (with_parameters(asking("a"), num_beams=True), "num_beams: is not an integer"),
+    (document('{"truncate": 1}'), "sampling_parameters: truncate: is not true or false"),
+    (document('{"top_p": "x"}'), "sampling_parameters: top_p: is not a number"),
+    (document("[1]"), "sampling_parameters: is not a JSON object"),
+    (raw(raw_bytes("a"), parameters={"a": {"bool_param": True}}), "text_input: parameter 'a' of an input is not known"),
     (with_parameters(asking("a"), top_p=float("nan")), "top_p: is not a finite number"),
     (with_tensor(asking("a"), "temperature", [float("inf")]), "temperature: is not a finite number"),
     (

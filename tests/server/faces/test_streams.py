@@ -11,10 +11,10 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from dragoman.server.errors import ConnectionLimit, InvalidRequest, QueueFull
-from dragoman.server.faces.grpc.hand import MAX_UNTAKEN_BYTES, Allowance, Hand
+from dragoman.server.faces.grpc.hand import MAX_UNTAKEN_BYTES, NUM_REMEMBERED_IDS, Allowance, Hand, RecentIds
 from dragoman.server.faces.grpc.interceptors import cancellation_code
 from dragoman.server.faces.grpc.pace import BURST_SECONDS, MAX_PEERS, MAX_WAIT_SECONDS, Pace
-from dragoman.server.faces.grpc.reading import Refused, large_bytes_read, reader
+from dragoman.server.faces.grpc.reading import ARRIVALS_AT_ONCE, READS_AT_ONCE, Arrivals, Refused, Turns, large_bytes_read, reader
 from dragoman.server.faces.grpc.several import (
     MAX_BYTES,
     MAX_FIELDS,
@@ -131,6 +131,13 @@ async def test_bytes_of_all_streams_are_bounded_and_freed_by_answers_and_ends() 
     assert not await is_waiting(hand.turn())
 
 
+def test_recent_ids_are_remembered_and_old_ones_forgotten() -> None:
+    ids = RecentIds()
+    assert all(ids.add(f"{i}") for i in range(10 * NUM_REMEMBERED_IDS))
+    assert not any(ids.add(f"{i}") for i in range(9 * NUM_REMEMBERED_IDS, 10 * NUM_REMEMBERED_IDS))
+    assert ids.add("0")
+
+
 # The pace of a connection
 
 
@@ -230,6 +237,35 @@ def test_a_refused_message_keeps_its_id_alone(fields: dict[str, Any], request_id
     assert isinstance(refused, Refused) and refused.error.message.startswith(f"{next(iter(fields))}: ")
     assert refused.error.__traceback__ is None and refused.error.__context__ is None
     assert (refused.request_id, refused.ByteSize()) == (request_id, 0)
+
+
+async def test_idle_streams_and_half_sent_messages_lose_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.server.faces.grpc.reading.READ_SECONDS", 0.01)
+    monkeypatch.setattr("dragoman.server.faces.grpc.reading.ARRIVAL_SECONDS", 0.01)
+    turns, never = Turns(), asyncio.Event()
+    idle = [asyncio.create_task(turns.take(never.wait())) for _ in range(5 * READS_AT_ONCE)]
+    assert await asyncio.wait_for(turns.take(asyncio.sleep(0, "read")), 60) == "read"
+    arrivals, began = Arrivals(), []
+
+    async def reading() -> bool:
+        began.append(1)
+        return await never.wait()
+
+    first = [asyncio.create_task(arrivals.take(reading)) for _ in range(ARRIVALS_AT_ONCE)]
+    await asyncio.sleep(0)
+    gone, second = [asyncio.create_task(arrivals.take(reading)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert len(began) == ARRIVALS_AT_ONCE
+    gone.cancel()
+    [late], kept = await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    refused = late.result()
+    assert late is first[0] and isinstance(refused, Refused)
+    assert refused.error.code == "RESOURCE_EXHAUSTED" and refused.error.retry_after_seconds
+    never.set()
+    assert await asyncio.gather(second, *kept) == [True] * ARRIVALS_AT_ONCE
+    assert gone.cancelled() and len(began) == ARRIVALS_AT_ONCE + 1
+    await asyncio.gather(*idle)
+    assert turns._free._value == READS_AT_ONCE and not arrivals._coming and not arrivals._waiting and not arrivals._ended
 
 
 def test_one_callers_large_requests_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,15 @@ def test_what_rounding_leaves_of_a_probability_of_1_is_not_the_least_likely_toke
     assert draw_of_all(sampler, options_of(log_probs)) == 0
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_that_are_impossible_decide_nothing(temperature: float) -> None:
+    log_probs = np.log(np.full(4, 0.25))
+    for seed in range(50):
+        sampling = Sampling(seed, temperature)
+        place = Sampler(sampling, 0).draw(options_of(log_probs), -math.inf, 0.0, 4)
+        assert place == draw_of_all(Sampler(sampling, 0), options_of(np.concatenate([log_probs, np.full(6, -np.inf)])))
+
+
 def kept_by_transformers(log_probs: Values, sampling: Sampling) -> list[float]:
     """Return the probabilities that Transformers draws with, 0 for what it leaves out."""
     scores = TemperatureLogitsWarper(sampling.temperature)(None, torch.tensor(log_probs[None]))

@@ -147,6 +147,7 @@ def test_command_rehearses_without_a_gpu_with_the_servers_settings(half_bundle: 
     for bundle, flags, environment, code, parts in (
         (half_bundle, [], given, 0, ["load: 3 slots", "capture: off"]),
         (half_bundle, ["--max-slots", "4", "--config", file], {}, 0, ["load: 4 slots"]),
+        (half_bundle, ["--device", "cuda"], {}, 1, ["FAIL  libraries: "]),
         (half_bundle, ["--device", "tpu"], {}, 2, ["device: 'tpu' is not auto, cpu, cuda or cuda:N (flag --device)"]),
     ):
         result = command(bundle, *flags, **environment)
