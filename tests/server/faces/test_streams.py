@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
-from dragoman.server.errors import ConnectionLimit, InvalidRequest, QueueFull
+from dragoman.server.errors import ConnectionLimit, IdleStream, InvalidRequest, QueueFull
 from dragoman.server.faces.grpc.hand import MAX_UNTAKEN_BYTES, NUM_REMEMBERED_IDS, Allowance, Hand, RecentIds
 from dragoman.server.faces.grpc.interceptors import cancellation_code
 from dragoman.server.faces.grpc.pace import BURST_SECONDS, MAX_PEERS, MAX_WAIT_SECONDS, Pace
 from dragoman.server.faces.grpc.reading import ARRIVALS_AT_ONCE, READS_AT_ONCE, Arrivals, Refused, Turns, large_bytes_read, reader
+from dragoman.server.faces.grpc.reflection import Reflection
 from dragoman.server.faces.grpc.several import (
     MAX_BYTES,
     MAX_FIELDS,
@@ -200,6 +202,18 @@ def test_a_caller_gives_up_a_little_before_its_deadline_passes_here(timeout: Any
     context: Any = SimpleNamespace(time_remaining=lambda: remaining)
     elapsed = 0.0 if timeout is None else timeout - remaining
     assert cancellation_code(context, time.monotonic() - elapsed) == code
+
+
+async def test_a_reflection_stream_on_which_nothing_comes_ends() -> None:
+    async def nothing() -> AsyncIterator[Any]:
+        yield ServerReflectionRequest(list_services="")
+        await asyncio.Event().wait()
+
+    context: Any = SimpleNamespace(peer=lambda: "somebody")
+    answers = Reflection(idle_seconds=0.01).ServerReflectionInfo(nothing(), context)
+    assert (await anext(answers)).HasField("list_services_response")
+    with pytest.raises(IdleStream, match=r"0\.01 s"):
+        await anext(answers)
 
 
 # Large messages
