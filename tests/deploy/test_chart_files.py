@@ -120,6 +120,7 @@ def test_archives_are_fetched_checked_and_unpacked(fetch: Any, tmp_path: Path) -
         ("/cut/large", SHA["/large"], "/cut/large: "),
         ("[x", "0" * 64, "[x: "),
     ],
+    ids=["another archive", "text", "missing", "cut short", "no address"],
 )
 def test_archive_that_cannot_be_used_is_named_and_nothing_is_left(fetch: Any, path: str, sha256: str, message: str) -> None:
     code, said, files = fetch((path, sha256))
