@@ -78,7 +78,7 @@ def test_a_drain_answers_what_runs_refuses_other_calls_and_waits_for_nothing_els
         for service in ("", "alpha"):
             stack.enter_context(unread(server, "/grpc.health.v1.Health/Watch", HealthCheckRequest(service=service)))
         channels = [stack.enter_context(connection(server, number)) for number in (0, 1)]
-        watches = [HealthStub(channel).Watch(HealthCheckRequest()) for channel in channels]
+        watches = [HealthStub(channels[i]).Watch(HealthCheckRequest(service=name)) for i, name in enumerate(("", "alpha"))]
         assert [next(watch).status for watch in watches] == [SERVING] * 2
         reflection = ServerReflectionStub(channels[0]).ServerReflectionInfo(silence(ServerReflectionRequest(list_services="")))
         assert next(reflection).list_services_response.service
