@@ -220,12 +220,11 @@ class Work(NamedTuple):
 
 @each_protocol
 async def test_a_caller_that_leaves_frees_its_slot_within_two_steps(roomy: Server, protocol: type[ProtocolClient]) -> None:
-    """The work for it is counted in rows of steps: the engine is stopped while it leaves, until the frontend knows.
+    """The work for it is counted in rows of steps; the engine is stopped from before it leaves until the frontend knows.
 
-    A neighbour streams so many tokens meanwhile that its engine reports every step, and has a row in each. Of the last two steps
-    before the engine was stopped, one under way and one whose report is not sent, the frontend may not have heard.
+    A neighbour, with a row in each step, makes the engine report every step. Reports of the last two steps may not have come.
     """
-    [engine], num_tokens, most = roomy.engines(), 100, 2 + 2
+    [engine], num_tokens, most = roomy.engines(), 150, 2 + 2
 
     async def work_once_reported() -> Work:
         found = Work.of(roomy)
@@ -246,8 +245,9 @@ async def test_a_caller_that_leaves_frees_its_slot_within_two_steps(roomy: Serve
             left = await work_once_reported()
             leaving.cancel()
             await asyncio.to_thread(roomy.wait_for, Event.CALL, code="CANCELLED")
-        assert left.steps - began.steps < num_tokens, "the neighbour was still there"
         [answer] = await staying
+        if left.steps - began.steps >= num_tokens:  # the neighbour was no longer there
+            return await rows_after_leaving(client, neighbour, method)
         assert answer.counts is not None and answer.counts[1] == num_tokens
         await eventually(lambda: roomy.metric("dragoman_engine_slots_in_use") == 0, "no slot is in use")
         rows_of_neighbour = num_tokens - (left.steps - began.steps)
