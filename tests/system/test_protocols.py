@@ -49,7 +49,7 @@ token = "{LATE}"
 default_deadline_seconds = 0.1
 [callers.latest]
 token = "{LATEST}"
-default_deadline_seconds = 0.0001
+default_deadline_seconds = 0.000001
 """
 MAX_MESSAGE_BYTES = 64 * 2**10
 # No answer to one caller may have these.
