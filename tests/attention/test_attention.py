@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,6 @@ def test_every_weight_can_be_read_back_and_its_cell_has_its_shade(text: str, rea
 
 @pytest.fixture
 def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Draw a picture and return the figure, as matplotlib makes it."""
     figure = pytest.importorskip("matplotlib.figure").Figure
     from dragoman.attention import picture
 
@@ -233,6 +232,7 @@ def test_every_head_has_a_panel_with_its_weights_and_tokens(draw: Callable[..., 
     figure = draw(tmp_path / "a.png.tmp", look())
     *panels, _scale = figure.axes
     assert len(panels) == len(MAPS) == 21
+    assert not any(one.get_position().overlaps(other.get_position()) for one, other in combinations(panels, 2))
     for panel, expected in zip(panels, MAPS, strict=True):
         assert panel.images[0].get_array().tolist() == [pytest.approx(row) for row in expected.weights]
     headings = [text.get_text() for text in figure.texts]
