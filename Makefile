@@ -46,7 +46,7 @@ serve: export ## Serve the shipped models (PORT, HTTP_PORT, METRICS_PORT, HOST)
 	@echo "  $(BIN)/dragoman translate --server $(HOST):$(PORT) --model en-de 'A dog runs through the snow.'"
 	@echo "  $(BIN)/dragoman models --server $(HOST):$(PORT)"
 	$(BIN)/dragoman serve --models $(BUNDLES) --host $(HOST) --port $(PORT) \
-	  --http-host $(HOST) --http-port $(HTTP_PORT) --metrics-host $(HOST) --metrics-port $(METRICS_PORT)
+	  --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT)
 
 demo: export ## Serve in the background, translate, show the metrics that moved, stop
 	PORT=$(PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT) BUNDLES=$(BUNDLES) MODELS="$(MODELS)" \

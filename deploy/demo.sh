@@ -11,7 +11,7 @@ export no_proxy=127.0.0.1${no_proxy:+,$no_proxy}
 log=$(mktemp)
 
 "$dragoman" serve --models "${BUNDLES:-bundles}" --host 127.0.0.1 --port "$port" \
-  --http-host 127.0.0.1 --http-port "$http_port" --metrics-host 127.0.0.1 --metrics-port "$metrics_port" --log-format json --log-level info 2>"$log" &
+  --http-port "$http_port" --metrics-port "$metrics_port" --log-format json --log-level info 2>"$log" &
 pid=$!
 stop() {
   status=$?

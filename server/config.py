@@ -14,7 +14,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -74,6 +74,10 @@ class ConfigError(InputError):
 
 
 _DEVICE = r"auto|cpu|cuda(:[0-9]{1,3})?"
+
+
+def _host(settings: dict[str, Any]) -> str:
+    return cast(str, settings["host"])
 
 
 def is_loopback(host: str) -> bool:
@@ -143,10 +147,12 @@ class ServerConfig(BaseSettings):
         description="Memory that all engines together may take; 0 for what the container or machine has. Idle models give way.",
     )
 
-    host: str = Field("0.0.0.0", min_length=1, description="Address the gRPC server listens on.")
+    host: str = Field(
+        "127.0.0.1", min_length=1, description="Address of every port that has none of its own; 0.0.0.0 or :: for all interfaces."
+    )
     port: Port = Field(8500, description="Its port; 0 for any free one.")
     http: bool = Field(True, description="Answer HTTP too: the same requests as JSON.")
-    http_host: str = Field("0.0.0.0", min_length=1, description="Address that HTTP is answered at.")
+    http_host: str = Field(default_factory=_host, min_length=1, description="Address of the HTTP port; by default that of `host`.")
     http_port: Port = Field(8080, description="Its port; 0 for any free one.")
     console: bool = Field(True, description="Show a page to look at, at / of the HTTP port, and tell it what engines do.")
     http_allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -156,7 +162,7 @@ class ServerConfig(BaseSettings):
         (), description="Origins whose pages may use it in a browser, such as https://example.org; * for any, none for none."
     )
     metrics_host: str = Field(
-        "0.0.0.0", min_length=1, description="Address of /metrics, /healthz and /readyz; 127.0.0.1 for this machine only."
+        default_factory=_host, min_length=1, description="Address of /metrics, /healthz and /readyz; by default that of `host`."
     )
     metrics_port: Port = Field(8501, description="Its port; 0 for any free one.")
     metrics_token_file: FilePath | None = Field(
@@ -512,7 +518,8 @@ def load(overrides: Mapping[str, Any], config_file: Path | None = None) -> Serve
     try:
         return ServerConfig(**{**settings, **variables, **flags})
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(detail, origins) for detail in error.errors())) from None
+        details = [detail for detail in error.errors() if detail["type"] != "default_factory_not_called"]
+        raise ConfigError("\n".join(_explain(detail, origins) for detail in details)) from None
 
 
 def _read_environment() -> dict[str, Any]:

@@ -311,7 +311,7 @@ def test_ports_of_services_and_policies_are_those_of_the_pods(render: Render) ->
     for service in rendered.all("Service"):
         assert all(numbers[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
     assert {port["port"] for rule in rendered.find("NetworkPolicy spec ingress") for port in rule["ports"]} == numbers.keys()
-    for config in ({"config.http": False}, {"config.http_host": "127.0.0.1"}):
+    for config in ({"config.http": False}, {"config.http_host": "127.0.0.1"}, {"config.host": "::1"}):
         closed = render(config | PEERS)
         for ports in (closed.find("container ports"), *(closed.find(f"Service:{name} spec ports") for name in SERVICES)):
             assert "http" not in {port["name"] for port in ports}

@@ -207,7 +207,7 @@ TEMPLATES: list[tuple[Values, str]] = [
     ({"tls.clientCA.secretName": "a"}, r"needs tls\.enabled"),
     ({"tls": {"enabled": True, "secretName": "a"}, "probes.type": "grpc"}, "gRPC probes speak no TLS"),
     ({"metrics.tls.enabled": True}, r"metrics\.tls\.secretName"),
-    ({"config.metrics_host": "127.0.0.1", "probes.type": "http"}, "the kubelet cannot probe"),
+    ({"config.host": "127.0.0.1", "probes.type": "http"}, "the kubelet cannot probe"),
     ({"config.metrics_host": "localhost", "metrics.podMonitor.enabled": True}, "nobody can scrape"),
     ({"metrics.serviceMonitor.enabled": True, "metrics.podMonitor.enabled": True}, "counted twice"),
     ({"metrics.serviceMonitor.enabled": True, "service.type": "LoadBalancer"}, "metrics.serviceMonitor"),

@@ -63,6 +63,7 @@ def test_server_is_confined_and_starts_as_the_program_does(stages: Stages, monke
             monkeypatch.setenv(variable, value)
     read = settings.load({})
     exposed = {int(port) for port in texts(server, "EXPOSE")[-1].split()}
+    assert {read.host, read.http_host, read.metrics_host} == {"0.0.0.0"}
     assert read.models == Path("/models") and exposed == {read.port, fields["http_port"].default, read.metrics_port}
     assert variables["HOME"] == "/tmp" and not texts(server, "VOLUME"), "a volume would be writable although the root is not"
 

@@ -75,6 +75,19 @@ def test_admin_service_that_others_reach_needs_tokens(host: str, tmp_path: Path)
     assert load({"models": "bundles", "admin_port": 8502, "admin_host": host, "admin_tokens_file": file}).admin_host == host
 
 
+@pytest.mark.parametrize(
+    ("settings", "hosts"),
+    [
+        ({}, ("127.0.0.1",) * 3),
+        ({"host": "::"}, ("::",) * 3),
+        ({"host": "0.0.0.0", "http_host": "10.0.0.1", "metrics_host": "::1"}, ("0.0.0.0", "10.0.0.1", "::1")),
+    ],
+)
+def test_every_port_is_on_the_host_unless_it_has_its_own(settings: dict[str, Any], hosts: tuple[str, ...]) -> None:
+    config = load({"models": "bundles", **settings})
+    assert (config.host, config.http_host, config.metrics_host) == hosts
+
+
 BOTH_9 = "port and admin_port are both 9"
 
 

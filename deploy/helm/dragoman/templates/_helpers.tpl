@@ -104,7 +104,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/* Whether others than the pod itself reach HTTP. Empty for no. */}}
 {{- define "dragoman.hasHttp" -}}
-{{- if not (has (get .Values.config "http_host") (list "127.0.0.1" "::1" "localhost")) -}}
+{{- if not (has (get .Values.config "http_host" | default (get .Values.config "host")) (list "127.0.0.1" "::1" "localhost")) -}}
 {{- include "dragoman.answersHttp" . -}}
 {{- end -}}
 {{- end -}}
@@ -288,7 +288,7 @@ rollingUpdate:
 {{- if and $v.tls.enabled (not $v.tls.secretName) -}}{{- fail "tls.secretName: needed with tls.enabled" -}}{{- end -}}
 {{- if and $v.tls.clientCA.secretName (not $v.tls.enabled) -}}{{- fail "tls.clientCA.secretName: needs tls.enabled" -}}{{- end -}}
 {{- if and $v.metrics.tls.enabled (not (include "dragoman.metricsTlsSecret" .)) -}}{{- fail "metrics.tls.secretName: needed with metrics.tls.enabled, where gRPC has no certificate" -}}{{- end -}}
-{{- if has (get $v.config "metrics_host") (list "127.0.0.1" "::1" "localhost") -}}
+{{- if has (get $v.config "metrics_host" | default (get $v.config "host")) (list "127.0.0.1" "::1" "localhost") -}}
 {{- if eq (include "dragoman.probeType" .) "http" -}}{{- fail "config.metrics_host: the kubelet cannot probe a port that only the pod itself reaches" -}}{{- end -}}
 {{- if or $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}{{- fail "config.metrics_host: nobody can scrape a port that only the pod itself reaches" -}}{{- end -}}
 {{- end -}}
