@@ -1,6 +1,9 @@
-"""What a host stands for: addresses to listen on."""
+"""Addresses to listen on, and the error where one cannot be used."""
 
+import errno
 import socket
+
+from dragoman.server.config import ConfigError
 
 
 def addresses_of(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
@@ -19,3 +22,12 @@ def addresses_of(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple
     if socket.has_dualstack_ipv6() and any(address[0] in ("0.0.0.0", "::") for _, address in addresses):
         return [(socket.AddressFamily.AF_INET6, ("::", port, 0, 0))]
     return [(family, tuple(address)) for family, address in addresses]
+
+
+def cannot_listen(setting: str, host: str, port: int, error: BaseException | None) -> ConfigError:
+    """Return the error that names the setting of a port; anything but an `OSError` is a name that IDNA cannot encode."""
+    if not isinstance(error, OSError):
+        return ConfigError(f"{setting}: cannot listen on {host}:{port}: no such host")
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(f"{setting}: cannot listen on {host}:{port}; is another process using it?")
+    return ConfigError(f"{setting}: cannot listen on {host}:{port}: {error.strerror or error}")

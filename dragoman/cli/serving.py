@@ -19,7 +19,9 @@ def serve(
     models: Annotated[
         str | None, typer.Option(help="Folder of models, or an address: s3://, gs://, az://, https://, oci://.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address of all ports, 127.0.0.1 by default; 0.0.0.0 for all interfaces.")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
     http_port: Annotated[int | None, typer.Option(help="HTTP port of the same in JSON; 0 takes a free one.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Port of metrics and probes; 0 takes a free one.")] = None,

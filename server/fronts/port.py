@@ -10,8 +10,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
-from dragoman.server.addresses import addresses_of
-from dragoman.server.config import ConfigError
+from dragoman.server.addresses import addresses_of, cannot_listen
 
 # Of an address that this machine does not have, such as ::1 where there is no IPv6; another one of the host may do.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -40,7 +39,7 @@ class HeldPort:
         try:
             addresses = addresses_of(host, port)
         except (OSError, UnicodeError) as error:  # the second for a name that IDNA cannot encode
-            raise _refusal(setting, host, port, error) from error
+            raise cannot_listen(setting, host, port, error) from error
         failure: OSError | None = None
         for family, address in addresses:
             try:
@@ -49,11 +48,11 @@ class HeldPort:
                 failure = error
                 if error.errno not in _NOT_HERE:
                     self.close()
-                    raise _refusal(setting, host, port, error) from error
+                    raise cannot_listen(setting, host, port, error) from error
             else:
                 self.port = self._sockets[-1].getsockname()[1]
         if not self._sockets:
-            raise _refusal(setting, host, port, failure) from failure
+            raise cannot_listen(setting, host, port, failure) from failure
 
     def close(self) -> None:
         """Give it up; doing so again does nothing."""
@@ -90,10 +89,3 @@ def _take(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.s
         held.close()
         raise
     return held
-
-
-def _refusal(setting: str, host: str, port: int, error: BaseException | None) -> ConfigError:
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return ConfigError(f"{setting}: cannot listen on {host}:{port}; is another process using it?")
-    reason = error.strerror if isinstance(error, OSError) else "no such host"
-    return ConfigError(f"{setting}: cannot listen on {host}:{port}: {reason}")

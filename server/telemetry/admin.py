@@ -20,7 +20,7 @@ from urllib.parse import parse_qs
 
 import structlog
 
-from dragoman.server.config import ConfigError
+from dragoman.server.addresses import cannot_listen
 from dragoman.server.telemetry.admin_access import AdminAccess
 from dragoman.server.telemetry.admin_request import MAX_HEAD_BYTES, AdminAnswer, AdminRequest, BadRequest
 from dragoman.server.telemetry.scrapes import Scrapes
@@ -265,15 +265,14 @@ def _listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         # Not with SO_REUSEPORT: two servers on one port would share its connections silently; the second must fail instead.
         listener = socket.socket(family, socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # the second for a name that IDNA cannot encode
-        reason = error.strerror if isinstance(error, OSError) else "no such host"
-        raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {reason}") from error
+    except (OSError, UnicodeError) as error:
+        raise cannot_listen("metrics_port", host, port, error) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {error.strerror}") from error
+        raise cannot_listen("metrics_port", host, port, error) from error
     listener.setblocking(False)
     return listener

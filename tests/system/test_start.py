@@ -107,8 +107,9 @@ def test_a_port_that_is_taken_is_named(endless: Path, num_frontends: str, option
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        said = refusal(endless / "alpha", "--port", port, "--front-ends", num_frontends)
-    assert f"port: cannot listen on 127.0.0.1:{port}" in said
+        for name in ("port", "http-port", "metrics-port")[: 1 if options else 3]:
+            said = refusal(endless / "alpha", f"--{name}", port, "--front-ends", num_frontends)
+            assert f"{name.replace('-', '_')}: cannot listen on 127.0.0.1:{port}; is another process using it?" in said
 
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

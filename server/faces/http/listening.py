@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from dragoman.server.addresses import addresses_of
+from dragoman.server.addresses import addresses_of, cannot_listen
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.credentials import no_password
 from dragoman.server.faces.tls_files import TlsFiles
@@ -177,9 +177,8 @@ def bind(host: str, port: int, *, is_shared: bool) -> Sequence[socket.socket]:
             chosen = bound[0].getsockname()[1] if len(bound) > 1 else port
             each.bind((address[0], chosen, *address[2:]))
             each.listen(BACKLOG)  # two may bind a port, and one alone may listen
-    except (OSError, UnicodeError) as error:  # the second for a name that IDNA cannot encode
+    except (OSError, UnicodeError) as error:
         for each in bound:
             each.close()
-        reason = error.strerror or str(error) if isinstance(error, OSError) else "no such host"
-        raise ConfigError(f"http_port: cannot listen on {host}:{port}: {reason}") from error
+        raise cannot_listen("http_port", host, port, error) from error
     return bound
