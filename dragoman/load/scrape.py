@@ -96,7 +96,7 @@ class Scraper:
         """Read once. What cannot be read is counted: a server that is being restarted has no metrics for a while."""
         try:
             totals = parse(self._read(self.series.url))
-        except (OSError, ValueError, http.client.HTTPException) as error:  # the last where something else than HTTP is spoken
+        except UNREADABLE as error:
             self.series.num_failures += 1
             self.last_failure = one_line(str(error), 200) or type(error).__name__
             self._last = None
@@ -148,6 +148,10 @@ def parse(text: str) -> dict[str, float]:
         if math.isfinite(value):
             totals[name] = totals.get(name, 0.0) + value
     return totals
+
+
+# Where an address cannot be read; the last where something else than HTTP is spoken.
+UNREADABLE = (OSError, ValueError, http.client.HTTPException)
 
 
 def read_url(url: str) -> str:

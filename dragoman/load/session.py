@@ -20,7 +20,8 @@ from dragoman.load.plan import Plan
 from dragoman.load.probe import Findings, list_models, probe
 from dragoman.load.result import Result, Step, Sweep, write_result
 from dragoman.load.run import Run, versions
-from dragoman.load.show import number
+from dragoman.load.scrape import UNREADABLE, read_url
+from dragoman.load.show import number, one_line
 from dragoman.load.sweep import KneeSearch
 from dragoman.load.table import print_result
 from dragoman.model.errors import InputError
@@ -79,7 +80,7 @@ class Session:
         """Do it all, print the result and return the exit code.
 
         Raises:
-            InputError: If a server refuses what is to be sent, or a file cannot be used.
+            InputError: If a server refuses what is to be sent, or a file or an address of metrics cannot be used.
             CallError: If a server cannot be reached, or fails before the run.
             SenderFailed: If a sender process ends before its time.
         """
@@ -128,6 +129,8 @@ class Session:
             if self.is_interrupted:
                 return None
             self._findings = self._asking.result()
+            if self._options.is_probed:
+                await asyncio.gather(*(asyncio.to_thread(_check_metrics, url) for url in self._options.metrics))
             with watching(self._screen, lambda: self._title) as refresh:
                 if self._options.is_sweep:
                     return await self._sweep(refresh)
@@ -215,3 +218,10 @@ def _step(rate: float, is_passed: bool, good: float, result: Result) -> Step:
 
 def _is_sender_slow(result: Result) -> bool:
     return any(warning.startswith(SLOW_SENDER) for warning in result.warnings)
+
+
+def _check_metrics(url: str) -> None:
+    try:
+        read_url(url)
+    except UNREADABLE as error:
+        raise InputError(f"--metrics: {url} cannot be read: {one_line(str(error), 200) or type(error).__name__}") from error

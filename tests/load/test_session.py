@@ -60,7 +60,7 @@ RUNS = {
     "provoked": ("--requests 10 --malformed-share 1", ["INVALID_ARGUMENT"] * 10, 0, ["provoked: INVALID_ARGUMENT 10"]),
     "malformed and answered": ("--requests 5 --malformed-share 1", [], 1, ["5 × MALFORMED_ACCEPTED: a malformed request"]),
     "only a warm-up": ("--requests 3 --warmup 20", [], 1, ["it ended before the warm-up was over", "no request was counted"]),
-    "no metrics": ("--requests 3 --metrics {0}", [], 0, ["--metrics: http://{0}/metrics could not be read: "]),
+    "no metrics": ("--requests 3 --no-probe --metrics {0}", [], 0, ["--metrics: http://{0}/metrics could not be read: "]),
 }
 
 
@@ -72,7 +72,7 @@ def test_the_exit_code_and_the_report_tell_how_a_run_ended(
     output, report = tmp_path / "result.json", tmp_path / "page.html"
     asked = ("load", "--server", server.address, "--concurrency", 2, *arguments.format(server.address).split())
     ended, out, err = run_command(*asked, "--output", output, "--report", report)
-    assert (ended, err, len(server.probes)) == (code, "", 1)
+    assert (ended, err, len(server.probes)) == (code, "", "--no-probe" not in asked)
     page, result = html.unescape(report.read_text()), read_result(output)
     for text in expected:
         assert text.format(server.address) in out.replace("\n", " "), out
@@ -177,6 +177,13 @@ def test_every_documented_command_is_understood(run_command: Run, server: LoadSe
         else:
             assert run_command(*words)[0] == 0, command
     assert server.requests == [] and (tmp_path / "difference.html").exists()
+
+
+def test_metrics_that_cannot_be_read_end_it_before_the_run(run_command: Run, server: LoadService) -> None:
+    asked = ("load", "--server", server.address, "--concurrency", 1, "--requests", 1, "--metrics", server.address)
+    code, out, err = run_command(*asked)
+    assert (code, out, server.requests) == (2, "", [])
+    assert err.startswith(f"dragoman: --metrics: http://{server.address}/metrics cannot be read: ")
 
 
 def test_the_probe_asks_as_the_run_will_and_counts_nowhere(server: LoadService) -> None:
