@@ -5,7 +5,7 @@ is for the caller: it names the field or the limit and never holds internal text
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class ServiceError(Exception):
@@ -24,6 +24,12 @@ class ServiceError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_seconds = retry_after_seconds
+
+    def copy(self, message: str = "") -> Self:
+        """Return an equal error, with another message if one is given. Each task that waits is given an error of its own."""
+        other = Exception.__new__(type(self), message or self.message)
+        vars(other).update(vars(self), message=message or self.message)
+        return other
 
 
 class ClientFault(ServiceError):

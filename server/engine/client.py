@@ -177,9 +177,9 @@ class EngineClient:
         self._waiters, self._score_waiters = {}, {}
         for waiter in waiters:
             if isinstance(waiter, asyncio.Queue):
-                waiter.put_nowait(error)
+                waiter.put_nowait(error.copy())
             elif not waiter.done():
-                waiter.set_exception(error)
+                waiter.set_exception(error.copy())
         self._end_watching(error)
         if not self.ready.done():
             self.ready.set_exception(error)
@@ -214,7 +214,7 @@ class EngineClient:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise self._error.copy()
 
     def _schedule_submissions(self) -> None:
         """Call it before the first submission of a turn is noted."""

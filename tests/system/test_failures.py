@@ -5,12 +5,14 @@ import os
 import re
 import signal
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import requests
 from grpc import aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -62,6 +64,11 @@ def test_a_killed_engine_costs_only_what_was_in_it(topology: tuple[str, ...], en
         bystanders = stack.enter_context(Callers(server, ["beta"], num=2, max_new_tokens=20))
         calls = [generate(channel, 300) for _ in range(60)]
         wait_until(lambda: server.metric("dragoman_slots_in_use", model="alpha") == 4 * server.num_engines, "all slots are in use")
+        several = {"text_input": ["a dog runs"] * 3, "max_new_tokens": 300}
+        pool = stack.enter_context(ThreadPoolExecutor(8))
+        for _ in range(8):
+            pool.submit(requests.post, f"{server.http_address}/v2/models/alpha/generate", json=several)
+        wait_until(lambda: server.metric("dragoman_num_requests_waiting", model="alpha") >= 60, "texts of messages wait, too")
         patient = stack.enter_context(Callers(server, ["alpha"], kinds=RETRYING, num=20, max_new_tokens=100))
         kill(victim)
         if is_one:
@@ -71,6 +78,7 @@ def test_a_killed_engine_costs_only_what_was_in_it(topology: tuple[str, ...], en
         errors = [call.exception() for call in calls]
         lost = [error for error in errors if error is not None]
         assert {error.code() for error in lost} == {UNAVAILABLE}
+        assert not any("text_input" in error.details() for error in lost)
         assert is_one or len(lost) <= 4 + 2, "what one engine has at the most"
         assert all(call.result().answers[0] == expected for call, error in zip(calls, errors, strict=True) if error is None)
         server.wait_until_whole(num_models=2)

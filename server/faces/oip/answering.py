@@ -167,8 +167,7 @@ class Answering:
             with self._items.one(request_id, f"{request_id}#{number}") as call:
                 return await self._generate(inference, request, call, arrival)
         except ServiceError as error:
-            error.message = f"{TEXT_INPUT}[{number}]: {error.message}"
-            raise
+            raise error.copy(f"{TEXT_INPUT}[{number}]: {error.message}") from None
 
     async def _generate(self, inference: Inference, request: GenerateRequest, call: Call, arrival: float) -> Generated:
         limit = ResponseLimit(self._max_message_bytes, len(inference))
