@@ -114,8 +114,11 @@ class Caller:
             when = datetime.fromtimestamp(self._expiry, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
             raise Unauthenticated(f"authorization: caller {self.name!r} expired at {when}")
 
-    def enter(self) -> None:
+    def enter(self, *, is_counted: bool = True) -> None:
         """Take one request in; `leave` when it has ended.
+
+        Args:
+            is_counted: Whether it counts in `requests_per_second`; sentences of a request that has been counted do not.
 
         Raises:
             LimitReached: If a limit does not allow it now; nothing was taken then.
@@ -127,7 +130,8 @@ class Caller:
                 raise self.limit_reached("max_requests", f"{usage.num_running} are under way", RETRY_SECONDS)
             if usage.tokens is not None and (seconds := usage.tokens.seconds_until(ALMOST)) > 0:
                 raise self.limit_reached("tokens_per_second", f"{usage.tokens.rate:g} are allowed", seconds)
-            self._take_request(usage)
+            if is_counted:
+                self._take_request(usage)
             usage.num_running += 1
         self._meter.num_running.inc()
 

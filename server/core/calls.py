@@ -37,6 +37,7 @@ class Call:
         generated_tokens: Tokens generated for it.
         count_answer: Counts its answer once that is sure to be given; None while there is none.
         is_ended_by_server: Whether the server cancelled it to shut down.
+        has_begun_items: Whether a request of its stream or message has been let in or refused.
         code: Name of the status it ended with; empty until then. Its answer may still be on the way.
         refusal: Why it was turned away before any work; see `ServiceError`.
         span: What traces it; None if nothing does.
@@ -59,6 +60,7 @@ class Call:
     generated_tokens: int = 0
     count_answer: Callable[[], None] | None = None
     is_ended_by_server: bool = False
+    has_begun_items: bool = False
     code: str = ""
     refusal: str = ""
     span: "CallSpan | None" = None
@@ -70,8 +72,8 @@ class Call:
         assert task is not None
         return cls(method, task, is_counted, has_items, is_awaited)
 
-    def enter(self, caller: Caller) -> None:
-        """Have its caller's limits let it in.
+    def enter(self, caller: Caller, *, is_counted: bool = True) -> None:
+        """Have its caller's limits let it in; see `Caller.enter`.
 
         Raises:
             LimitReached: If one does not.
@@ -81,7 +83,7 @@ class Call:
         if self.has_items:
             caller.enter_stream()
         else:
-            caller.enter()
+            caller.enter(is_counted=is_counted)
         self.is_entered = True
         self.share = caller.share
 

@@ -41,10 +41,11 @@ class Records:
         if (trace := call.span or caller) is not None:
             bind_contextvars(trace_id=trace.trace_id, span_id=trace.span_id)
 
-    def begin_item(self, call: Call, rpc: Call) -> None:
+    def begin_item(self, call: Call, rpc: Call, *, is_part: bool = False) -> None:
         """Start the span of one request of a batch, if the whole call has one; have its caller's limits let it in.
 
-        What they say against it is kept for when the request is looked at.
+        A refusal is kept for when the request is looked at. The caller's rate of requests has counted the whole call, so it counts
+        neither the first request of the call nor parts (sentences, texts) of a message.
         """
         if rpc.span is not None:
             call.span = rpc.span.start_item(call.arrival)
@@ -52,7 +53,8 @@ class Records:
             bind_contextvars(span_id=call.span.span_id)
         if rpc.caller is not None:
             try:
-                call.enter(rpc.caller)
+                is_counted, rpc.has_begun_items = not is_part and rpc.has_begun_items, True
+                call.enter(rpc.caller, is_counted=is_counted)
             except ServiceError as error:
                 call.not_entered = error
 

@@ -26,19 +26,20 @@ class Items:
         self._own_ending = own_ending
 
     @contextmanager
-    def one(self, request_id: str, name: str = "") -> Iterator[Call]:
+    def one(self, request_id: str, name: str = "", *, is_part: bool = False) -> Iterator[Call]:
         """Accompany a request of a message with an id of its own; the log has that beside the call's. See `recorded`.
 
         Args:
             request_id: Its id, or that of the message that has it.
             name: What the log calls it; empty for its id.
+            is_part: See `Records.begin_item`.
         """
         bind_contextvars(request_id=name or request_id, batch_id=self.whole.request_id)
-        with self.recorded(request_id) as call:
+        with self.recorded(request_id, is_part=is_part) as call:
             yield call
 
     @contextmanager
-    def recorded(self, request_id: str) -> Iterator[Call]:
+    def recorded(self, request_id: str, *, is_part: bool) -> Iterator[Call]:
         """Accompany a request within the `with`, in a task of its own; what it raises is recorded.
 
         Raises:
@@ -47,7 +48,7 @@ class Items:
         whole = self.whole
         call = Call.begin(whole.method)
         call.request_id = request_id
-        self._records.begin_item(call, whole)
+        self._records.begin_item(call, whole, is_part=is_part)
         try:
             yield call
         except BaseException as error:

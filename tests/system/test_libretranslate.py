@@ -24,7 +24,6 @@ models = ["en-de"]
 [callers.slow]
 tokens = ["slow"]
 requests_per_second = 0.001
-requests_burst = 3
 """
 TEXT, GERMAN = "Two young men play football on the grass.", "Ein Hund läuft durch den Schnee."
 QUERY = {"q": TEXT, "source": "en", "target": "de"}
@@ -220,7 +219,8 @@ def test_each_text_is_within_its_callers_limits(server: Server) -> None:
     assert response.status_code == 200, "texts of a message wait for each other"
     status, reason = refusal(post(server, json=QUERY | {"target": "fr", "api_key": "few"}))
     assert (status, reason) == (400, "target: 'fr' is not supported; there: de, en"), "nothing is told of other models"
-    slow = post(server, json=QUERY | {"q": ["A."] * 20, "api_key": "slow"})
-    assert slow.status_code == 429 and int(slow.headers["Retry-After"]) > 0
+    first, slow = (post(server, json=QUERY | {"q": ["A."] * 20, "api_key": "slow"}) for _ in range(2))
+    assert (first.status_code, slow.status_code) == (200, 429), "a call is one request"
+    assert int(slow.headers["Retry-After"]) > 0
     assert slow.json()["error"].startswith("requests_per_second: 0.001 are allowed")
     wait_until(lambda: bool(server.logged(Event.ITEM)), "items are logged")

@@ -20,8 +20,7 @@ from tests.system.harness.server import Event, Server, serving, stopped, wait_un
 pytestmark = pytest.mark.e2e
 
 LIMITED = ("RESOURCE_EXHAUSTED", "429")
-# Callers of one limit each; every protocol has its own, for buckets are shared by all connections of a caller. Over LibreTranslate
-# a message of one text counts as two, as any message of several texts does.
+# Callers of one limit each; every protocol has its own, for buckets are shared by all connections of a caller.
 LIMITS = {
     "rate": "requests_per_second = 0.01",
     "tokens": "tokens_per_second = 0.01\ntokens_burst = 5",
@@ -42,8 +41,7 @@ def caller(limit: str, protocol: type[ProtocolClient]) -> str:
 def server(translators: Path) -> Iterator[Server]:
     entries = []
     for limit, protocol in itertools.product(LIMITS, PROTOCOLS):
-        burst = f"requests_burst = {1 + (protocol is LibreTranslate)}\n" if limit == "rate" else ""
-        entries.append(f'[callers.{caller(limit, protocol)}]\ntoken = "{caller(limit, protocol)}"\n{LIMITS[limit]}\n{burst}')
+        entries.append(f'[callers.{caller(limit, protocol)}]\ntoken = "{caller(limit, protocol)}"\n{LIMITS[limit]}\n')
     with serving(translators, "--max-slots", "8", callers="".join(entries)) as started:
         yield started
         assert not started.problems()

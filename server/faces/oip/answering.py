@@ -164,7 +164,7 @@ class Answering:
     ) -> Generated:
         """Answer one text of several."""
         try:
-            with self._items.one(request_id, f"{request_id}#{number}") as call:
+            with self._items.one(request_id, f"{request_id}#{number}", is_part=number > 0) as call:
                 return await self._generate(inference, request, call, arrival)
         except ServiceError as error:
             raise error.copy(f"{TEXT_INPUT}[{number}]: {error.message}") from None

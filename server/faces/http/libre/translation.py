@@ -114,7 +114,7 @@ class Translation:
         whole = run.exchange.call
         bind_contextvars(item=index)
         # The same version of a model answers all of them, which is why they have the call's id.
-        with run.items.recorded(whole.request_id) as call:
+        with run.items.recorded(whole.request_id, is_part=True) as call:
             try:
                 seconds = None if run.until is None else run.until - asyncio.get_running_loop().time()
                 generated = await self._generation.generate(run.wanted.request(text), call, seconds, self._limit)
