@@ -1,6 +1,6 @@
 """How `ModelInferRequest` is read: what cannot be understood is refused in its place, and of the message itself nothing is kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -13,6 +13,9 @@ from dragoman.server.faces.oip.asked import Asked, Input, Wanted
 from dragoman.server.faces.oip.datatypes import Datatype, from_contents, from_raw
 from dragoman.server.faces.oip.inference import Inference, check_counts, to_inference
 from dragoman.server.faces.oip.tensors import shown
+
+# Parameters of the protocol's REST side, which KServe's client sends over gRPC as well.
+OF_REST = ("binary_data", "binary_data_output", "binary_data_size")
 
 
 def infer_reader(deserialise: Callable[[bytes], Any], max_characters: Callable[[], int]) -> Callable[[bytes], Inference | Refused]:
@@ -51,9 +54,9 @@ def to_asked(message: inference_pb2.ModelInferRequest) -> Asked:
         message.id,
         message.model_name,
         message.model_version,
-        {key: _value(key, parameter) for key, parameter in message.parameters.items()},
+        {key: _value(key, parameter) for key, parameter in message.parameters.items() if key not in OF_REST},
         [_input(given, raw) for given, raw in zip(message.inputs, raws, strict=True)],
-        [Wanted(output.name, tuple(output.parameters)) for output in message.outputs],
+        [Wanted(output.name, _grpc(output.parameters)) for output in message.outputs],
     )
 
 
@@ -65,7 +68,11 @@ def _input(given: inference_pb2.ModelInferRequest.InferInputTensor, raw: bytes |
             raise InvalidRequest(given.name, "its content is in raw_input_contents and in contents; one of them is enough")
         return from_raw(given.name, datatype, raw, count)
 
-    return Input(given.name, given.datatype, given.shape, tuple(given.parameters), content)
+    return Input(given.name, given.datatype, given.shape, _grpc(given.parameters), content)
+
+
+def _grpc(parameters: Iterable[str]) -> tuple[str, ...]:
+    return tuple(key for key in parameters if key not in OF_REST)
 
 
 def _value(name: str, parameter: inference_pb2.InferParameter) -> Any:

@@ -103,7 +103,8 @@ def test_names_of_vllm_stand_for_the_same_fields() -> None:
 
 def test_parameters_of_the_message_are_no_fields_of_requests() -> None:
     request = with_parameters(asking("a", id="mine"), timeout=1_500_000, exclude_input_in_output=True, stream=False)
-    with_parameters(request, triton_enable_empty_final_response=True)
+    with_parameters(request, triton_enable_empty_final_response=True, binary_data_output=True)
+    request.inputs[0].parameters["binary_data_size"].int64_param = 5
     inference = read(request)
     assert (inference.request_id, inference.timeout_seconds, inference.is_streamed) == ("mine", 1.5, False)
     assert only(with_parameters(asking("a"), timeout=0)) and read(with_parameters(asking("a"), timeout=0)).timeout_seconds is None
