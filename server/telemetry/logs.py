@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO, cast
@@ -69,6 +70,9 @@ def configure_logging(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(threshold)
+    # Python keeps the text of each warning that it does not ignore, and a library may warn of what callers send.
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
     logging.captureWarnings(True)
     return sampler
 

@@ -169,6 +169,7 @@ UNREADABLE = [
     (b"&".join([b"x=y"] * 1000), FORM, 400),
     *[(body, PARTS, 400) for body in (b"--a\r\n\r\n--a--", b"--a" * 1000)],
     (b'--a\r\nContent-Disposition: form-data; name="q"; filename="f"\r\n\r\nx\r\n--a--', PARTS, 400),
+    *[(b'--a\r\nContent-Disposition: form-data; name="a-key' + end + b"\r\n\r\nx\r\n--a--", PARTS, 400) for end in (b"", b'"; x')],
     (b'--a\r\nContent-Disposition: form-data; name="q"\r\n\r\n\xff\r\n--a--', PARTS, 400),
     (b"", "multipart/form-data", 400),
     (b"A dog.", "text/plain", 415),

@@ -3,6 +3,8 @@
 import json
 import struct
 import time
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +15,11 @@ from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.model.generation import Language, Languages
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.http.inference.reading import Posted, _read_generate, _read_infer
+from dragoman.server.faces.http.libre.forms import read_multipart
 from dragoman.server.faces.http.libre.languages import LibreLanguages, code_of, name_of
 from dragoman.server.faces.http.libre.pieces import pieces_of, put_together
+from dragoman.server.faces.http.libre.reading import _read_urlencoded as read_urlencoded
+from dragoman.server.faces.http.libre.reading import read_json
 from dragoman.server.faces.http.native import parse
 from dragoman.server.faces.oip.inference import MAX_TEXTS
 from dragoman.server.faces.oip.reading import infer_reader
@@ -195,7 +200,39 @@ def test_bodies_that_are_no_message_are_refused(body: bytes, field: str) -> None
     assert message.startswith(f"{field}: ") and len(message) < 400 and "\n" not in message
 
 
-# LibreTranslate's texts
+# LibreTranslate's forms and texts
+
+PARTS = "multipart/form-data; boundary=a"
+HEAD = st.text(st.sampled_from("form-data;name*0='q\"\\= ,\0ä\r\n"), max_size=40)
+DISPOSITION = st.one_of(HEAD, HEAD.map("form-data; name=q{}".format), HEAD.map("Form-Data; {}".format))
+
+
+@given(DISPOSITION, st.text(max_size=20))
+def test_no_parser_warns_of_what_it_reads(head: str, text: str) -> None:
+    """Python keeps every text that it has warned of; here a warning is an error of its own."""
+    part = f"--a\r\nContent-Disposition: {head}\r\n\r\n{text}\r\n--a--"
+    body = json.dumps({head: text, text: [head]})
+    readers = [partial(read_multipart, content_type=each) for each in (PARTS, head, f"a/b;{text}")]
+    for reader in (*readers, read_urlencoded, read_json, read, generated, lambda body: parse(body, GenerateRequest())):
+        for each in (part, body, body[:-1], head, text):
+            with suppress(InvalidRequest):
+                reader(each.encode())
+
+
+@pytest.mark.parametrize(
+    ("head", "is_read"),
+    [
+        *[(f"form-data{more}", True) for more in ('; name="q"', ";name=q;", ' ; Name = "q" ; x="a;\\"b"', "; name=q; x=1")],
+        *[(f"form-data{more}", False) for more in ("", '; name="q', "; name=q=", '; name="q"; name="q"', "; name=q;;", "; q")],
+        ('attachment; name="q"', False),
+    ],
+)
+def test_a_part_of_a_form_has_a_name(head: str, is_read: bool) -> None:
+    body = f"--a\r\nContent-Disposition: {head}\r\n\r\nx\r\n--a--".encode()
+    if is_read:
+        assert read_multipart(body, PARTS) == [("q", "x")]
+    else:
+        assert refusal(read_multipart, body, PARTS) == "body: has a part that is no field of a form"
 
 
 def sentences(text: str) -> list[str]:

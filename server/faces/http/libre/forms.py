@@ -1,7 +1,8 @@
 """Forms as browsers send them in parts: `multipart/form-data`, https://www.rfc-editor.org/rfc/rfc7578; fields alone, no files."""
 
+import re
+
 from aiohttp.helpers import parse_mimetype
-from aiohttp.multipart import parse_content_disposition
 
 from dragoman.server.errors import InvalidRequest
 
@@ -13,6 +14,9 @@ MAX_FIELDS = 64
 MAX_BOUNDARY_CHARACTERS = 70
 # Of what is before a part's content.
 MAX_HEAD_BYTES = 4096
+# Of Content-Disposition. aiohttp's own parser warns with the header's text, which Python's registry of warnings keeps for good.
+_PARAMETER = re.compile(r""";[ \t]*+([\w*-]++)[ \t]*+=[ \t]*+(?:"((?:[^"\\]|\\.)*+)"|([^ \t;"=]++))[ \t]*+""")
+_DISPOSITION = re.compile(rf"form-data[ \t]*+((?:{_PARAMETER.pattern})++);?", re.IGNORECASE)
 
 
 def read_multipart(body: bytes, content_type: str) -> list[tuple[str, str]]:
@@ -42,11 +46,13 @@ def _field(part: bytes) -> tuple[str, str]:
         raise InvalidRequest("body", "has a part that cannot be read")
     try:
         headers = dict(_header(line) for line in head.decode().split("\r\n")[1:])
-        kind, parameters = parse_content_disposition(headers.get("content-disposition"))
         value = content.decode()
     except UnicodeDecodeError:
         raise InvalidRequest("body", "is no UTF-8") from None
-    if kind != "form-data" or "name" not in parameters:
+    form_data = _DISPOSITION.fullmatch(headers.get("content-disposition", ""))
+    found = [] if form_data is None else _PARAMETER.findall(form_data[1])
+    parameters = {key.lower(): quoted or token for key, quoted, token in found}
+    if len(parameters) != len(found) or "name" not in parameters:
         raise InvalidRequest("body", "has a part that is no field of a form")
     if "filename" in parameters or "filename*" in parameters:
         raise InvalidRequest("body", "has a file; fields alone are read")
