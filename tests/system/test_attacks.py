@@ -256,9 +256,10 @@ def test_a_caller_that_fills_the_queue_is_refused_alone(guarded: Server, authori
 def test_certificates_and_tokens_change_under_load_and_no_call_fails(guarded: Server, folder: Path, authority: bytes) -> None:
     trusted, codes = [authority], Counter[grpc.StatusCode]()
 
-    def ask(_: threading.Event) -> None:
+    def ask(is_over: threading.Event) -> None:
         with secure(guarded, *trusted) as channel:
             codes.update(generate(channel, 2, "token-of-few").code() for _ in range(10))
+        is_over.wait(0.1)
 
     with meanwhile(4, ask):
         for number in range(5 if LONG else 2):

@@ -61,7 +61,7 @@ def test_a_killed_engine_costs_only_what_was_in_it(topology: tuple[str, ...], en
         watch = HealthStub(channel).Watch(HealthCheckRequest(service="alpha"))
         assert next(watch).status == SERVING
         expected = generate(channel, 300).result().answers[0]
-        bystanders = stack.enter_context(Callers(server, ["beta"], num=2, max_new_tokens=20))
+        bystanders = stack.enter_context(Callers(server, ["beta"], num=2, pause_seconds=0.02, max_new_tokens=20))
         calls = [generate(channel, 300) for _ in range(60)]
         wait_until(lambda: server.metric("dragoman_slots_in_use", model="alpha") == 4 * server.num_engines, "all slots are in use")
         several = {"text_input": ["a dog runs"] * 3, "max_new_tokens": 300}
