@@ -4,11 +4,12 @@ What cannot be answered is raised as `server.errors`. An answer is counted with 
 it: one that turns out not to fit a message, or to have nobody to take it, is no success.
 """
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 from structlog.contextvars import bind_contextvars
 
@@ -29,6 +30,10 @@ from dragoman.server.errors import InvalidRequest, QueueFull, UnknownModel
 from dragoman.server.telemetry.metrics import Metrics
 
 ANSWERS = ("eos", "length")
+# Beyond a deadline; an engine that steps reports the end of a late request sooner, and with its tokens.
+HANG_SECONDS = 0.5
+
+Event = TypeVar("Event")
 
 
 class Generation:
@@ -125,7 +130,7 @@ class Generation:
         async with self._hold(request, call, remaining_seconds) as model:
             remaining_seconds = _left_since(arrived, remaining_seconds)
             prepared = await self._prepare(request, call, model, remaining_seconds, limit, is_streamed=False)
-            finished = await model.engine.generate(prepared.request)
+            finished = await _in_time(model.engine.generate(prepared.request), prepared.request)
             self._check(call, model, prepared, finished)
             before = prepared.frame.before(prepared.request)
             text = decode_after(model.tokenizers.target, before, finished.answers[0].token_ids)
@@ -182,7 +187,11 @@ class Generation:
         call.source_tokens = prepared.frame.num_source_tokens(pair.source_ids)
         if call.caller is not None:
             call.caller.read(call.source_tokens + len(pair.target_ids))
-        scored = await model.engine.score(pair)
+        try:
+            async with _until(pair.deadline):
+                scored = await model.engine.score(pair)
+        except TimeoutError:
+            scored = messages.Scored(pair.id, "deadline", [], b"", time.monotonic())
         if call.span is not None:
             call.span.add_scoring(model.version, scored)
             call.span.add_languages(prepared.frame.source_language, prepared.frame.target_language)
@@ -198,19 +207,14 @@ class Generation:
         detokenizer = detokenizer_after(model.tokenizers.target, prepared.frame.before(prepared.request))
         texts: list[str] = []
         num_sent = 0
-        finished: messages.Finished | None = None
         events = cast(AsyncGenerator[messages.Tokens | messages.Finished], model.engine.stream(prepared.request))
         async with aclosing(events):
-            async for event in events:
-                if isinstance(event, messages.Finished):
-                    finished = event
-                    break
+            while not isinstance(event := await _in_time(anext(events), prepared.request), messages.Finished):
                 texts.append(detokenizer.push(event.token_ids))
                 num_sent += len(event.token_ids)
                 call.generated_tokens = num_sent  # what a caller has had that does not wait for the end
                 yield Piece(texts[-1], event.token_ids)
-        if finished is None:
-            raise RuntimeError("the engine's stream ended without saying how")
+        finished = event
         self._check(call, model, prepared, finished)
         rest = finished.answers[0].token_ids[num_sent:]
         texts.append(detokenizer.push(rest) + detokenizer.finish())
@@ -304,6 +308,19 @@ class Generation:
             count()
             raise_ending(finished, call)
         call.count_answer = count
+
+
+def _until(deadline: float | None) -> asyncio.Timeout:
+    """Return a limit for waiting on an engine, which ends its requests at their deadlines itself unless it hangs."""
+    return asyncio.timeout_at(None if deadline is None else deadline + HANG_SECONDS)
+
+
+async def _in_time(event: Awaitable[Event], request: messages.Request) -> Event | messages.Finished:
+    try:
+        async with _until(request.deadline):
+            return await event
+    except TimeoutError:
+        return messages.Finished(request.id, "deadline", [], 0, None, 0.0, None, time.monotonic())
 
 
 def _left_since(arrived: float, remaining_seconds: float | None) -> float | None:

@@ -188,6 +188,14 @@ async def test_each_kind_of_error_has_its_protocols_status(narrow: Server, proto
                 await refuse(client, "unauthenticated", method.call(query(method)))
 
 
+async def test_deadlines_pass_while_an_engine_hangs(slow: Path) -> None:
+    with serving(slow, "--watchdog-seconds", "3600", callers=CALLERS) as server, stopped(*server.engines()):
+        for protocol in PROTOCOLS:
+            async with protocol.connect(server, LATE) as client:
+                calls = [refuse(client, "deadline", method.call(query(method))) for method in client.methods.values()]
+                await asyncio.wait_for(asyncio.gather(*calls), 60)
+
+
 async def test_a_drain_has_its_status_over_every_protocol(slow: Path) -> None:
     with serving(slow, *NARROW_FLAGS, callers=CALLERS) as server:
         async with occupied(server, 1):
