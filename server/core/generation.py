@@ -112,6 +112,10 @@ class Generation:
         """Return how many characters of a text some model could use; that there are more is all it needs to know of the rest."""
         return max(map(self._validator.max_characters, self._models.all()), default=0) + 1
 
+    def check_source_length(self, text: str, model: Model) -> None:
+        """See `Validator.check_source_length`."""
+        self._validator.check_source_length(text, model)
+
     async def generate(
         self, request: GenerateRequest, call: Call, remaining_seconds: float | None = None, limit: AnswerLimit | None = None
     ) -> Generated:

@@ -1,6 +1,5 @@
 """From a caller's request to one the engine can trust: every field checked, the text tokenised. The engine never sees raw input."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from dragoman.server.core.ports import Limited, Model
 from dragoman.server.core.prompts import check_target, fitted
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.core.search_options import check_num_suppressed, search_options
+from dragoman.server.core.text_work import on_thread
 from dragoman.server.engine import messages
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
 
@@ -100,7 +100,7 @@ class Validator:
         priority = check_priority(request.priority)
         frame = model.frames.find(request.source_language, request.target_language)
         if not request.truncate:
-            self._check_source_length(request.text, model)
+            self.check_source_length(request.text, model)
         check_num_suppressed(len(request.suppressed_tokens))
         prompt, is_truncated = await self._prompt_ids(request, model, frame) if frame.has_prompts else ([], False)
         prefix_ids = await self._tokenise_prefix(request.forced_prefix, model, frame, prompt) if request.forced_prefix else []
@@ -142,7 +142,7 @@ class Validator:
         assert not (may_cut and frame.has_prompts), "a prompt is cut where it is known what follows it"
         limit = model.manifest.max_source_tokens
         if not may_cut:
-            self._check_source_length(text, model)
+            self.check_source_length(text, model)
         if (not text or text.isspace()) and not frame.has_prompts:
             raise InvalidRequest("text", "is blank")
         kept = text[: self._max_characters(limit, model.tokenizers.source) + CUT_MARGIN_CHARACTERS]
@@ -197,8 +197,12 @@ class Validator:
         if len(text) > (max_characters := self._max_characters(limit, model.tokenizers.target)):
             raise InvalidRequest(field, _too_long(max_characters, limit, f"max_target_tokens of model {model.name}"))
 
-    def _check_source_length(self, text: str, model: Model) -> None:
-        """Refuse a source that has more characters than the longest tokens that fit the model."""
+    def check_source_length(self, text: str, model: Model) -> None:
+        """Do nothing if a source may fit the model.
+
+        Raises:
+            InvalidRequest: If it has more characters than the longest tokens.
+        """
         limit = model.manifest.max_source_tokens
         if len(text) > (max_characters := self._max_characters(limit, model.tokenizers.source)):
             raise InvalidRequest("text", _too_long(max_characters, limit, f"max_source_tokens of model {model.name}"))
@@ -332,4 +336,4 @@ async def _encode(field: str, text: str, tokenizer: Tokenizer, before: Sequence[
         except UnicodeEncodeError as error:
             raise InvalidRequest(field, f"character {error.start + 1} is half a surrogate pair") from None
     encode = partial(encode_after, tokenizer, before) if before else tokenizer.encode
-    return await asyncio.to_thread(encode, text) if len(text) > MAX_INLINE_CHARACTERS else encode(text)
+    return await on_thread(encode, text) if len(text) > MAX_INLINE_CHARACTERS else encode(text)

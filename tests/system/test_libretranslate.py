@@ -1,8 +1,11 @@
 """LibreTranslate's API: its own client, unmodified; forms and lists, alternatives, languages, keys; refusals with their reason."""
 
 import json
+import select
+import socket
 import urllib.error
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +125,24 @@ def test_lists_are_answered_in_order_and_the_rest_is_kept(server: Server, german
     before = server.metric("dragoman_request_success_total", model="en-de")
     assert translated(server, q=["A dog."] * 200)["translatedText"] == [translated(server, q="A dog.")["translatedText"]] * 200
     assert server.metric("dragoman_request_success_total", model="en-de") == before + 201
+
+
+def test_texts_that_take_long_to_divide_delay_no_other_caller(shared_server: Server) -> None:
+    """Sixteen of a megabyte, each of which takes seconds; then their callers leave."""
+    pytest.importorskip("py3langid")
+    body = json.dumps(QUERY | {"q": ("Mr. " * 200 + "dog. A ") * 1200}).encode()
+    head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    address = shared_server.http_address.removeprefix("http://").split(":")
+    with ExitStack() as stack:
+        others = [stack.enter_context(socket.create_connection((address[0], int(address[1])), 60)) for _ in range(16)]
+        for other in others:
+            other.sendall(head.encode() + body)
+        for _ in range(4):
+            assert post(shared_server, json=QUERY | {"source": "auto"}).status_code == 200
+        assert select.select(others, [], [], 0)[0] == [], "none of them is answered yet"
+    shared_server.wait_until_idle()
+    too_long = post(shared_server, json=QUERY | {"q": "Mr. " * 10**6})
+    assert refusal(too_long)[1].startswith("q: more than "), "refused by its length, before it is divided"
 
 
 def test_alternatives_are_the_next_best_answers(server: Server) -> None:

@@ -3,7 +3,6 @@
 Every field is written, those that have their default value, too. What is read may have names in camel case or as in the contract.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 
 from dragoman.server.core.core import Core
+from dragoman.server.core.text_work import on_thread
 from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.faces.http.exchange import Endpoint, Exchange
 from dragoman.server.faces.http.reading import check_kind, one_line
@@ -121,7 +121,7 @@ def message_reader(kind: Callable[[], Kind]) -> Callable[[web.Request, bytes], A
         check_kind(request, JSON)
         message = kind()
         if len(body) > LARGE_BYTES:
-            await asyncio.to_thread(parse, body, message)
+            await on_thread(parse, body, message)
         else:
             parse(body, message)
         return message
@@ -160,7 +160,7 @@ async def answer_with(message: Message) -> web.Response:
 async def _written(message: Message) -> str:
     """Write a message as JSON; a large one beside others' work."""
     if message.ByteSize() > LARGE_BYTES:
-        return await asyncio.to_thread(to_json, message)
+        return await on_thread(to_json, message)
     return to_json(message)
 
 

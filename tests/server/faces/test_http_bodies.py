@@ -236,7 +236,7 @@ def test_a_part_of_a_form_has_a_name(head: str, is_read: bool) -> None:
 
 
 def sentences(text: str) -> list[str]:
-    return [piece for piece, is_translated in pieces_of(text) if is_translated]
+    return [piece for piece, is_translated in pieces_of(text, 100) if is_translated]
 
 
 @pytest.mark.parametrize(
@@ -257,16 +257,21 @@ def test_sentences_are_found(text: str, expected: list[str]) -> None:
     assert sentences(text) == expected
 
 
+def test_no_end_is_looked_for_in_a_sentence_that_is_too_long() -> None:
+    long = "A " + "b " * 10_000 + "c."
+    assert sentences(f" A dog. {long} A cat.\nA cat. A dog.") == ["A dog.", f"{long} A cat.", "A cat.", "A dog."]
+
+
 @pytest.mark.parametrize("line", ["-", "_", "\u2013 ", ". ", "\r"])
 def test_lines_without_text_are_one_piece_however_many(line: str) -> None:
     rest = f"\n{line}" * 100_000
-    pieces = list(pieces_of(f"{rest}\nOne.{rest}\nTwo{rest}"))
+    pieces = list(pieces_of(f"{rest}\nOne.{rest}\nTwo{rest}", 100))
     assert [piece for piece, is_translated in pieces if is_translated] == ["One.", "Two"] and len(pieces) == 5
 
 
-@given(st.text(alphabet=st.sampled_from("aB1.!? \n\r\t\"'()-。😀é\x00"), max_size=60))
-def test_only_sentences_change(text: str) -> None:
-    pieces = list(pieces_of(text))
+@given(st.text(alphabet=st.sampled_from("aB1.!? \n\r\t\"'()-。😀é\x00"), max_size=60), st.integers(0, 20))
+def test_only_sentences_change(text: str, max_characters: int) -> None:
+    pieces = list(pieces_of(text, max_characters))
     assert "".join(piece for piece, _ in pieces) == text
     assert all(piece == piece.strip() != "" for piece, is_translated in pieces if is_translated)
     answers = [[piece] for piece, is_translated in pieces if is_translated]
@@ -278,7 +283,7 @@ def test_only_sentences_change(text: str) -> None:
 )
 def test_a_text_is_divided_in_linear_time(text: str) -> None:
     began = time.process_time()
-    assert "".join(piece for piece, _ in pieces_of(text)) == text
+    assert "".join(piece for piece, _ in pieces_of(text, 10**6)) == text
     assert time.process_time() - began < 20, "the square would be minutes"
 
 

@@ -3,7 +3,6 @@
 Nothing here is known of a model but what its manifest says, which its signature stands for, and the card that the manifest lists.
 """
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +11,7 @@ from aiohttp import web
 
 from dragoman.server.core.core import Core
 from dragoman.server.core.ports import Model
+from dragoman.server.core.text_work import on_thread
 from dragoman.server.faces.http.exchange import Endpoint, Exchange
 from dragoman.server.faces.http.native import JSON, to_json
 from dragoman.server.faces.v1.descriptions import Descriptions
@@ -42,7 +42,7 @@ class ModelsData:
         names = {model.name for model in self._generation.models(exchange.call.caller)}
         seen = [model for model in self._models.versions() if model.name in names]
         told = [(self._descriptions.of(model), model) for model in seen]
-        return web.Response(body=await asyncio.to_thread(_write, told), content_type=JSON)
+        return web.Response(body=await on_thread(_write, told), content_type=JSON)
 
 
 def _of_bundle(model: Model) -> dict[str, Any]:

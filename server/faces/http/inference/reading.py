@@ -1,6 +1,5 @@
 """Requests of the Open Inference Protocol's REST: JSON, with tensors in it or as bytes behind it, and Triton's shorter form."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
@@ -11,6 +10,7 @@ from msgspec import UNSET, Meta, Struct
 
 from dragoman.inference import inference_pb2
 from dragoman.server.core.ids import check_request_id
+from dragoman.server.core.text_work import on_thread
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.counted import Counted
 from dragoman.server.faces.http.inference.writing import BINARY, JSON, LENGTH_KEY
@@ -133,7 +133,7 @@ class Reader:
         model = request.match_info["model"], request.match_info.get("version", "")
         if len(body) <= LARGE_BYTES:
             return read(model, None)
-        return await asyncio.to_thread(read, model, self._max_characters())
+        return await on_thread(read, model, self._max_characters())
 
 
 def _read_infer(body: bytes, said: str | None, model: tuple[str, str], longest: int | None) -> Posted:

@@ -1,6 +1,5 @@
 """Messages of the Open Inference Protocol as its REST has them: JSON, and tensors as bytes behind it where they are wanted so."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -8,6 +7,7 @@ import msgspec
 from aiohttp import web
 
 from dragoman.inference import inference_pb2
+from dragoman.server.core.text_work import on_thread
 from dragoman.server.faces.large_requests import LARGE_BYTES
 from dragoman.server.faces.oip.datatypes import DATATYPES, elements_of
 
@@ -61,7 +61,7 @@ async def to_generated(response: Response) -> bytes:
 
 async def _beside(response: Response, write: Callable[[], Kind]) -> Kind:
     is_large = sum(map(len, response.raw_output_contents)) > LARGE_BYTES
-    return await asyncio.to_thread(write) if is_large else write()
+    return await on_thread(write) if is_large else write()
 
 
 def _with_tensors(response: Response, binary: set[str]) -> tuple[bytes, list[bytes]]:

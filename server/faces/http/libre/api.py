@@ -3,8 +3,8 @@
 What differs, docs/libretranslate.md says.
 """
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ from dragoman.server.core.core import Core
 from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.language_routing import is_of_one_pair
 from dragoman.server.core.requests import GenerateRequest
+from dragoman.server.core.text_work import Slices
 from dragoman.server.errors import InvalidRequest, NotReady, ServiceError
 from dragoman.server.faces.http.exchange import Endpoint, Exchange
 from dragoman.server.faces.http.libre.detection import Detected, Detector
@@ -25,7 +26,6 @@ from dragoman.server.faces.http.libre.reading import JSON, Asked, Reader, key_of
 from dragoman.server.faces.http.libre.translation import Translation, Wanted, most_alternatives
 from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.statuses import HttpRefusal, headers_of, status_of
-from dragoman.server.faces.large_requests import LARGE_BYTES
 
 AUTO = "auto"
 # Sentences of a call.
@@ -36,8 +36,6 @@ STATUSES = {"UNAUTHENTICATED": HTTPStatus.FORBIDDEN, "NOT_FOUND": HTTPStatus.BAD
 FIELDS = {"text": "q", "source_language": "source", "target_language": "target"}
 # How long a page waits while somebody types.
 FRONTEND_MILLISECONDS = 500
-
-Pieces = Sequence[tuple[str, bool]]
 
 
 class LibreApi:
@@ -56,6 +54,7 @@ class LibreApi:
         self._translation = Translation(core, max_message_bytes)
         self._languages = LibreLanguages()
         self._detector = Detector()
+        self._slices = Slices()
 
     def endpoints(self) -> Iterable[Endpoint]:
         """Return what it answers."""
@@ -90,8 +89,10 @@ class LibreApi:
 
     async def _answers(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange) -> list[list[str]]:
         """Return for each text its translation and alternatives to it, each made of those of its pieces."""
-        is_large = sum(map(len, texts)) > LARGE_BYTES
-        taken = await asyncio.to_thread(_pieces, texts) if is_large else _pieces(texts)
+        taken: list[list[tuple[str, bool]]] = [[] for _ in texts]
+        check = partial(self._generation.check_source_length, model=wanted.model)
+        for index, piece, is_translated in await self._slices.collect(_pieces(texts, self._generation.max_characters(), check)):
+            taken[index].append((piece, is_translated))
         wishes = [piece for pieces in taken for piece, is_translated in pieces if is_translated]
         num_kept = sum(len(piece) for pieces in taken for piece, is_translated in pieces if not is_translated)
         given = await self._translation.of_all(wishes, wanted, exchange, num_kept)
@@ -215,23 +216,26 @@ def _check_texts(asked: Asked) -> None:
         raise InvalidRequest("q", "is missing")
 
 
-def _pieces(texts: Sequence[str]) -> list[Pieces]:
-    """Return the pieces of each text.
+def _pieces(texts: Sequence[str], max_characters: int, check: Callable[[str], None]) -> Iterator[tuple[int, str, bool]]:
+    """Yield the index of a text, a piece of it, and whether that is to be translated.
+
+    Args:
+        texts: To be translated.
+        max_characters: Of a piece; no end of a sentence is looked for after so many.
+        check: Raises what a piece that is too long is refused with.
 
     Raises:
-        InvalidRequest: If more are to be translated than may be at once.
+        InvalidRequest: If a piece is too long, or more are to be translated than may be at once.
     """
-    taken: list[Pieces] = []
     count = 0
-    for text in texts:
-        pieces: list[tuple[str, bool]] = []
-        for piece, is_translated in pieces_of(text):
-            pieces.append((piece, is_translated))
-            count += is_translated
+    for index, text in enumerate(texts):
+        for piece, is_translated in pieces_of(text, max_characters):
+            if is_translated:
+                check(piece)
+                count += 1
             if count > MAX_PIECES:
                 raise InvalidRequest("q", f"more than {MAX_PIECES} sentences; send fewer at once")
-        taken.append(pieces)
-    return taken
+            yield index, piece, is_translated
 
 
 def _told(asked: Asked, answers: Sequence[Sequence[str]], detected: Detected | None) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """In what language a text is: py3langid's answer among the languages that models have, as LibreTranslate tells it."""
 
-import asyncio
 from collections.abc import Sequence
 from importlib.util import find_spec
 from threading import Lock
 from typing import Any, NamedTuple
 
+from dragoman.server.core.text_work import on_thread
 from dragoman.server.errors import NotOffered
 
 # Of all texts of a request; more tells nothing more.
@@ -38,7 +38,7 @@ class Detector:
         """
         if not self.is_there:
             raise NotOffered("source: languages are not detected here; the server's extra `detect` is not installed")
-        return await asyncio.to_thread(self._detect, "\n".join(texts)[:MAX_CHARACTERS], codes)
+        return await on_thread(self._detect, "\n".join(texts)[:MAX_CHARACTERS], codes)
 
     def _detect(self, text: str, codes: Sequence[str]) -> list[Detected]:
         told: dict[str, str] = {}

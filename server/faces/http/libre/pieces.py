@@ -22,6 +22,8 @@ ABBREVIATIONS = frozenset((
 # fmt: on
 # Of the last word before a stop.
 MAX_WORD_CHARACTERS = 64
+# Of stops and white space after a sentence.
+MAX_SPACE_CHARACTERS = 4096
 _BREAK = r"[\n\r\v\f\x85\u2028\u2029]"
 # With all white space after it, and all lines that have neither letter nor digit: they are as many as bytes in a hostile text.
 _LINE = re.compile(rf"{_BREAK}\s*+(?:(?:(?!{_BREAK})[\W_])++{_BREAK}\s*+)*+")
@@ -32,10 +34,13 @@ _END = re.compile(
 _LAST_WORD = re.compile(r"((?:[^\W_]++\.)+)[\"'”’»«)\]]*+\Z")
 
 
-def pieces_of(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield a text's pieces, which together are it, and whether each is to be translated; of two in turn one always is."""
+def pieces_of(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
+    """Yield a text's pieces, which together are it, and whether each is to be translated; of two in turn one always is.
+
+    A sentence that has more than `max_characters` goes on to the end of its line.
+    """
     begin = end = 0
-    for part, is_translated in _parts(text):
+    for part, is_translated in _parts(text, max_characters):
         if is_translated:
             if begin < end:
                 yield text[begin:end], False
@@ -46,14 +51,14 @@ def pieces_of(text: str) -> Iterator[tuple[str, bool]]:
         yield text[begin:end], False
 
 
-def _parts(text: str) -> Iterator[tuple[str, bool]]:
+def _parts(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
     """Yield the same line by line, where more than one piece in turn may not be translated."""
     start = 0
     for match in _LINE.finditer(text):
-        yield from _of_line(text[start : match.start()])
+        yield from _of_line(text[start : match.start()], max_characters)
         yield match[0], False
         start = match.end()
-    yield from _of_line(text[start:])
+    yield from _of_line(text[start:], max_characters)
 
 
 def put_together(pieces: Sequence[tuple[str, bool]], answers: Sequence[Sequence[str]], index: int) -> str:
@@ -75,13 +80,16 @@ def put_together(pieces: Sequence[tuple[str, bool]], answers: Sequence[Sequence[
     return "".join(parts)
 
 
-def _of_line(line: str) -> Iterator[tuple[str, bool]]:
-    start = 0
-    for match in _END.finditer(line):
-        end = match.end()
-        if _is_end(line[max(start, match.start() - MAX_WORD_CHARACTERS) : end].rstrip(), line[end : end + 8]):
-            yield from _trimmed(line[start:end])
-            start = end
+def _of_line(line: str, max_characters: int) -> Iterator[tuple[str, bool]]:
+    position = start = len(line) - len(line.lstrip())
+    if start:
+        yield line[:start], False
+    while match := _END.search(line, position, start + max_characters + MAX_SPACE_CHARACTERS):
+        position, stop = match.end(), match.start()
+        last = line[max(start, stop - MAX_WORD_CHARACTERS) : min(position, stop + MAX_WORD_CHARACTERS)].rstrip()
+        if _is_end(last, line[position : position + 8]):
+            yield from _trimmed(line[start:position])
+            start = position
     yield from _trimmed(line[start:])
 
 
@@ -100,7 +108,7 @@ def _is_end(sentence: str, following: str) -> bool:
 def _trimmed(piece: str) -> Iterator[tuple[str, bool]]:
     """Yield a piece without the white space around it, and that."""
     text = piece.strip()
-    if not any(map(str.isalnum, text)):
+    if not any(map(str.isalnum, set(text))):
         if piece:
             yield piece, False
         return

@@ -1,6 +1,5 @@
 """What callers of LibreTranslate's API ask for: JSON, forms and query arguments as one message. It knows no model."""
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -11,6 +10,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
+from dragoman.server.core.text_work import on_thread
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.http.libre.forms import MAX_FIELDS, MULTIPART, URLENCODED, read_multipart
 from dragoman.server.faces.http.origins import Origins
@@ -89,7 +89,7 @@ class Reader:
 
 async def _beside(read: Any, body: bytes, *more: str) -> Any:
     """Read a body, a large one beside others' work."""
-    return await asyncio.to_thread(read, body, *more) if len(body) > LARGE_BYTES else read(body, *more)
+    return await on_thread(read, body, *more) if len(body) > LARGE_BYTES else read(body, *more)
 
 
 def read_json(body: bytes) -> Asked:
