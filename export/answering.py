@@ -27,7 +27,7 @@ from dragoman.export.parity import Floats, drive
 from dragoman.export.processor import Platform
 from dragoman.export.row import Ints, Row
 from dragoman.export.running import OnnxRunner
-from dragoman.export.samples import NUM_CANDIDATES, Sample, Samples, ScoredSample
+from dragoman.export.samples import NUM_CANDIDATES, Sample, Samples, ScoredSample, TextSample
 from dragoman.export.scorer_parity import Pair
 from dragoman.export.session import this_platform
 from dragoman.export.verify import NUM_SLOTS, SENTENCES
@@ -40,6 +40,8 @@ MAX_NEW_TOKENS, MAX_SOURCE_TOKENS, NUM_RANDOM_IDS = 24, 128, 72
 # From nothing to what is cut; the last but one is as long as random ids are.
 TEXTS = ("", "a", SENTENCES[3], SENTENCES[0], SENTENCES[4], " ".join(SENTENCES[:4]), "", " ".join(SENTENCES))
 PLACE_OF_RANDOM = 6
+# For the tokeniser alone.
+OTHER_TEXT = "Größe:\u00a0３ déjà-vu, 犬 </s> 😀!"
 PLACES_SCORED = (2, 5)
 """Samples whose answers are scored, a short one and a long one."""
 
@@ -107,7 +109,7 @@ def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Made, toleranc
         BundleError: If the graphs cannot be loaded.
         ExportError: If the template's task needs a language that there is not.
     """
-    config = checkpoint.model.config
+    config, tokenizers = checkpoint.model.config, checkpoint.tokenizers
     rows = _rows(checkpoint)
     num_choices = config.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist)
     with _opened(directory, config, recipe) as runner:
@@ -132,6 +134,11 @@ def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Made, toleranc
         pairs=[
             ScoredSample(pair.source, pair.target, values, pair.decoder_start_id)
             for pair, values in zip(pairs, scores, strict=True)
+        ],
+        texts=[
+            TextSample(text, tokenizers.source.encode(text), sample.ids, tokenizers.target.decode(sample.ids))
+            for text, sample in zip((*TEXTS[1:], OTHER_TEXT), samples, strict=True)
+            if text
         ],
     )
 

@@ -1,8 +1,9 @@
 """Sample answers, `samples.json`: what a bundle's graphs answered when it was exported, for whoever serves it to ask again.
 
 The server imports this file, so it imports neither torch nor ONNX. Sources are ids as an engine gets them, with all that is said
-around a text, so that no tokeniser is needed to ask. Numbers in single precision are exact in JSON. The bounds are far beyond what
-export writes: with them a damaged or hostile file is refused before anything is made of it.
+around a text, so that no tokeniser is needed to ask; what the tokenisers make of texts is compared by itself. Numbers in single
+precision are exact in JSON. The bounds are far beyond what export writes: with them a damaged or hostile file is refused before
+anything is made of it.
 """
 
 from itertools import pairwise
@@ -16,11 +17,13 @@ from dragoman.export.fields import MAX_SAMPLES_BYTES, BundleError, Difference, L
 from dragoman.export.manifest import SAMPLES_FILE, Manifest
 from dragoman.export.processor import Platform
 from dragoman.model.files import read_bounded
+from dragoman.model.text.tokenizers import Tokenizers
 
 FORMAT: Literal[1] = 1
 NUM_CANDIDATES = 4
 """Likeliest tokens that are told of each position, the answer's own first; fewer where a model has no more to choose from."""
 MAX_SAMPLES, MAX_SOURCE_IDS, MAX_TARGET_IDS, MAX_PREFIX_IDS = 64, 4096, 512, 128
+MAX_TEXT_CHARACTERS = 65536
 
 LogProb = Annotated[float, Meta(ge=-1e9, le=1)]  # rounding may leave one a little above 0
 Candidate = tuple[TokenId, LogProb]
@@ -90,6 +93,22 @@ class ScoredSample(Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise ValueError(f"{len(self.target)} ids of a target with {len(self.log_probs)} log_probs")
 
 
+class TextSample(Struct, frozen=True, forbid_unknown_fields=True):
+    """A text and an answer, with their ids.
+
+    Attributes:
+        text: That the source's tokeniser reads.
+        ids: As which it does, with nothing around them.
+        answer: Ids of the target.
+        answer_text: As which the target's tokeniser writes them.
+    """
+
+    text: Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
+    ids: Source
+    answer: Source
+    answer_text: Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
+
+
 class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What `samples.json` holds.
 
@@ -103,6 +122,7 @@ class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         max_new_tokens: That the answers were allowed.
         samples: Answers, to sources from short to long.
         pairs: Scores.
+        texts: What the tokenisers made of texts; bundles of before have none.
     """
 
     format: Literal[1] = FORMAT
@@ -113,6 +133,7 @@ class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_new_tokens: Length
     samples: Annotated[list[Sample], Meta(min_length=1, max_length=MAX_SAMPLES)]
     pairs: Annotated[list[ScoredSample], Meta(max_length=MAX_SAMPLES)]
+    texts: Annotated[list[TextSample], Meta(max_length=MAX_SAMPLES)] = []
 
     def check(self, manifest: Manifest) -> None:
         """Refuse what the model cannot be asked, or cannot have answered.
@@ -135,6 +156,18 @@ class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             _check_sides(name, pair.source, pair.target, pair.decoder_start_id, manifest)
             read = len(pair.source) * manifest.has_prompts
             _check_length(name, "target", read + len(pair.target), manifest.max_target_tokens)
+
+    def check_texts(self, tokenizers: Tokenizers) -> None:
+        """Refuse tokenisers that are not those of export.
+
+        Raises:
+            ValueError: Naming the text.
+        """
+        for number, sample in enumerate(self.texts, 1):
+            if tokenizers.source.encode(sample.text) != sample.ids:
+                raise ValueError(f"text {number} is read as other tokens than at export")
+            if tokenizers.target.decode(sample.answer) != sample.answer_text:
+                raise ValueError(f"answer {number} is written as another text than at export")
 
 
 def _check_sides(name: str, source: list[int], target: list[int], start: int | None, manifest: Manifest) -> None:

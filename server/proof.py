@@ -13,6 +13,7 @@ from typing import TypeVar
 from dragoman.export.bundle import Bundle, BundleError, Manifest
 from dragoman.export.processor import Platform
 from dragoman.export.samples import NUM_CANDIDATES, Sample, Samples, ScoredSample, read_samples
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.ports import Engine
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, SearchOptions
 from dragoman.server.errors import ServiceError
@@ -46,7 +47,9 @@ class Proof:
     seconds: float
 
 
-async def prove(bundle: Bundle, engine: Engine, platform: Platform, device: str = CPU, *, seconds: float = PROOF_SECONDS) -> Proof:
+async def prove(
+    bundle: Bundle, tokenizers: Tokenizers, engine: Engine, platform: Platform, device: str = CPU, *, seconds: float = PROOF_SECONDS
+) -> Proof:
     """Ask a running engine for the sample answers of its bundle, one alone and then all at once, and compare.
 
     What finds no place in the engine's queue is asked again when the others have ended. What has none even then, for the queue is
@@ -54,6 +57,7 @@ async def prove(bundle: Bundle, engine: Engine, platform: Platform, device: str 
 
     Args:
         bundle: Opened, and therefore checked.
+        tokenizers: Of the bundle, which have to read and write the samples' texts as at export.
         engine: That runs it, and is ready.
         platform: What the engine's process says it runs on.
         device: What the engine says it computes on.
@@ -64,7 +68,7 @@ async def prove(bundle: Bundle, engine: Engine, platform: Platform, device: str 
     """
     started = time.monotonic()
     try:
-        samples = await asyncio.to_thread(read_samples, bundle.directory, bundle.manifest)
+        samples = await asyncio.to_thread(_read, bundle, tokenizers)
     except BundleError as error:
         raise ProofFailed(str(error)) from error
     asking = _Asking(engine)
@@ -82,6 +86,16 @@ async def prove(bundle: Bundle, engine: Engine, platform: Platform, device: str 
     except ServiceError as error:
         raise ProofFailed(f"{asking.first_waiting} is not answered: {error.message}") from error
     return Proof(samples is not None, is_exact, tolerance, found, time.monotonic() - started)
+
+
+def _read(bundle: Bundle, tokenizers: Tokenizers) -> Samples | None:
+    samples = read_samples(bundle.directory, bundle.manifest)
+    if samples is not None:
+        try:
+            samples.check_texts(tokenizers)
+        except ValueError as error:
+            raise ProofFailed(str(error)) from None
+    return samples
 
 
 async def _compare(asking: "_Asking", samples: Samples, manifest: Manifest, comparison: SampleComparison, is_exact: bool) -> Found:

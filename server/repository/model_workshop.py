@@ -143,7 +143,7 @@ class ModelWorkshop:
             raise Refused(Cause.START, "its engine has ended")
         try:
             seconds = max(PROOF_SECONDS, self.load_seconds)  # what takes long to load takes long to answer
-            proof = await prove(model.bundle, model.engine, ready.platform, model.device, seconds=seconds)
+            proof = await prove(model.bundle, model.tokenizers, model.engine, ready.platform, model.device, seconds=seconds)
         except ProofFailed as error:
             raise Refused(Cause.PROOF, str(error)) from error
         if not proof.is_proved:

@@ -1,7 +1,6 @@
 """Self-tests of engines by the samples of their bundles, and every way in which an engine can differ from the exported one."""
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -13,16 +12,19 @@ import msgspec
 import pytest
 
 from dragoman.export.arguments import Shortlist
-from dragoman.export.bundle import MANIFEST_FILE, SAMPLES_FILE, Bundle, hash_file
+from dragoman.export.bundle import MANIFEST_FILE, SAMPLES_FILE, Bundle
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.processor import Platform
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.generation import Language, Languages, Template
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
 from dragoman.server.proof import Proof, ProofFailed, prove
 from dragoman.server.supervisor import RestartPolicy, SupervisedEngine
+from tests.export.conftest import edit, seal
 from tests.server.scripted import ScriptedEngine
 
 ELSEWHERE = Platform("another", "1.0", "0123456789abcdef")
@@ -49,7 +51,8 @@ async def proof_of(directory: Path, platform: Platform | None = None, device: st
     async with engine_of(directory, **fields) as engine:
         assert engine.ready is not None
         where = engine.ready.platform if platform is None else platform
-        return await prove(Bundle.open(directory), engine, where, device or engine.device)
+        bundle = Bundle.open(directory)
+        return await prove(bundle, bundle.tokenizers(), engine, where, device or engine.device)
 
 
 async def reason_of(proving: Coroutine[Any, Any, Proof]) -> str:
@@ -59,17 +62,10 @@ async def reason_of(proving: Coroutine[Any, Any, Proof]) -> str:
     return str(caught.value)
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
 def edit_samples(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path = directory / SAMPLES_FILE
     edit(path, change)
-    entry = {"size": path.stat().st_size, "sha256": hash_file(path)}
-    edit(directory / MANIFEST_FILE, lambda manifest: manifest["files"].update({SAMPLES_FILE: entry}))
+    seal(directory, SAMPLES_FILE)
 
 
 @pytest.mark.parametrize("fields", [{"is_inline": False, "num_threads": 2}, {"max_slots": 1}, {"max_waiting_requests": 1}])
@@ -147,6 +143,13 @@ def without_samples(directory: Path) -> Bundle:
     return Bundle.open(directory)
 
 
+async def test_another_tokeniser_is_refused(bundle_copy: Path) -> None:
+    """One that fits the model, with the checksum of its file in the manifest."""
+    Tokenizers.shared(ByteLevelTokenizer.train(["of another text " * 100], 270)).save(bundle_copy / "tokenizer")
+    seal(bundle_copy, "tokenizer/tokenizer.json")
+    assert (await reason_of(proof_of(bundle_copy))).endswith("than at export")
+
+
 async def test_without_samples_only_finite_numbers_are_required(bundle_copy: Path) -> None:
     without_samples(bundle_copy)
     proof = await proof_of(bundle_copy)
@@ -155,13 +158,13 @@ async def test_without_samples_only_finite_numbers_are_required(bundle_copy: Pat
 
 
 async def test_engine_that_hangs_or_is_lost_is_named(tiny_bundle: Path) -> None:
-    engine = ScriptedEngine([5])
+    engine, bundle = ScriptedEngine([5]), Bundle.open(tiny_bundle)
     engine.hold()
-    found = await reason_of(prove(Bundle.open(tiny_bundle), engine, ELSEWHERE, seconds=0.05))  # type: ignore[arg-type]
+    found = await reason_of(prove(bundle, bundle.tokenizers(), engine, ELSEWHERE, seconds=0.05))  # type: ignore[arg-type]
     assert found == f"{LONGEST} is not answered within 0.05 s" and engine.cancelled == [1]
     engine = ScriptedEngine([5])
     engine.error = Unavailable("the engine is gone")
-    found = await reason_of(prove(Bundle.open(tiny_bundle), engine, ELSEWHERE))  # type: ignore[arg-type]
+    found = await reason_of(prove(bundle, bundle.tokenizers(), engine, ELSEWHERE))  # type: ignore[arg-type]
     assert found == f"{LONGEST} is not answered: the engine is gone"
 
 
@@ -198,4 +201,4 @@ def finished(request: Request, reason: Any = "length", log_prob: float = -1.0, *
 )
 async def test_engine_without_answers_is_named(bundle_copy: Path, make: Callable[[Request], Finished], reason: str) -> None:
     bundle = without_samples(bundle_copy)
-    assert (await reason_of(prove(bundle, Answering(make), ELSEWHERE))).endswith(reason)  # type: ignore[arg-type]
+    assert (await reason_of(prove(bundle, bundle.tokenizers(), Answering(make), ELSEWHERE))).endswith(reason)  # type: ignore[arg-type]
