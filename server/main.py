@@ -155,6 +155,7 @@ class Service:
         self._metrics_access = AdminAccess.of(config)
         self._watcher = Watcher(self.metrics.reloads)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reading_again, self._is_hang_up_due = asyncio.Lock(), False
 
     async def run(self) -> int:
         """Serve until a signal; return the exit code."""
@@ -244,7 +245,8 @@ class Service:
         A second signal ends the process at once, but a terminal that closes may send more than one SIGHUP.
         """
         if number == signal.SIGHUP:
-            if not stopping.is_set():
+            if not stopping.is_set() and not self._is_hang_up_due:
+                self._is_hang_up_due = True
                 self._spawn(self._hang_up(stopping))
             return
         if stopping.is_set():
@@ -255,8 +257,10 @@ class Service:
     async def _hang_up(self, stopping: asyncio.Event) -> None:
         """Drain if the terminal is gone; read files again, if not. A shell that ends may tell its jobs a moment before it goes."""
         if not self._terminal.is_gone:
-            log.info("reading again what has changed")
-            await asyncio.gather(self._watcher.check(), self._look_for_models())
+            async with self._reading_again:  # signals that come before it begins are one
+                self._is_hang_up_due = False
+                log.info("reading again what has changed")
+                await asyncio.gather(self._watcher.check(), self._look_for_models())
             await asyncio.sleep(HANGUP_SECONDS)
         if self._terminal.is_gone:
             stopping.set()
