@@ -39,7 +39,8 @@ def test_a_folder_becomes_a_checkpoint_and_a_report(run_command: Run, folder: Pa
     assert lines[-1] == f"wrote {tmp_path / 'out'}: mine"
     assert any("dropout_rate 0.0" in line and line.endswith(": of training") for line in lines)
     assert "of those of Transformers (the largest is" in out
-    assert "ids of 6 of 6 texts are those of Transformers’ tokeniser" in out
+    assert "ids of 6 of 6 texts, special tokens included, are those of Transformers’ tokeniser" in out
+    assert "around every text: TEXT </s>" in out
 
 
 def test_it_is_exported_at_once_under_its_folders_name(run_command: Run, folder: Path, tmp_path: Path) -> None:

@@ -83,6 +83,35 @@ def test_languages_are_said_as_the_tokeniser_says_them(name: str, layout: str, f
         assert speech.num_forced == len(forced)
 
 
+def processor(before: str, after: str) -> dict[str, Any]:
+    """Return a post-processor of `tokenizers` in two steps, of which the first adds nothing."""
+    names = [*before.split(), "A", *after.split()]
+    single = [{"Sequence" if name == "A" else "SpecialToken": {"id": name, "type_id": 0}} for name in names]
+    ids = {"</s>": 1, "<pad>": 0, "<unk>": 2}
+    tokens = {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in names if name != "A"}
+    template = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
+    level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    return {"type": "Sequence", "processors": [level, template]}
+
+
+def test_a_generic_tokenisers_own_post_processor_says_what_goes_around_a_text(copied: Callable[..., Path]) -> None:
+    folder = copied("t5", "transformers")
+    change_json(folder / SETTINGS, tokenizer_class="PreTrainedTokenizerFast")
+    for before, after in (("", "</s>"), ("<pad> <unk>", "</s> <pad>")):
+        change_json(folder / "tokenizer.json", post_processor=processor(before, after))
+        tokenizer = load_tokenizer(folder)
+        plain = list(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+        assert said(read(folder, "t5"), None, None, plain, 1)[0] == list(tokenizer(TEXT)["input_ids"])
+    for fields, reason in (
+        ({"add_bos_token": True, "add_eos_token": False}, "add_eos_token"),
+        ({"post_processor": processor("", "<unk> </s>")}, "token 2 behind a text, not end-of-sequence, 1"),
+        ({"post_processor": None}, "nothing behind a text"),
+    ):
+        change_json(folder / (SETTINGS if "add_bos_token" in fields else "tokenizer.json"), **fields)
+        with pytest.raises(ForeignError, match=f"tokenizer.json: its post_processor .*{reason}"):
+            read(folder, "t5")
+
+
 def test_a_forced_language_is_the_default_one_and_mbart_may_begin_with_it(foreign: Callable[..., Path]) -> None:
     folder, fifty = foreign("mbart"), foreign("mbart50")
     romanian, german = load_tokenizer(folder).convert_tokens_to_ids(["ro_RO", "de_DE"])
