@@ -86,7 +86,7 @@ def of_task(prefix: object) -> dict[str, Any]:
 
 
 ONE_TOKEN: dict[str, object] = {"vocab.json": {"<s>": 1}}
-TWICE = {"model_type": "t5", "task_specific_params": {"translation_en_to_de": {}, "translation_en_to_DE": {}}}
+TWICE = {"model_type": "t5", "task_specific_params": {"translation_en_to_zh_CN": {}, "translation_en_to_zh__CN": {}}}
 MBART_50 = {"model_type": "mbart", "tokenizer_class": "MBart50Tokenizer"}
 
 

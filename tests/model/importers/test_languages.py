@@ -158,12 +158,17 @@ def marian(path: Path, codes: tuple[str, ...], **settings: Any) -> Path:
 
 
 def test_marian_lists_its_targets_in_order_and_each_once(tmp_path: Path) -> None:
-    folder = marian(tmp_path / "many", ("fra", "pt_br", "pt_BR", "cmn_Hant"), source_lang="en", target_lang="mul")
+    folder = marian(tmp_path / "many", ("fra", "pt_br", "pt_BR", "pt-br", "cmn_Hant"), source_lang="en", target_lang="mul")
     speech = read(folder, "marian", target_language="French")
     assert speech.languages is not None and speech.languages.default_target == "fra"
-    assert [language.code for language in speech.languages.target] == ["fra", "pt_br", "cmn_Hant"]
+    assert [language.code for language in speech.languages.target] == ["fra", "pt_br", "pt_BR", "cmn_Hant"]
     assert [language.code for language in speech.languages.source] == ["en"]
-    assert any("pt_BR" in note for note in speech.notes)
+    assert any("left out" in note and note.endswith(": pt-br") for note in speech.notes)
+    for wish in ("pt_br", "pt_BR"):
+        wished = read(folder, "marian", target_language=wish).languages
+        assert wished is not None and wished.default_target == wish
+    with pytest.raises(ForeignError, match="the model has no 'PT_br'"):
+        read(folder, "marian", target_language="PT_br")
     assert "writes 2 languages, such as >>fin<<" in read(marian(tmp_path / "two", ("fin", "est")), "marian").notes
 
 
