@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,8 @@ def test_it_is_exported_at_once_under_its_folders_name(run_command: Run, folder:
         asked = ("import", tmp_path / "T5 (small)!", tmp_path / "out", "--export", tmp_path / bundle)
         code, out, _ = run_command(*asked, *more)
         assert code == 0 and f"wrote {tmp_path / bundle}: T5-small" in out
+        if bundle == "quantised":  # what is served comes first
+            assert re.search(r"wrote .*, int8\nin 8 bits: [\d.]+% of .*\nbefore that: log-probabilities within .*\n", out)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["name"] == "T5-small"
     manifest = Bundle.open(tmp_path / "quantised").manifest
     assert (manifest.name, manifest.precision, manifest.weight_bits, manifest.cache_precision) == ("T5-small", "int8", 7, "int8")
