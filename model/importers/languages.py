@@ -6,7 +6,7 @@ Each way is what the family's own tokeniser in Transformers makes of a text, and
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from dragoman.model.generation import Language, Languages, Template
+from dragoman.model.generation import Language, Languages, Template, around
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.language_codes import (
     M2M100_LANGUAGES,
@@ -139,7 +139,15 @@ def _multilingual(
     tokens: Mapping[str, int],
     notes: Iterable[str],
 ) -> Speech:
-    """Return a model's languages with those that are read and written by default, where the folder or the user says."""
+    """Return a model's languages with those that are read and written by default, where the folder or the user says.
+
+    Raises:
+        ForeignError: If the tokeniser puts something else around a text than any of them.
+    """
+    if (said := _said_by_file(folder)) is not None:
+        ways = [around(template, language, None, said[1][0]) for language in sources]
+        if not any(said == (way.source_prefix, way.source_suffix) for way in ways):
+            raise ForeignError(f"{folder.path / TOKENIZER_FILE}: its post_processor puts no language of the model around a text")
     default_source = wished(folder, sources, "source") or stated(folder, sources, "src_lang")
     default_target = wished(folder, targets, "target")
     first, start = folder.forced_first(), folder.generation.get("decoder_start_token_id")
@@ -171,9 +179,8 @@ def _template(folder: Folder) -> Template:
     first = folder.forced_first()
     target_prefix = [] if first is None else [first]
     name = folder.tokenizer_class
-    is_said = name in _AS_THE_FILE_SAYS or (not name and folder.model_type == "umt5")
-    if is_said and (folder.path / TOKENIZER_FILE).exists():
-        return _template_of_file(folder, target_prefix)
+    if (said := _said_by_file(folder)) is not None:
+        return Template(source_prefix=said[0], source_suffix=said[1][1:], target_prefix=target_prefix)
     if name in _BEGUN or (name in _GENERIC and folder.model_type == "bart"):
         return Template(source_prefix=[_special(folder, "<s>", "cls_token", "bos_token")], target_prefix=target_prefix)
     if name not in _PLAIN and name not in _GENERIC:
@@ -181,13 +188,16 @@ def _template(folder: Folder) -> Template:
     return Template(target_prefix=target_prefix)
 
 
-def _template_of_file(folder: Folder, target_prefix: list[int]) -> Template:
-    """Return what the post-processor of `tokenizer.json` puts around every text.
+def _said_by_file(folder: Folder) -> tuple[list[int], list[int]] | None:
+    """Return the ids before and after a text by the post-processor of `tokenizer.json`, None if the class has its own.
 
     Raises:
-        ForeignError: If it does not begin with end-of-sequence behind the text.
+        ForeignError: If it does not put end-of-sequence directly behind a text, or another file contradicts it.
     """
-    path, eos_id = folder.path / TOKENIZER_FILE, _special(folder, "</s>", "eos_token")
+    path, name = folder.path / TOKENIZER_FILE, folder.tokenizer_class
+    if not (name in _AS_THE_FILE_SAYS or (not name and folder.model_type == "umt5")) or not path.exists():
+        return None
+    eos_id = _special(folder, "</s>", "eos_token")
     try:
         before, after = ids_around(read(path, MAX_JSON_BYTES))
     except TokenizerError as error:
@@ -202,7 +212,7 @@ def _template_of_file(folder: Folder, target_prefix: list[int]) -> Template:
         raise ForeignError(f"{path}: its post_processor is not what add_bos_token and add_eos_token of tokenizer_config.json say")
     for token_id in (*before, *after):
         folder.checked("of post_processor", token_id)
-    return Template(source_prefix=before, source_suffix=after[1:], target_prefix=target_prefix)
+    return before, after
 
 
 def _special(folder: Folder, otherwise: str, *fields: str) -> int:

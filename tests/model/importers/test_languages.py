@@ -110,6 +110,16 @@ def test_a_generic_tokenisers_own_post_processor_says_what_goes_around_a_text(co
         change_json(folder / (SETTINGS if "add_bos_token" in fields else "tokenizer.json"), **fields)
         with pytest.raises(ForeignError, match=f"tokenizer.json: its post_processor .*{reason}"):
             read(folder, "t5")
+    folder = copied("nllb", "transformers")
+    change_json(folder / SETTINGS, tokenizer_class="PreTrainedTokenizerFast")
+    tokenizer, speech = load_tokenizer(folder), read(folder, "m2m_100")
+    plain = list(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+    assert said(speech, "eng_Latn", "deu_Latn", plain, 2)[0] == list(tokenizer(TEXT)["input_ids"])
+    other = processor("", "</s>")
+    other["processors"][1]["special_tokens"]["</s>"]["ids"] = [2]
+    change_json(folder / "tokenizer.json", post_processor=other)
+    with pytest.raises(ForeignError, match="puts no language of the model around a text"):
+        read(folder, "m2m_100")
 
 
 def test_a_forced_language_is_the_default_one_and_mbart_may_begin_with_it(foreign: Callable[..., Path]) -> None:
