@@ -132,6 +132,10 @@ def _read_description(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from error
+    if isinstance(description, dict) and "model_type" in description and "format_version" not in description:
+        raise CheckpointError(
+            f"{path}: a checkpoint of Transformers; `dragoman import {path.parent} CHECKPOINT` makes one of ours of it"
+        )
     if not isinstance(description, dict) or description.get("format_version") not in _READ_VERSIONS:
         raise CheckpointError(f"{path}: not a checkpoint of format version {' or '.join(map(str, _READ_VERSIONS))}")
     for key, expected in (("name", str), ("model", dict)):

@@ -5,6 +5,7 @@ refused before anything is made of it. That ids are in the model's vocabulary is
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -207,19 +208,30 @@ def around(template: Template, source: Language | None, target: Language | None,
 
 def spelling(name: str) -> str:
     """Return how a name of a language is compared: in lower case, with single "_" between its parts."""
-    return _SEPARATORS.sub("_", name.casefold()).strip("_")
+    return cased_spelling(name.casefold())
 
 
-def spellings(languages: Iterable[Language]) -> dict[str, Language]:
-    """Return which language each spelling means.
+def cased_spelling(code: str) -> str:
+    """Return how codes of languages are compared of which a model has several that differ in case only."""
+    return _SEPARATORS.sub("_", code).strip("_")
+
+
+def spellings(languages: Iterable[Language]) -> tuple[dict[str, Language], dict[str, Language | None]]:
+    """Return the language of each code, as `cased_spelling` gives it, and of each spelling: None for one that several codes share.
 
     Raises:
         ValueError: Naming a spelling that means two.
     """
-    table: dict[str, Language] = {}
+    codes: dict[str, Language] = {}
     for language in languages:
+        other = codes.setdefault(cased_spelling(language.code), language)
+        if other is not language:
+            raise ValueError(f"{cased_spelling(other.code)!r} means two languages: {other.code!r} and {language.code!r}")
+    counts = Counter(map(spelling, codes))
+    table: dict[str, Language | None] = {name: None for name, count in counts.items() if count > 1}
+    for language in codes.values():
         for name in dict.fromkeys((spelling(language.code), *language.names)):
-            if name in table:
-                raise ValueError(f"{name!r} means two languages: {table[name].code!r} and {language.code!r}")
-            table[name] = language
-    return table
+            known = table.setdefault(name, language)
+            if known is not None and known is not language:
+                raise ValueError(f"{name!r} means two languages: {known.code!r} and {language.code!r}")
+    return codes, table

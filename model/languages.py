@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from dragoman.model.generation import Language, spelling, spellings
+from dragoman.model.generation import Language, cased_spelling, spelling, spellings
 
 _REGION = re.compile(r"[a-z]{2}|[0-9]{3}")
 _MAX_ASKED_CHARACTERS = 128
@@ -18,7 +18,7 @@ class LanguageTable:
         Raises:
             ValueError: If a spelling means two languages, or the default none.
         """
-        self._spellings = spellings(languages)
+        self._codes, self._spellings = spellings(languages)
         by_code = {language.code: language for language in languages}
         if default and default not in by_code:
             raise ValueError(f"{default!r} is none of the languages")
@@ -29,14 +29,16 @@ class LanguageTable:
     def find(self, asked: str) -> Language | None:
         """Return the language that is asked for, None where the model has none.
 
-        Case and separators do not matter. A region, two letters or three digits, is left out where the model does not tell it
-        apart (`de-AT` is `de`), a script never is.
+        Case and separators do not matter, but case does where codes differ in nothing else. A region, two letters or three digits,
+        is left out where the model does not tell it apart (`de-AT` is `de`), a script never is.
         """
         if len(asked) > _MAX_ASKED_CHARACTERS:
             return None
-        wanted = spelling(asked)
-        if (language := self._spellings.get(wanted)) is not None:
+        if (language := self._codes.get(cased_spelling(asked))) is not None:
             return language
+        wanted = spelling(asked)
+        if wanted in self._spellings:
+            return self._spellings[wanted]
         first, *rest = wanted.split("_")
         without_region = [part for part in rest if _REGION.fullmatch(part) is None]
         return self._spellings.get("_".join([first, *without_region])) if len(without_region) < len(rest) else None

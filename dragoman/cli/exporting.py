@@ -87,20 +87,20 @@ def export(
     )
     manifest = bundle.manifest
     parity, changed = manifest.parity, manifest.parity.quality
+    typer.echo(f"wrote {output}: {manifest.name} version {manifest.version}, {manifest.precision}")
+    if changed is not None:
+        scores = "" if changed.bleu_change is None else f", BLEU {changed.bleu_change:+.2f}, chrF {changed.chrf_change:+.2f}"
+        typer.echo(
+            f"in 8 bits: {changed.agreement:.1%} of the likeliest tokens are those of PyTorch in single precision, a token's "
+            f"log-probability moves by {changed.mean_log_prob_difference:.3f} on the average{scores}"
+        )
     typer.echo(
-        f"wrote {output}: {manifest.name} version {manifest.version}, {manifest.precision}; log-probabilities within "
-        f"{parity.max_log_prob_difference:.1e} of PyTorch, {parity.num_token_mismatches} of {parity.num_sentences} "
-        "greedy answers differ"
+        f"{'' if changed is None else 'before that: '}log-probabilities within {parity.max_log_prob_difference:.1e} of PyTorch, "
+        f"{parity.num_token_mismatches} of {parity.num_sentences} greedy answers differ"
     )
     if listed is not None:
         typer.echo(f"chooses from {manifest.num_choices} of {manifest.target_vocab_size} tokens")
     typer.echo(f"verified on: {parity.device} ({parity.processor})")
-    if changed is not None:
-        scores = "" if changed.bleu_change is None else f", BLEU {changed.bleu_change:+.2f}, chrF {changed.chrf_change:+.2f}"
-        typer.echo(
-            f"that was before quantisation, which keeps {changed.agreement:.1%} of the likeliest tokens and moves a token's "
-            f"log-probability by {changed.mean_log_prob_difference:.3f} on the average{scores}"
-        )
 
 
 def read_texts(

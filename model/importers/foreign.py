@@ -1,11 +1,13 @@
 """A foreign folder: what it says of itself, and its weights. What no family here could have is refused at once."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.settings import Settings
+from dragoman.model.importers.weight_files import refuse_other_folder
 from dragoman.model.importers.weights import Weights
 
 CONFIG: Final = "config.json"
@@ -85,7 +87,11 @@ def read_config(path: Path) -> Settings:
         raise ForeignError(f"{path}: {'not a directory' if path.exists() else 'No such file or directory'}")
     if (path / ADAPTER_CONFIG).exists():
         raise ForeignError(f"{path / ADAPTER_CONFIG}: an adapter; merge it into its model (merge_and_unload), and import that")
+    if not os.path.lexists(path / CONFIG):
+        refuse_other_folder(path)
     config = Settings.load(path / CONFIG)
+    if "model_type" not in config.fields:
+        refuse_other_folder(path)
     if "format_version" in config.fields and "model_type" not in config.fields:
         raise ForeignError(f"{config.path}: a checkpoint of ours already; export it as it is")
     for name, reason in _BEYOND.items():

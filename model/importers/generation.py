@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.generation import Defaults, Languages, Template
+from dragoman.model.generation import Defaults, Languages, Template, around
 from dragoman.model.importers.conversion import Target
 from dragoman.model.importers.defaults import convert
 from dragoman.model.importers.errors import ForeignError
@@ -89,7 +89,7 @@ def read_generation(
         languages=speech.languages,
         defaults=converted.defaults,
         padding=converted.padding,
-        notes=list(speech.notes),
+        notes=[_around(folder, template, network.eos_id), *speech.notes],
         fields=[*converted.notes, *settings.notes],
     )
 
@@ -110,6 +110,16 @@ def _checked(folder: Folder) -> Speech:
     except ValueError as error:
         raise ForeignError(f"{folder.path}: {error}") from error
     return speech
+
+
+def _around(folder: Folder, template: Template, eos_id: int) -> str:
+    """Return a sentence on the tokens around every text."""
+    names = {token_id: name for name, token_id in folder.token_ids.items()}
+    said = around(template, None, None, eos_id)
+    before, after = (
+        " ".join(names.get(token_id, f"token {token_id}") for token_id in ids) for ids in (said.source_prefix, said.source_suffix)
+    )
+    return f"around every text: {before} TEXT {after}".replace(":  ", ": ")
 
 
 def _started(folder: Folder, speech: Speech, start: int) -> Template:

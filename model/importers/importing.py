@@ -122,11 +122,11 @@ def _tell(foreign: Foreign, family: Family, layout: Layout, generation: ForeignG
         f"{'' if weights.dtypes == {'F32'} else ', read into single precision'}",
     ]
     padding = {
-        "masked": "is never predicted: its probability is taken after the softmax, as bad_words_ids does",
-        "excluded": "is never predicted",
-        "predicted": "may be predicted as any token",
+        "masked": "never generated, as bad_words_ids says; the probability that the model gives it is lost",
+        "excluded": "never generated, as bad_words_ids says; its probability goes to the other tokens (renormalize_logits)",
+        "predicted": "generated if the model gives it the best score, for nothing in the folder rules it out (bad_words_ids would)",
     }[config.padding]
-    report.translated.append(f"padding (token {config.pad_id}) {padding}")
+    report.translated.append(f"the padding token, {config.pad_id}, is {padding}")
     report.translated += generation.notes
     report.translated += generation.fields
     tell_ignored(foreign, report)

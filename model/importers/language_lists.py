@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dragoman.model.generation import MAX_LANGUAGES, Language, Languages, Template, spelling
+from dragoman.model.generation import MAX_LANGUAGES, Language, Languages, Template, cased_spelling, spelling
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.language_names import is_group, other_names
 from dragoman.model.importers.speech import Folder, Speech
@@ -27,10 +27,10 @@ def languages_of(
     kept: dict[str, tuple[str, int]] = {}
     left_out: list[str] = []
     for code, token_id in sorted(tokens.items(), key=lambda item: item[1]):
-        if _CODE.fullmatch(code) is None or not spelling(code) or spelling(code) in kept:
+        if _CODE.fullmatch(code) is None or not spelling(code) or cased_spelling(code) in kept:
             left_out.append(code)
         else:
-            kept[spelling(code)] = code, folder.checked(code, token_id)
+            kept[cased_spelling(code)] = code, folder.checked(code, token_id)
     if not 0 < len(kept) <= MAX_LANGUAGES:
         raise ForeignError(f"{folder.path}: its tokeniser has {len(kept)} languages; 1 to {MAX_LANGUAGES} are possible")
     names = other_names([code for code, _ in kept.values()], aliases)

@@ -43,7 +43,7 @@ def other_names(codes: Sequence[str], aliases: Mapping[str, str] | None = None) 
     (`ar`, `fa`, `zh`) is its standard member.
 
     Args:
-        codes: Of all the model's languages of one side, no two spelt the same.
+        codes: Of all the model's languages of one side.
         aliases: What codes stand for that are no language's, or another's; by code.
     """
     tags = [_parsed((aliases or {}).get(code, code)) for code in codes]

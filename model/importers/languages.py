@@ -6,7 +6,7 @@ Each way is what the family's own tokeniser in Transformers makes of a text, and
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from dragoman.model.generation import Language, Languages, Template
+from dragoman.model.generation import Language, Languages, Template, around
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.language_codes import (
     M2M100_LANGUAGES,
@@ -17,9 +17,12 @@ from dragoman.model.importers.language_codes import (
 )
 from dragoman.model.importers.language_lists import Affixes, is_code, languages_of, listed, named, pair_speech, stated, wished
 from dragoman.model.importers.language_names import is_group, other_names
+from dragoman.model.importers.settings import MAX_JSON_BYTES, read
 from dragoman.model.importers.speech import Folder, Speech
 from dragoman.model.importers.tasks import task_speech
-from dragoman.model.importers.token_ids import VOCABULARY_FILE, family_tokens
+from dragoman.model.importers.token_ids import TOKENIZER_FILE, VOCABULARY_FILE, family_tokens
+from dragoman.model.text.json_file import ids_around
+from dragoman.model.text.tokenizer import TokenizerError
 
 # M2M100 calls Northern Sotho so; the registry has no such language.
 _ALIASES = {"ns": "nso"}
@@ -30,6 +33,8 @@ _NLLB = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 _MBART = re.compile(r"[a-z]{2}_[A-Z]{2}")
 # Classes that read any tokenizer.json, and say nothing of a family.
 _GENERIC = ("", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "SentencePieceBackend")
+# Those of them that take what goes around a text from tokenizer.json; so does UMT5 where no class is named.
+_AS_THE_FILE_SAYS = ("PreTrainedTokenizer", "TokenizersBackend")
 # Classes that put end-of-sequence after a text and nothing else around it, and those that put <s> before it, too.
 _PLAIN = ("T5Tokenizer", "MT5Tokenizer", "ByT5Tokenizer", "PegasusTokenizer", "MarianTokenizer")
 _BEGUN = ("BartTokenizer", "RobertaTokenizer", "BarthezTokenizer")
@@ -134,7 +139,15 @@ def _multilingual(
     tokens: Mapping[str, int],
     notes: Iterable[str],
 ) -> Speech:
-    """Return a model's languages with those that are read and written by default, where the folder or the user says."""
+    """Return a model's languages with those that are read and written by default, where the folder or the user says.
+
+    Raises:
+        ForeignError: If the tokeniser puts something else around a text than any of them.
+    """
+    if (said := _said_by_file(folder)) is not None:
+        ways = [around(template, language, None, said[1][0]) for language in sources]
+        if not any(said == (way.source_prefix, way.source_suffix) for way in ways):
+            raise ForeignError(f"{folder.path / TOKENIZER_FILE}: its post_processor puts no language of the model around a text")
     default_source = wished(folder, sources, "source") or stated(folder, sources, "src_lang")
     default_target = wished(folder, targets, "target")
     first, start = folder.forced_first(), folder.generation.get("decoder_start_token_id")
@@ -161,18 +174,51 @@ def _template(folder: Folder) -> Template:
     """Return what goes around every text by the class of the tokeniser, or by the family where no class is named.
 
     Raises:
-        ForeignError: For a class that is not known here, whose `tokenizer.json` does not say either.
+        ForeignError: For a class that is not known here, or a `tokenizer.json` that does not put end-of-sequence behind a text.
     """
     first = folder.forced_first()
     target_prefix = [] if first is None else [first]
     name = folder.tokenizer_class
+    if (said := _said_by_file(folder)) is not None:
+        return Template(source_prefix=said[0], source_suffix=said[1][1:], target_prefix=target_prefix)
     if name in _BEGUN or (name in _GENERIC and folder.model_type == "bart"):
-        begin = folder.tokenizer.get("cls_token") or folder.tokenizer.get("bos_token") or "<s>"
-        content = begin.get("content") if isinstance(begin, dict) else begin
-        return Template(source_prefix=[folder.token_id(str(content))], target_prefix=target_prefix)
+        return Template(source_prefix=[_special(folder, "<s>", "cls_token", "bos_token")], target_prefix=target_prefix)
     if name not in _PLAIN and name not in _GENERIC:
         raise ForeignError(f"{folder.path}: tokenizer_class {name!r} is not known here for model_type {folder.model_type}")
     return Template(target_prefix=target_prefix)
+
+
+def _said_by_file(folder: Folder) -> tuple[list[int], list[int]] | None:
+    """Return the ids before and after a text by the post-processor of `tokenizer.json`, None if the class has its own.
+
+    Raises:
+        ForeignError: If it does not put end-of-sequence directly behind a text, or another file contradicts it.
+    """
+    path, name = folder.path / TOKENIZER_FILE, folder.tokenizer_class
+    if not (name in _AS_THE_FILE_SAYS or (not name and folder.model_type == "umt5")) or not path.exists():
+        return None
+    eos_id = _special(folder, "</s>", "eos_token")
+    try:
+        before, after = ids_around(read(path, MAX_JSON_BYTES))
+    except TokenizerError as error:
+        raise ForeignError(f"{path}: {error}") from error
+    if after[:1] != [eos_id]:
+        said = f"token {after[0]}" if after else "nothing"
+        raise ForeignError(
+            f"{path}: its post_processor puts {said} behind a text, not end-of-sequence, {eos_id}; that is not offered here"
+        )
+    flags = [folder.tokenizer.get(name) for name in ("add_bos_token", "add_eos_token")]
+    if flags != [None, None] and [*map(bool, flags)] != [bool(before), bool(after)]:
+        raise ForeignError(f"{path}: its post_processor is not what add_bos_token and add_eos_token of tokenizer_config.json say")
+    for token_id in (*before, *after):
+        folder.checked("of post_processor", token_id)
+    return before, after
+
+
+def _special(folder: Folder, otherwise: str, *fields: str) -> int:
+    """Return the id of the special token that the first of some fields names."""
+    said = next((folder.tokenizer[field] for field in fields if folder.tokenizer.get(field)), otherwise)
+    return folder.token_id(str(said.get("content") if isinstance(said, dict) else said))
 
 
 def _kind(folder: Folder, tokens: Mapping[str, str], otherwise: str) -> str:

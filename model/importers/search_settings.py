@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from dragoman.model.importers.conversion import Conversion, is_whole, rules_out
+from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.generation_fields import shown
 
 _START_TOKENS: Final = 1
@@ -21,16 +22,19 @@ def top_k(conversion: Conversion, value: Any) -> str:
 
 
 def repetition_penalty(conversion: Conversion, value: Any) -> str:
-    """Take the penalty where both mean the same: in beam search."""
+    """Take the penalty where both mean the same: in beam search.
+
+    Raises:
+        ForeignError: If it is one of another search, which no request could have.
+    """
     if value == 1:
         return "1, no effect"
-    beams = conversion.fields.get("num_beams")
-    if not is_whole(beams) or beams < 2:
-        return (
-            f"{shown(value)} changes logits by their sign there, log-probabilities here, which is the same in beam search only; "
-            "left out"
+    made, beams = conversion.make("repetition_penalty", value), conversion.fields.get("num_beams")
+    if "repetition_penalty" in conversion.made and (not is_whole(beams) or beams < 2):
+        raise ForeignError(
+            f"{conversion.path}: repetition_penalty {shown(value)} without beams changes logits by their sign, which is not "
+            "offered here; set it to 1, or num_beams to 2 at the least"
         )
-    made = conversion.make("repetition_penalty", value)
     start, target = conversion.target.decoder_start_id, conversion.target
     if start == target.pad_id and rules_out(conversion.fields.get("bad_words_ids"), start):
         return made

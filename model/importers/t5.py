@@ -12,7 +12,7 @@ from dragoman.model.importers.layout import Layout, Source
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.settings import Settings
 from dragoman.model.importers.tables import TableNames, Tables, choose_tables
-from dragoman.model.importers.tokenisers import TokenizerFiles, from_t5
+from dragoman.model.importers.tokenisers import TokenizerFiles, from_byte_pairs, from_t5
 
 MAX_TOKENS: Final = 512  # where a folder says nothing: what these models were trained with
 MAX_BYTES: Final = 1024  # of ByT5, a token of which is a byte
@@ -188,7 +188,8 @@ _MULTILINGUAL: Final = _DEFAULTS | {
     "feed_forward_proj": "gated-gelu",
     "decoder_start_token_id": 0,
 }
-_FILES: Final = (TokenizerFiles(("spiece.model",), from_t5),)
+# CodeT5 has BART's files.
+_FILES: Final = (TokenizerFiles(("spiece.model",), from_t5), TokenizerFiles(("vocab.json", "merges.txt"), from_byte_pairs))
 T5: Final = Family(
     name="T5",
     model_type="t5",

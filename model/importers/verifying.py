@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.generation import Languages, around
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.report import Report
+from dragoman.model.languages import LanguageTable
 
 # Of the largest logit, at least 1: what sums in another order may differ by.
 TOLERANCE: Final = 1e-4
@@ -95,15 +97,20 @@ def _compare_texts(source: Path, checkpoint: Checkpoint, report: Report) -> None
     """Say of how many texts the ids are those of Transformers' tokeniser."""
     from transformers import AutoTokenizer
 
+    languages = checkpoint.languages or Languages()
+    default = LanguageTable(languages.source, languages.default_source).default
+    language = default or next(iter(languages.source), None)
     try:
         theirs = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        if language is not None and hasattr(theirs, "src_lang"):
+            theirs.src_lang = language.code
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         report.checked.append(f"Transformers cannot read the tokeniser: {' '.join(str(error).split())[:200]}")
         return
-    ours = checkpoint.tokenizers.source.encode_batch(TEXTS)
-    expected = [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
-    equal = sum(a == b for a, b in zip(ours, expected, strict=True))
-    report.checked.append(f"ids of {equal} of {len(TEXTS)} texts are those of Transformers’ tokeniser")
+    said = around(checkpoint.template, language, None, checkpoint.model.config.eos_id)
+    ours = [[*said.source_prefix, *ids, *said.source_suffix] for ids in checkpoint.tokenizers.source.encode_batch(TEXTS)]
+    equal = sum(ids == theirs(text)["input_ids"] for ids, text in zip(ours, TEXTS, strict=True))
+    report.checked.append(f"ids of {equal} of {len(TEXTS)} texts, special tokens included, are those of Transformers’ tokeniser")
 
 
 def _inputs(checkpoint: Checkpoint) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.settings import load_object, refuse_pointer
-from dragoman.model.importers.weight_files import INDEX_SUFFIX, OTHERS, PICKLED, SAFETENSORS
+from dragoman.model.importers.weight_files import COMPILED, INDEX_SUFFIX, OTHERS, PICKLED, SAFETENSORS, refuse_other_folder
 
 # What is read: each becomes single precision.
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -49,16 +49,17 @@ class _Safetensors:
             self._file: Any = safe_open(path, "pt")
         except (OSError, SafetensorError, ValueError) as error:
             raise ForeignError(f"{path}: {_reason(error)}") from error
+        self._names: dict[str, str] = {name.removeprefix(COMPILED): name for name in list(self._file.keys())}  # type: ignore[no-untyped-call]
 
     def names(self) -> list[str]:
-        return list(self._file.keys())
+        return list(self._names)
 
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
-        part = self._file.get_slice(name)
+        part = self._file.get_slice(self._names[name])
         return part.get_dtype(), tuple(part.get_shape())
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._file.get_tensor(name)
+        tensor: Tensor = self._file.get_tensor(self._names[name])
         return tensor
 
 
@@ -79,7 +80,7 @@ class _Pickled:
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise ForeignError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor")
             _refuse_larger_than_storage(path, name, tensor)
-            self._tensors[name] = tensor.detach()
+            self._tensors[name.removeprefix(COMPILED)] = tensor.detach()
 
     def names(self) -> list[str]:
         return list(self._tensors)
@@ -160,6 +161,7 @@ class Weights:
             index = folder / f"{name}{INDEX_SUFFIX}"
             if index.exists() or index.is_symlink():
                 return cls(index, _shards(index, kind))
+        refuse_other_folder(folder)
         others = [name for name in OTHERS if (folder / name).exists()]
         instead = f", only {listed(others)}, which is not read here" if others else ""
         raise ForeignError(f"{folder}: there is neither {SAFETENSORS} nor {PICKLED}{instead}")
@@ -232,7 +234,7 @@ def _shards(index: Path, kind: Any) -> dict[str, _File]:
         raise ForeignError(f"{index}: weight_map is missing")
     files: dict[str, _File] = {}
     homes: dict[str, _File] = {}
-    for name, shard in table.items():
+    for name, shard in ((name.removeprefix(COMPILED), shard) for name, shard in table.items()):
         if not isinstance(shard, str) or not _is_file_name(shard):
             raise ForeignError(f"{index}: {name} is said to be in {shard!r}, which is no file of the folder")
         if shard not in files:

@@ -108,6 +108,22 @@ class JsonTokenizer:
         return {"eos_id": self.eos_id}
 
 
+def ids_around(content: bytes) -> tuple[list[int], list[int]]:
+    """Return the ids that the post-processor of a file puts before every text, and those that it puts after.
+
+    Raises:
+        TokenizerError: If the file is damaged, or the library knows no character of a short text.
+    """
+    description = parsed(content)
+    _unknown_id(description["model"])
+    encoding = encoder_of({**description, "truncation": None, "padding": None}).encode(_ANY_TEXT)
+    mask: list[int] = encoding.special_tokens_mask
+    if 0 not in mask:
+        raise TokenizerError(f"none of {_ANY_TEXT!r} has a token")
+    return encoding.ids[: mask.index(0)], encoding.ids[len(mask) - mask[::-1].index(0) :]
+
+
+_ANY_TEXT = "a 1 я 我"
 _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 _LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _BYTE_LEVEL = {

@@ -1,6 +1,7 @@
 """What a request means that does not say: a model's defaults, field by field.
 
 A default stands in for a field that is absent, and is dropped, never refused, where it does not go with what the request asks for.
+Only a penalty of beam search is refused without beams (`search_options.py`).
 """
 
 from typing import TYPE_CHECKING, Any

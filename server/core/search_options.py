@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from msgspec import structs
 
+from dragoman.model.generation import Defaults
 from dragoman.server.core.defaults import NONE, is_end_forced, with_defaults
 from dragoman.server.core.frames import Frame
 from dragoman.server.core.ports import Limited
@@ -69,9 +70,12 @@ def search_options(
     if options_asked == _NO_OPTIONS or (options_asked == _ONE_BEAM and defaults == NONE):
         return plain_options(frame, max_new_tokens)
     is_forced = is_end_forced(request, defaults, eos_id, max_new_tokens)
+    has_penalty = request.repetition_penalty is not None
     request = with_defaults(request, defaults, max_new_tokens)
     num_beams = _check_num_beams(request, model)
     _check_kinds(request, num_beams)
+    if not has_penalty and num_beams == 1 and not request.return_alternatives:
+        _check_penalty_of_beams(defaults)
     options = messages.SearchOptions(
         num_beams=num_beams,
         num_answers=_check_num_answers(request, model, num_beams),
@@ -159,6 +163,13 @@ def _check_kinds(request: GenerateRequest, num_beams: int) -> None:
         stray = [name for name in SAMPLING_FIELDS if getattr(request, name) is not None]
         if stray or request.top_k:
             raise InvalidRequest(stray[0] if stray else "top_k", "goes with do_sample only")
+
+
+def _check_penalty_of_beams(defaults: Defaults) -> None:
+    """Refuse that a penalty which a model has for beam search stands in where Transformers means another by it: without beams."""
+    penalty = defaults.repetition_penalty or 1
+    if penalty != 1 and (defaults.num_beams or 1) > 1:
+        raise InvalidRequest("repetition_penalty", f"has to be said without beams: the model's, {penalty:g}, is one of beam search")
 
 
 def _check_num_answers(request: GenerateRequest, model: Limited, num_beams: int) -> int:

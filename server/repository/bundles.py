@@ -24,5 +24,9 @@ def find_models(folder: Path, files: Path | None = None) -> list[FoundModel]:
     refuse_damaged_files(found)
     if not any(model.versions for model in found):
         reasons = [reason for model in found for reason in model.left_out]
-        raise BundleError("\n".join(reasons) or f"{folder}: holds no bundle (a directory with {MANIFEST_FILE})")
+        made = next((path.parent for path in (folder / "config.json", *folder.glob("*/config.json")) if path.is_file()), None)
+        hint = (
+            f"; {made} is a checkpoint, of which `dragoman export`, or `dragoman import --export`, makes a bundle" if made else ""
+        )
+        raise BundleError("\n".join(reasons) or f"{folder}: holds no bundle (a directory with {MANIFEST_FILE}){hint}")
     return found

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def test_a_folder_becomes_a_checkpoint_and_a_report(run_command: Run, folder: Pa
     assert lines[-1] == f"wrote {tmp_path / 'out'}: mine"
     assert any("dropout_rate 0.0" in line and line.endswith(": of training") for line in lines)
     assert "of those of Transformers (the largest is" in out
-    assert "ids of 6 of 6 texts are those of Transformers’ tokeniser" in out
+    assert "ids of 6 of 6 texts, special tokens included, are those of Transformers’ tokeniser" in out
+    assert "around every text: TEXT </s>" in out
 
 
 def test_it_is_exported_at_once_under_its_folders_name(run_command: Run, folder: Path, tmp_path: Path) -> None:
@@ -50,6 +52,8 @@ def test_it_is_exported_at_once_under_its_folders_name(run_command: Run, folder:
         asked = ("import", tmp_path / "T5 (small)!", tmp_path / "out", "--export", tmp_path / bundle)
         code, out, _ = run_command(*asked, *more)
         assert code == 0 and f"wrote {tmp_path / bundle}: T5-small" in out
+        if bundle == "quantised":  # what is served comes first
+            assert re.search(r"wrote .*, int8\nin 8 bits: [\d.]+% of .*\nbefore that: log-probabilities within .*\n", out)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["name"] == "T5-small"
     manifest = Bundle.open(tmp_path / "quantised").manifest
     assert (manifest.name, manifest.precision, manifest.weight_bits, manifest.cache_precision) == ("T5-small", "int8", 7, "int8")

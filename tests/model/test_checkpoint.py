@@ -118,6 +118,7 @@ def change(folder: Path, **fields: Any) -> Path:
         *(({"format_version": version}, ": not a checkpoint of format version 1 or 2") for version in (0, 3, "1", None)),
         *(({"name": value}, ": name is missing or is not a str") for value in (None, 7)),
         *(({"model": value}, ": model is missing or is not a dict") for value in (None, 7)),
+        ({"format_version": None, "model_type": "t5"}, ": a checkpoint of Transformers; `dragoman import "),
         ({"template": {"source_prefix": [-1]}}, "source_prefix"),
         ({"languages": {"default_target": "de"}}, "no target language"),
         ({"defaults": {"num_beams": "4"}}, "num_beams"),

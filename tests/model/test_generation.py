@@ -34,7 +34,7 @@ def test_json_reads_back_and_left_out_fields_are_not_written() -> None:
         (Template, {"prefix": [1]}, "unknown field"),
         (Languages, {"source": [{"code": "--"}]}, "without letters"),
         (Languages, {"source": [{"code": "de", "names": ["DE-de"]}]}, "must be written 'de_de'"),
-        (Languages, {"target": [{"code": "zh-CN"}, {"code": "zh_cn"}]}, "means two languages"),
+        (Languages, {"target": [{"code": "zh-CN"}, {"code": "zh_CN"}]}, "means two languages"),
         (Languages, {"target": [{"code": "de", "names": ["x"]}, {"code": "fr", "names": ["x"]}]}, "'x' means two languages"),
         (Languages, {"target": [{"code": "de"}], "default_target": "fr"}, "no target language"),
         (Languages, {"target": [{"code": "de"}], "default_source": "de"}, "no source language"),
@@ -71,6 +71,7 @@ TABLE = LanguageTable(
         Language(code="zho_Hant", names=["zh_hant", "zh_tw"]),
         Language(code="pt_br", names=["brazilian_portuguese"]),
         Language(code="es", names=["es_419"]),
+        *(Language(code=code) for code in ("sr", "sr_RS", "sr_rs")),
     ]
 )
 
@@ -81,7 +82,9 @@ FOUND = """
     zho_Hans: zh-SG
     pt_br: Brazilian Portuguese, pt-BR
     es: es-419, es-005
-    None: pt, pt-PT, de-Cyrl, zh-Latn, AT, , _
+    sr_RS: sr-RS, sr_RS
+    sr_rs: sr-rs
+    None: SR_RS, sr-Rs, pt, pt-PT, de-Cyrl, zh-Latn, AT, , _
 """
 
 

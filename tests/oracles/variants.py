@@ -69,6 +69,7 @@ _BART_LIKE = dict(d_model=64, **_DEPTHS, encoder_ffn_dim=96, decoder_ffn_dim=80,
 _BUCKETS = dict(relative_attention_num_buckets=8, relative_attention_max_distance=20)
 _T5_LIKE = dict(d_model=64, d_kv=24, d_ff=96, num_layers=3, num_decoder_layers=2, num_heads=4, **_BUCKETS)
 _T5_IDS = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+_CODE_T5_IDS = dict(pad_token_id=1, eos_token_id=2, decoder_start_token_id=1)
 _GATED = dict(_T5_LIKE, **_T5_IDS, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 _MARIAN = dict(_BART_LIKE, activation_function="swish", scale_embedding=True, eos_token_id=0, bos_token_id=0, forced_eos_token_id=0)
 _UNSHARED = dict(activation_function="relu", share_encoder_decoder_embeddings=False, tie_word_embeddings=False)
@@ -125,6 +126,7 @@ VARIANTS = {
     "t5-translation": Variant(_T5_MODEL, _size(vocabularies.t5), _T5, **_TRANSLATION),
     "t5-v1.1": Variant(_T5_MODEL, _size(vocabularies.t5), _GATED),
     "mt5": Variant("MT5ForConditionalGeneration", _NO_EXTRA, _GATED),
+    "codet5": Variant(_T5_MODEL, _size(vocabularies.bart), dict(_T5_LIKE, **_CODE_T5_IDS)),
     "byt5": Variant(_T5_MODEL, _size(vocabularies.byt5), _GATED),
     "umt5": Variant("UMT5ForConditionalGeneration", _NO_EXTRA, _UMT5, has_json=True),
     "madlad": Variant(_T5_MODEL, _size(vocabularies.madlad), _MADLAD, pairs=_MADLAD_PAIRS, said="<2{}> "),

@@ -71,6 +71,19 @@ def as_shards(folder: Path) -> None:
     (folder / SHARD).write_text(POINTER)
 
 
+def other_folder(*names: str) -> Change:
+    """Return a change to a folder with such files in place of a checkpoint."""
+
+    def change(folder: Path) -> None:
+        for name in (CONFIG, WEIGHTS):
+            (folder / name).unlink()
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}")
+
+    return change
+
+
 def without_memory(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
@@ -102,6 +115,19 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("bart", with_text("adapter_config.json", "{}"), "adapter_config.json", "merge it into its model"),
     ("bart", lambda folder: change_json(folder / GENERATION, eos_token_id=[2, 3]), GENERATION, "eos_token_id names 2 ends"),
     ("bart", other_start, CONFIG, "decoder_start_id 9999 is outside the vocabulary of 401"),
+    # Folders of others.
+    ("bart", other_folder(f"checkpoint-500/{CONFIG}", f"checkpoint-1000/{CONFIG}"), "", "Trainer .* import .*/checkpoint-1000$"),
+    ("bart", other_folder(f"snapshots/a1b2/{CONFIG}"), "", "in the cache of the hub .* import .*/snapshots/a1b2, or"),
+    (
+        "bart",
+        other_folder("model.bin", "shared_vocabulary.json", CONFIG),
+        "",
+        r"of CTranslate2 \(model\.bin\); import the checkpoint",
+    ),
+    ("bart", lambda f: (f / WEIGHTS).rename(f / "encoder_model.onnx"), "", r"graphs of ONNX \(encoder_model\.onnx\); import the"),
+    ("bart", other_folder("onnx/decoder_model.onnx"), "", "graphs of ONNX"),
+    ("bart", other_folder("dict.en.txt", "checkpoint_best.pt"), "", "of fairseq .* Transformers 4"),
+    ("bart", other_folder("model.npz", "decoder.yml"), "", "of Marian itself .* Transformers 4"),
     # Weights.
     ("bart", with_config(encoder_ffn_dim=97), WEIGHTS, rf"{re.escape(FC1)} is \[96, 64\], where config\.json asks for \[97, 64\]"),
     ("bart", with_config(max_position_embeddings=200), WEIGHTS, r"embed_positions\.weight is \[162, 64\], .* for \[202, 64\]"),
@@ -118,7 +144,12 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("t5", with_text("spiece.model", POINTER), "spiece.model", "`git lfs pull`"),
     ("nllb", with_text("tokenizer.json", POINTER), "tokenizer.json", "`git lfs pull`"),
     # Tokenisers.
-    ("t5", without("spiece.model"), "", r"no tokeniser: there is neither spiece\.model nor tokenizer\.json"),
+    (
+        "t5",
+        without("spiece.model"),
+        "",
+        r"no tokeniser: there is neither spiece\.model nor vocab\.json and merges\.txt nor tokenizer\.json",
+    ),
     ("t5", with_text("spiece.model", "nothing"), "spiece.model", "not a sentencepiece model|not a SentencePiece"),
     ("nllb", with_text("tokenizer.json", '{"model":'), "tokenizer.json", "not JSON"),
     ("bart", with_text("vocab.json", "[]"), "vocab.json", "not a JSON object"),

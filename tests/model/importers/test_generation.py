@@ -86,7 +86,7 @@ def of_task(prefix: object) -> dict[str, Any]:
 
 
 ONE_TOKEN: dict[str, object] = {"vocab.json": {"<s>": 1}}
-TWICE = {"model_type": "t5", "task_specific_params": {"translation_en_to_de": {}, "translation_en_to_DE": {}}}
+TWICE = {"model_type": "t5", "task_specific_params": {"translation_en_to_zh_CN": {}, "translation_en_to_zh__CN": {}}}
 MBART_50 = {"model_type": "mbart", "tokenizer_class": "MBart50Tokenizer"}
 
 
@@ -258,8 +258,10 @@ def test_differences_of_repetition_and_ngrams_are_named(fields: dict[str, Any], 
 
 
 def test_draws_and_penalties_are_converted_where_both_mean_the_same() -> None:
-    assert made({"repetition_penalty": 1.2}).repetition_penalty is None
-    assert made({"repetition_penalty": 1.2, "do_sample": True}).repetition_penalty is None
+    for more in ({}, {"do_sample": True}, {"num_beams": 1}):
+        assert made({"repetition_penalty": 1.0} | more).repetition_penalty is None
+        with pytest.raises(ForeignError, match=r"generation_config\.json: repetition_penalty 1\.2 without beams"):
+            made({"repetition_penalty": 1.2} | more)
     assert [made({"no_repeat_ngram_size": size}).no_repeat_ngram_size for size in (100, 101)] == [100, None]
     assert made({"do_sample": True}) == Defaults(do_sample=True, top_k=50, max_new_tokens=49)
     assert made({"do_sample": True, "top_k": 0}) == Defaults(do_sample=True, max_new_tokens=49)
@@ -308,7 +310,8 @@ VALUES |= st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(st.sampled_from([*FIELDS, "unheard_of"]), VALUES, max_size=12), st.sampled_from([TARGET, FORCED]))
 def test_no_field_is_dropped_without_a_word(fields: dict[str, Any], target: Target) -> None:
-    fields.pop("eos_token_id", None)
+    for refused in ("eos_token_id", "repetition_penalty"):
+        fields.pop(refused, None)
     before = copy.deepcopy(fields)
     converted = convert(fields, target)
     assert repr(fields) == repr(before)
@@ -320,7 +323,11 @@ def test_no_field_is_dropped_without_a_word(fields: dict[str, Any], target: Targ
 def test_every_field_of_transformers_is_known_and_half_a_character_is_no_setting() -> None:
     values = {"bad_words_ids": [[7]], "suppress_tokens": [7], "begin_suppress_tokens": [1], "eos_token_id": 1}
     for name in FIELDS:
-        lines = [line for line in convert({name: values.get(name, 2)}, TARGET).notes if name in line.split(": ")[0].split(", ")]
+        lines = [
+            line
+            for line in convert({"num_beams": 2} | {name: values.get(name, 2)}, TARGET).notes
+            if name in line.split(": ")[0].split(", ")
+        ]
         assert lines and not any("not known here" in line for line in lines), name
     for name in ("repetition_penalty", "length_penalty", "early_stopping", "num_beams", "temperature"):
         converted = convert({"num_beams": 2, "max_length": 50, name: "\ud800"}, TARGET)

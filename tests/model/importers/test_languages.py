@@ -83,6 +83,45 @@ def test_languages_are_said_as_the_tokeniser_says_them(name: str, layout: str, f
         assert speech.num_forced == len(forced)
 
 
+def processor(before: str, after: str) -> dict[str, Any]:
+    """Return a post-processor of `tokenizers` in two steps, of which the first adds nothing."""
+    names = [*before.split(), "A", *after.split()]
+    single = [{"Sequence" if name == "A" else "SpecialToken": {"id": name, "type_id": 0}} for name in names]
+    ids = {"</s>": 1, "<pad>": 0, "<unk>": 2}
+    tokens = {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in names if name != "A"}
+    template = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
+    level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    return {"type": "Sequence", "processors": [level, template]}
+
+
+def test_a_generic_tokenisers_own_post_processor_says_what_goes_around_a_text(copied: Callable[..., Path]) -> None:
+    folder = copied("t5", "transformers")
+    change_json(folder / SETTINGS, tokenizer_class="PreTrainedTokenizerFast")
+    for before, after in (("", "</s>"), ("<pad> <unk>", "</s> <pad>")):
+        change_json(folder / "tokenizer.json", post_processor=processor(before, after))
+        tokenizer = load_tokenizer(folder)
+        plain = list(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+        assert said(read(folder, "t5"), None, None, plain, 1)[0] == list(tokenizer(TEXT)["input_ids"])
+    for fields, reason in (
+        ({"add_bos_token": True, "add_eos_token": False}, "add_eos_token"),
+        ({"post_processor": processor("", "<unk> </s>")}, "token 2 behind a text, not end-of-sequence, 1"),
+        ({"post_processor": None}, "nothing behind a text"),
+    ):
+        change_json(folder / (SETTINGS if "add_bos_token" in fields else "tokenizer.json"), **fields)
+        with pytest.raises(ForeignError, match=f"tokenizer.json: its post_processor .*{reason}"):
+            read(folder, "t5")
+    folder = copied("nllb", "transformers")
+    change_json(folder / SETTINGS, tokenizer_class="PreTrainedTokenizerFast")
+    tokenizer, speech = load_tokenizer(folder), read(folder, "m2m_100")
+    plain = list(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+    assert said(speech, "eng_Latn", "deu_Latn", plain, 2)[0] == list(tokenizer(TEXT)["input_ids"])
+    other = processor("", "</s>")
+    other["processors"][1]["special_tokens"]["</s>"]["ids"] = [2]
+    change_json(folder / "tokenizer.json", post_processor=other)
+    with pytest.raises(ForeignError, match="puts no language of the model around a text"):
+        read(folder, "m2m_100")
+
+
 def test_a_forced_language_is_the_default_one_and_mbart_may_begin_with_it(foreign: Callable[..., Path]) -> None:
     folder, fifty = foreign("mbart"), foreign("mbart50")
     romanian, german = load_tokenizer(folder).convert_tokens_to_ids(["ro_RO", "de_DE"])
@@ -129,12 +168,17 @@ def marian(path: Path, codes: tuple[str, ...], **settings: Any) -> Path:
 
 
 def test_marian_lists_its_targets_in_order_and_each_once(tmp_path: Path) -> None:
-    folder = marian(tmp_path / "many", ("fra", "pt_br", "pt_BR", "cmn_Hant"), source_lang="en", target_lang="mul")
+    folder = marian(tmp_path / "many", ("fra", "pt_br", "pt_BR", "pt-br", "cmn_Hant"), source_lang="en", target_lang="mul")
     speech = read(folder, "marian", target_language="French")
     assert speech.languages is not None and speech.languages.default_target == "fra"
-    assert [language.code for language in speech.languages.target] == ["fra", "pt_br", "cmn_Hant"]
+    assert [language.code for language in speech.languages.target] == ["fra", "pt_br", "pt_BR", "cmn_Hant"]
     assert [language.code for language in speech.languages.source] == ["en"]
-    assert any("pt_BR" in note for note in speech.notes)
+    assert any("left out" in note and note.endswith(": pt-br") for note in speech.notes)
+    for wish in ("pt_br", "pt_BR"):
+        wished = read(folder, "marian", target_language=wish).languages
+        assert wished is not None and wished.default_target == wish
+    with pytest.raises(ForeignError, match="the model has no 'PT_br'"):
+        read(folder, "marian", target_language="PT_br")
     assert "writes 2 languages, such as >>fin<<" in read(marian(tmp_path / "two", ("fin", "est")), "marian").notes
 
 

@@ -55,14 +55,19 @@ def as_pickled_shards(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("write", [as_one, as_shards, as_pickle, as_old_pickle, as_pickled_shards])
-@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "F32"), (torch.float16, "F16"), (torch.bfloat16, "BF16")])
+@pytest.mark.parametrize(
+    ("dtype", "name", "prefix"), [(torch.float32, "F32", ""), (torch.float16, "F16", "_orig_mod."), (torch.bfloat16, "BF16", "")]
+)
 def test_every_form_holds_the_same(
-    write: Callable[..., None], dtype: torch.dtype, name: str, tmp_path: Path, tensors: dict[str, torch.Tensor]
+    write: Callable[..., None], dtype: torch.dtype, name: str, prefix: str, tmp_path: Path, tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Single precision is mapped, not copied; halves are read into single precision. Links of the hub's cache are followed."""
+    """Single precision is mapped, not copied; halves are read into single precision. Links of the hub's cache are followed.
+
+    A model that `torch.compile` was asked for has a prefix before its names, which is taken off.
+    """
     (tmp_path / "blobs").mkdir()
     (tmp_path / "snapshot").mkdir()
-    write(tmp_path / "blobs", {key: tensor.to(dtype) for key, tensor in tensors.items()})
+    write(tmp_path / "blobs", {prefix + key: tensor.to(dtype) for key, tensor in tensors.items()})
     for path in (tmp_path / "blobs").iterdir():
         (tmp_path / "snapshot" / path.name).symlink_to(f"../blobs/{path.name}")
     weights = Weights.open(tmp_path / "snapshot")

@@ -171,6 +171,15 @@ def test_defaults_are_overridden_one_by_one_and_dropped_in_conflict(
     assert options(with_defaults(make_model, **defaults), **fields) == SearchOptions(**expected)
 
 
+@pytest.mark.parametrize("fields", [{"num_beams": 1}, {"do_sample": True}])
+def test_a_penalty_of_beam_search_is_not_applied_without_beams(make_model: MakeModel, fields: Any) -> None:
+    """Transformers takes it off log-probabilities in beam search, off logits otherwise."""
+    model = with_defaults(make_model, num_beams=4, repetition_penalty=1.2)
+    assert "repetition_penalty: has to be said without beams: the model's, 1.2," in refusal(model, **fields)
+    assert options(model, repetition_penalty=1.1, **fields).repetition_penalty == pytest.approx(1.1)
+    assert options(model, num_beams=2).repetition_penalty == options(model, return_alternatives=True).repetition_penalty == 1.2
+
+
 def test_slots_of_a_request_are_limited_and_seeds_are_drawn(make_model: MakeModel) -> None:
     model = make_model()
     model.max_slots_per_request = 4
@@ -241,6 +250,8 @@ def possible_defaults(draw: st.DrawFn) -> Defaults:
         given.pop("num_beams", None)
     elif given.get("num_return_sequences", 1) > given.get("num_beams", 1):
         given.pop("num_return_sequences", None)
+    if given.get("num_beams", 1) > 1:  # a penalty of beam search is no default without beams, and refused there
+        given.pop("repetition_penalty", None)
     suppressed = draw(st.lists(st.integers(0, 329), max_size=6))
     return Defaults(**given, suppressed_tokens=suppressed, is_end_forced=draw(st.booleans()))
 

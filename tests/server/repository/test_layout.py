@@ -111,8 +111,12 @@ def test_bundles_are_opened_by_their_models_names_and_a_folder_that_is_none_is_n
                 find(tmp_path / which)
             with pytest.raises(BundleError, match=f"^{tmp_path / which}: {reason}$"):
                 find(tmp_path, files=tmp_path / which)
-    with pytest.raises(BundleError, match=str(tmp_path / "models")):
+    with pytest.raises(BundleError, match=rf"^{tmp_path / 'models'}: holds no bundle .*bundle\.json\)$"):
         find_models(tmp_path / "models")
+    lay(tmp_path, "models/t5/config.json = {}")
+    for which in ("models", "models/t5"):
+        with pytest.raises(BundleError, match=f"{tmp_path / 'models/t5'} is a checkpoint, of which `dragoman export`"):
+            find_models(tmp_path / which)
     copy(tiny_bundle, tmp_path / "models/1", "zeta")
     copy(tiny_bundle, tmp_path / "models/2", "alpha")
     copy(tiny_bundle, tmp_path / "models/.one.half-copied", "one")
