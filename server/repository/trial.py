@@ -65,15 +65,19 @@ class Trial(Generic[E]):
         if version.has_died or (version.loaded is not None and not version.loaded.engine.is_ready):
             raise Refused(Cause.DEATH, f"its engine ended within {self.clock() - self.began:.1f} s of beginning to serve")
         if version.loaded is not None:
-            self._check_outcomes(version, outcomes(version.loaded))
+            self._check_errors(outcomes(version.loaded))
+            if version.loaded.version != self.fallback.default.version:  # the same files are as fast; the machine is busier
+                self._check_latency(version, outcomes(version.loaded))
 
-    def _check_outcomes(self, version: Version[E], outcomes: Outcomes) -> None:
+    def _check_errors(self, outcomes: Outcomes) -> None:
         total = outcomes.num_answered + outcomes.num_failed
         if total < MIN_REQUESTS:
             return
         if (rate := outcomes.num_failed / total) > self.swap.max_error_rate:
             limit = f"max_error_rate is {self.swap.max_error_rate:g}"
             raise Refused(Cause.ERRORS, f"{outcomes.num_failed} of {total} requests failed, {rate:.1%}; {limit}")
+
+    def _check_latency(self, version: Version[E], outcomes: Outcomes) -> None:
         settling_seconds = min(self.swap.probation_seconds * SETTLING, SETTLING_SECONDS)
         if (seconds_passed := self.clock() - self.began) < settling_seconds:
             self._while_settling[version] = outcomes

@@ -22,10 +22,10 @@ class Probation:
         self.now = 100.0
         self.versions: list[Version[Any]] = []
         for name in names:
-            loaded: Any = SimpleNamespace(label=name, engine=SimpleNamespace(is_ready=True))
+            loaded: Any = SimpleNamespace(label=name, version=name, engine=SimpleNamespace(is_ready=True))
             self.versions.append(Version("en-de", FoundVersion(name, Path(name), (1, 1, 1)), State.TRIAL, loaded=loaded))
-        nothing: Any = None
-        self.trial = Trial(self.versions, nothing, Swap(**swap), usual, lambda: self.now)
+        fallback: Any = SimpleNamespace(default=SimpleNamespace(version="1"))
+        self.trial = Trial(self.versions, fallback, Swap(**swap), usual, lambda: self.now)
 
     def failed(self, **outcomes: Outcomes) -> tuple[str, Cause, str] | None:
         failed = self.trial.failed(lambda model: outcomes.get("v" + model.label, Outcomes()))
@@ -63,6 +63,8 @@ def test_bounds(outcomes: Outcomes, usual: Outcomes, expected: Cause | None) -> 
     probation = Probation("2", usual=usual)
     probation.now += SETTLING_SECONDS + JUDGED_SECONDS
     assert probation.cause(outcomes) is expected
+    probation.trial.fallback.default.version = "2"  # type: ignore[misc]
+    assert probation.cause(outcomes) is (expected if expected is Cause.ERRORS else None), "the same files are as fast"
 
 
 @pytest.mark.parametrize(("probation_seconds", "settling_seconds", "judged_seconds"), [(2.0, 0.5, 1.5), (60.0, 10.0, 5.0)])
