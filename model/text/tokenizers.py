@@ -124,6 +124,11 @@ class Tokenizers:
         """Return the ids of a source in which the names of `special_tokens` are these tokens; made when it is first asked for."""
         return self.source.reading(self.special_tokens)
 
+    @cached_property
+    def longest_special_token(self) -> int:
+        """Characters of the longest name of `special_tokens`; 0 if there are none."""
+        return max((len(token.content) for token in self.special_tokens), default=0)
+
     @classmethod
     def shared(cls, tokenizer: Tokenizer) -> Self:
         """Return one tokeniser for both sides."""
