@@ -1,5 +1,6 @@
 """Special tokens that a text names: text, or, where that is asked for, the ids that Transformers has for the same text."""
 
+import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,15 @@ def test_sentinels_and_pieces_need_no_other_file(variant: str, name: str, copied
     if name == "<n>":
         ids = checkpoint.tokenizers.encode_with_special_tokens("the work.<n>the <n> work")
         assert checkpoint.tokenizers.target.decode(ids) == "the work.<n>the <n> work"
+
+
+def test_tokens_added_to_byte_pairs_need_no_tokenizer_json(copied: Callable[..., Path], imported: Any) -> None:
+    folder = with_added_tokens(copied("bart"), "bart")
+    theirs = load_tokenizer(folder)
+    (folder / "tokenizer.json").unlink()
+    ids = {name: theirs.convert_tokens_to_ids(name) for name in ("<hl>", "<sep>")}
+    (folder / "added_tokens.json").write_text(json.dumps(ids), encoding="utf-8")
+    check(Checkpoint.load(imported(folder)[0]).tokenizers, theirs, [*ids, "<mask>"])
 
 
 def test_there_may_be_none(copied: Callable[..., Path], imported: Any) -> None:
