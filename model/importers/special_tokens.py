@@ -32,7 +32,8 @@ _STRUCTURE: Final = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep
 _NAMES: Final = frozenset({"<s>", "</s>", "<unk>", "<pad>"})
 # As families write them; those of the model's own languages are known by their ids, too.
 _LANGUAGE: Final = re.compile(r">>.+<<|<2[\w-]+>|__[a-z]{2,3}__|[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")
-_T5_SENTINELS, _MOST_SENTINELS = 100, 1 << 16
+_SENTINEL: Final = "<extra_id_0>"
+_T5_SENTINELS: Final = 100  # where no file says how many
 Token = dict[str, Any]
 
 
@@ -56,7 +57,7 @@ def with_special_tokens(
     said = {config.pad_id, config.eos_id, config.decoder_start_id, *_ids_around(generation)}
     tokens = {
         name: token
-        for name, token in _hidden(foreign, tokenizers.source).items()
+        for name, token in _hidden(foreign, tokenizers.source, room).items()
         if token["id"] < room and token["id"] not in said and name not in structure and not _LANGUAGE.fullmatch(name)
     }
     if not tokens:
@@ -75,8 +76,8 @@ def with_special_tokens(
     return Tokenizers(source, target, tuple(sorted(special, key=lambda token: token.id)))
 
 
-def _hidden(foreign: Foreign, source: Tokenizer) -> dict[str, Token]:
-    """Return the tokens that a tokeniser knows and finds in no text, by name, each with its id."""
+def _hidden(foreign: Foreign, source: Tokenizer, room: int) -> dict[str, Token]:
+    """Return the tokens that a tokeniser knows and finds in no text, by name, each with its id; the model has `room` for ids."""
     added = _added(foreign.path)
     if isinstance(source, JsonTokenizer):
         own: list[Token] = json.loads(source.content()).get("added_tokens", [])
@@ -95,10 +96,10 @@ def _hidden(foreign: Foreign, source: Tokenizer) -> dict[str, Token]:
         has_spaces = isinstance(splits, dict) and splits.get("type") == "Metaspace" and SPACE in described.pieces
         more = {"space_id": table[described.pieces.index(SPACE)]} if has_spaces else {}
         outside = {name: {**x, **more, "id": ids[name]} for name, x in added.items() if name in ids.keys() - described.pieces}
-        if foreign.config.fields.get("model_type") in ("t5", "mt5", "umt5") and "<extra_id_0>" not in ids:
+        if foreign.config.fields.get("model_type") in ("t5", "mt5", "umt5") and not ids.keys() & {_SENTINEL, SPACE + _SENTINEL}:
             count = foreign.tokenizer.find("extra_ids", int)
-            last = len(table) + (_T5_SENTINELS if count is None else min(count, _MOST_SENTINELS))
-            outside = _sentinels(range(last - 1, len(table) - 1, -1)) | outside
+            last = len(table) + (_T5_SENTINELS if count is None else count)
+            outside = (_sentinels(range(last - 1, len(table) - 1, -1)) if last <= room else {}) | outside
         return found | outside
     outside = {name: {**x, "id": ids[name]} for name, x in added.items() if name in ids}
     if isinstance(source, ByteTokenizer):
