@@ -2,7 +2,8 @@
 
 Ids are that library's. What it does with special tokens is not done here: their names in a text stay text, whether the file says
 that a token is special or only adds it, and even where a Unigram model has the name among its pieces. For that, such names are
-replaced, in memory, by ones that nobody can type. An answer has the names of tokens that are added and not special, as there.
+replaced, in memory, by ones that nobody can type; `reading` leaves those that a text may name. An answer has the names of tokens
+that are added and not special, as there.
 """
 
 import json
