@@ -62,7 +62,9 @@ def fed(checkpoint: Checkpoint, text: str, source_language: str = "", target_lan
         task = checkpoint.template.task_text(source_side, target_side)
     except ValueError as error:
         raise InputError(f"{checkpoint.name}: {error}: --from and --to name them") from error
-    ids = checkpoint.tokenizers.source.encode(task + text)
+    tokenizers = checkpoint.tokenizers
+    has_special = checkpoint.defaults.special_tokens_in_text and tokenizers.special_tokens
+    ids = (tokenizers.encode_with_special_tokens if has_special else tokenizers.source.encode)(task + text)
     source, first = model.prompt(ids)
     if not text and config.has_source:
         raise InputError("source: is empty")

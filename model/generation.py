@@ -151,6 +151,7 @@ class Defaults(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
         no_repeat_ngram_size: Of the whole answer.
         suppressed_tokens: Never generated.
         is_end_forced: The last token that `max_new_tokens` allows is end-of-sequence, and worth 0.
+        special_tokens_in_text: Special tokens that a source names are these tokens.
     """
 
     num_beams: Annotated[int, Meta(ge=1, le=_MAX_BEAMS)] | None = None
@@ -167,6 +168,7 @@ class Defaults(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None = None
     suppressed_tokens: Annotated[list[TokenId], Meta(max_length=MAX_DEFAULT_SUPPRESSED_TOKENS)] = []
     is_end_forced: bool = False
+    special_tokens_in_text: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse defaults that contradict each other, so that a request that says nothing can always be served.

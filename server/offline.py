@@ -9,7 +9,7 @@ from msgspec import structs
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.errors import InputError
 from dragoman.server.core.continuation import decode_after
-from dragoman.server.core.defaults import default_max_new_tokens
+from dragoman.server.core.defaults import default_max_new_tokens, has_special_tokens
 from dragoman.server.core.frames import Frame, Frames
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.core.search_options import search_options
@@ -90,10 +90,13 @@ class OfflineTranslator:
             request = structs.replace(wanted, max_new_tokens=max_new_tokens)
             limit = check_max_new_tokens(request, self, 0, frame)
             search = search_options(request, self, limit, [], frame) if search is None else _framed(search, frame)
+            has_special = has_special_tokens(request, self.manifest, self.tokenizers)
         except InvalidRequest as error:
             raise InputError(error.message) from error
         texts = [frame.task + text for text in texts] if frame.task else texts
-        framed = [frame.framed(ids) for ids in self.tokenizers.source.encode_batch(texts)]
+        tokenizers = self.tokenizers
+        rows = [*map(tokenizers.encode_with_special_tokens, texts)] if has_special else tokenizers.source.encode_batch(texts)
+        framed = [frame.framed(ids) for ids in rows]
         limits = [limit] * len(framed)
         if frame.has_prompts and max_new_tokens is None:
             limits = [min(limit, self._room(source, search)) for source, _ in framed]

@@ -34,6 +34,10 @@ def import_(
     max_target_tokens: Annotated[
         int | None, typer.Option(min=1, max=_MOST_TOKENS, help="Longest answer; by default what the checkpoint says.")
     ] = None,
+    special_tokens_in_text: Annotated[
+        bool,
+        typer.Option("--special-tokens-in-text", help="Special tokens that a text names are tokens where a request does not say."),
+    ] = False,
     half: Annotated[bool, typer.Option("--half", help="Round weights to half precision: half the size.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with Transformers, which must be installed.")] = False,
     export: Annotated[
@@ -103,6 +107,7 @@ def import_(
         is_half=half,
         is_forced=force,
         is_checked=check,
+        reads_special_tokens=special_tokens_in_text,
     )
     for line in import_checkpoint(folder, output, order).lines():
         typer.echo(line)

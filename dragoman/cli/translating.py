@@ -42,6 +42,10 @@ def translate(
     target_language: ToOption = "",
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at the most.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut sources that are too long.")] = False,
+    special_tokens_in_text: Annotated[
+        bool | None,
+        typer.Option("--special-tokens-in-text/--no-special-tokens-in-text", help="Special tokens that a text names are tokens."),
+    ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it is decoded.")] = False,
     as_json: JsonOption = False,
     scores: Annotated[bool, typer.Option("--scores", help="Print each answer's score and a tab before it.")] = False,
@@ -127,6 +131,7 @@ def translate(
         return_alternatives=alternatives,
         return_log_probs=log_probs,
         top_log_probs=top_log_probs,
+        special_tokens_in_text=special_tokens_in_text,
     )
     options = TranslateOptions(
         model,

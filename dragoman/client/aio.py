@@ -284,6 +284,7 @@ class AsyncClient:
         return_alignment: bool = False,
         return_word_alignment: bool = False,
         alignment_layer: int | None = None,
+        special_tokens_in_text: bool | None = None,
         priority: int = 0,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
@@ -301,6 +302,7 @@ class AsyncClient:
             return_alignment: Tell the encoder-decoder attention.
             return_word_alignment: Tell the links between words.
             alignment_layer: Decoder layer whose attention both speak of, from 0; None for the mean of all.
+            special_tokens_in_text: Read the names of special tokens in the source as these tokens; None for the model's default.
             priority: Among what waits, be served as if it had come this many seconds earlier.
             request_id: Id for the server's log; None makes one.
             timeout_seconds: Time for this call; None for the client's.
@@ -316,6 +318,7 @@ class AsyncClient:
             return_alignment=return_alignment,
             return_word_alignment=return_word_alignment,
             alignment_layer=alignment_layer,
+            special_tokens_in_text=special_tokens_in_text,
             priority=priority,
             request_id=request_id,
         )

@@ -16,7 +16,7 @@ _RENAMED: Final = {
     "target_language": "--to",
     "timeout_seconds": "--timeout",
 }
-DENIABLE: Final = ("early_stopping", "do_sample")
+DENIABLE: Final = ("early_stopping", "do_sample", "special_tokens_in_text")
 """Fields that a model may have as its default, and an option denies."""
 _SAME: Final = (
     "model",
@@ -36,6 +36,7 @@ _SAME: Final = (
     "no_repeat_ngram_size",
     "forced_prefix",
     "top_log_probs",
+    "special_tokens_in_text",
     "alignment_layer",
     "concurrency",
     "token",

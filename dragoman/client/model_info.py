@@ -38,6 +38,7 @@ class Defaults:
         no_repeat_ngram_size: No sequence of this many tokens occurs twice.
         suppressed_tokens: Tokens that are never generated.
         is_end_forced: Whether an answer that reaches `max_new_tokens` has end-of-sequence as the last of them.
+        special_tokens_in_text: Whether special tokens that a text names are these tokens.
     """
 
     num_beams: int | None = None
@@ -54,6 +55,7 @@ class Defaults:
     no_repeat_ngram_size: int | None = None
     suppressed_tokens: tuple[int, ...] = ()
     is_end_forced: bool = False
+    special_tokens_in_text: bool | None = None
 
 
 NO_DEFAULTS = Defaults()

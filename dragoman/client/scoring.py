@@ -61,6 +61,7 @@ def score_request(
     return_alignment: bool,
     return_word_alignment: bool,
     alignment_layer: int | None,
+    special_tokens_in_text: bool | None,
     priority: int,
     request_id: str | None,
 ) -> generation_pb2.ScoreRequest:
@@ -84,11 +85,10 @@ def score_request(
         "priority": priority,
         "return_alignment": return_alignment,
         "return_word_alignment": return_word_alignment,
+        "length_penalty": length_penalty,
+        "alignment_layer": alignment_layer,
+        "special_tokens_in_text": special_tokens_in_text,
     }
-    if length_penalty is not None:
-        fields["length_penalty"] = length_penalty
-    if alignment_layer is not None:
-        fields["alignment_layer"] = alignment_layer
     return fill(generation_pb2.ScoreRequest(), fields, request_id)
 
 

@@ -30,6 +30,7 @@ class Search:
         return_alternatives: Answer with the `num_return_sequences` likeliest tokens after the prefix, each continued greedily.
         return_log_probs: Tell each generated token's log-probability.
         top_log_probs: Tell this many of the likeliest tokens at each position too.
+        special_tokens_in_text: Read the names of special tokens in the text, such as `<hl>`, as these tokens. False.
     """
 
     num_beams: int | None = None
@@ -49,6 +50,7 @@ class Search:
     return_alternatives: bool = False
     return_log_probs: bool = False
     top_log_probs: int = 0
+    special_tokens_in_text: bool | None = None
 
 
 class SearchOptions(TypedDict, total=False):
@@ -71,6 +73,7 @@ class SearchOptions(TypedDict, total=False):
     return_alternatives: bool
     return_log_probs: bool
     top_log_probs: int
+    special_tokens_in_text: bool | None
 
 
 AS_THE_MODEL_DOES: Final = Search()

@@ -18,7 +18,7 @@ FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "max_new_tokens", "truncate", "request_id", "priority", "num_beams", "num_return_sequences", "length_penalty", "early_stopping", "do_sample", "temperature", "top_k", "top_p", "seed", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_tokens", "forced_prefix", "return_alternatives", "return_log_probs", "top_log_probs", "source_language", "target_language", "model_version")
+    __slots__ = ("model", "text", "max_new_tokens", "truncate", "request_id", "priority", "num_beams", "num_return_sequences", "length_penalty", "early_stopping", "do_sample", "temperature", "top_k", "top_p", "seed", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_tokens", "forced_prefix", "return_alternatives", "return_log_probs", "top_log_probs", "source_language", "target_language", "model_version", "special_tokens_in_text")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class GenerateRequest(_message.Message):
     SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_IN_TEXT_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     max_new_tokens: int
@@ -71,7 +72,8 @@ class GenerateRequest(_message.Message):
     source_language: str
     target_language: str
     model_version: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., truncate: _Optional[bool] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., do_sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., forced_prefix: _Optional[str] = ..., return_alternatives: _Optional[bool] = ..., return_log_probs: _Optional[bool] = ..., top_log_probs: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model_version: _Optional[str] = ...) -> None: ...
+    special_tokens_in_text: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., truncate: _Optional[bool] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., do_sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., forced_prefix: _Optional[str] = ..., return_alternatives: _Optional[bool] = ..., return_log_probs: _Optional[bool] = ..., top_log_probs: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model_version: _Optional[str] = ..., special_tokens_in_text: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "model", "model_version", "text", "tokens", "finish_reason", "is_truncated", "usage", "timings", "answers", "seed", "shortlist_tokens")
@@ -174,7 +176,7 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., details: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "text", "target", "request_id", "priority", "length_penalty", "return_alignment", "return_word_alignment", "alignment_layer", "source_language", "target_language", "model_version")
+    __slots__ = ("model", "text", "target", "request_id", "priority", "length_penalty", "return_alignment", "return_word_alignment", "alignment_layer", "source_language", "target_language", "model_version", "special_tokens_in_text")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +189,7 @@ class ScoreRequest(_message.Message):
     SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_IN_TEXT_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     target: str
@@ -199,7 +202,8 @@ class ScoreRequest(_message.Message):
     source_language: str
     target_language: str
     model_version: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., target: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., length_penalty: _Optional[float] = ..., return_alignment: _Optional[bool] = ..., return_word_alignment: _Optional[bool] = ..., alignment_layer: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model_version: _Optional[str] = ...) -> None: ...
+    special_tokens_in_text: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., target: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., length_penalty: _Optional[float] = ..., return_alignment: _Optional[bool] = ..., return_word_alignment: _Optional[bool] = ..., alignment_layer: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model_version: _Optional[str] = ..., special_tokens_in_text: _Optional[bool] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("request_id", "model", "model_version", "log_prob", "score", "tokens", "alignment", "word_alignment", "usage")
@@ -350,7 +354,7 @@ class Language(_message.Message):
     def __init__(self, code: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Defaults(_message.Message):
-    __slots__ = ("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "min_new_tokens", "max_new_tokens", "no_repeat_ngram_size", "suppressed_tokens", "is_end_forced")
+    __slots__ = ("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "min_new_tokens", "max_new_tokens", "no_repeat_ngram_size", "suppressed_tokens", "is_end_forced", "special_tokens_in_text")
     NUM_BEAMS_FIELD_NUMBER: _ClassVar[int]
     NUM_RETURN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +369,7 @@ class Defaults(_message.Message):
     NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_END_FORCED_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_IN_TEXT_FIELD_NUMBER: _ClassVar[int]
     num_beams: int
     num_return_sequences: int
     length_penalty: float
@@ -379,4 +384,5 @@ class Defaults(_message.Message):
     no_repeat_ngram_size: int
     suppressed_tokens: _containers.RepeatedScalarFieldContainer[int]
     is_end_forced: bool
-    def __init__(self, num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., do_sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_new_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., is_end_forced: _Optional[bool] = ...) -> None: ...
+    special_tokens_in_text: bool
+    def __init__(self, num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., do_sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_new_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., is_end_forced: _Optional[bool] = ..., special_tokens_in_text: _Optional[bool] = ...) -> None: ...

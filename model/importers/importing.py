@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from safetensors import SafetensorError
 
 from dragoman.model.checkpoint import Checkpoint
@@ -20,6 +21,7 @@ from dragoman.model.importers.generation import ForeignGeneration, read_generati
 from dragoman.model.importers.layout import Layout, load
 from dragoman.model.importers.registry import family_of
 from dragoman.model.importers.report import Report
+from dragoman.model.importers.special_tokens import with_special_tokens
 from dragoman.model.importers.speech import Wishes
 from dragoman.model.importers.tokenisers import read_tokenizers
 from dragoman.model.importers.verifying import verify_against_transformers, verify_written
@@ -40,6 +42,7 @@ class Order:
         is_half: Keep weights in half precision.
         is_forced: Let the checkpoint take the place of one that is there.
         is_checked: Compare with Transformers, too.
+        reads_special_tokens: Special tokens that a text names are tokens where a request does not say.
     """
 
     name: str = ""
@@ -48,6 +51,7 @@ class Order:
     is_half: bool = False
     is_forced: bool = False
     is_checked: bool = False
+    reads_special_tokens: bool = False
 
 
 def import_checkpoint(source: Path, output: Path, order: Order) -> Report:
@@ -64,10 +68,12 @@ def import_checkpoint(source: Path, output: Path, order: Order) -> Report:
     family = family_of(foreign.config)
     layout, generation = _described(foreign, family, order, report)
     tokenizers = read_tokenizers(foreign, family.tokenizers, layout.config, report)
+    tokenizers = with_special_tokens(foreign, tokenizers, layout.config, generation, order.reads_special_tokens, report)
+    defaults = msgspec.structs.replace(generation.defaults, special_tokens_in_text=order.reads_special_tokens or None)
     model = load(layout, foreign.weights)
     _tell(foreign, family, layout, generation, report)
     name = order.name or default_name(source.absolute().name, family.model_type)
-    checkpoint = Checkpoint(name, model, tokenizers, generation.template, generation.languages, generation.defaults)
+    checkpoint = Checkpoint(name, model, tokenizers, generation.template, generation.languages, defaults)
     if order.is_checked:
         verify_against_transformers(source, checkpoint, report)
     _write(checkpoint, output, order, report)

@@ -132,7 +132,7 @@ def from_marian(asked: Asked) -> Tokenizers:
         ids = asked.ids(vocabulary)
         languages = [name for name in ids if name.startswith(">>") and name.endswith("<<")]
         sides.append(_by_piece(asked, model, vocabulary, ids, [*_SPECIAL, *languages]))
-    return Tokenizers(*sides)
+    return Tokenizers(sides[0], sides[1])
 
 
 def from_m2m100(asked: Asked) -> Tokenizers:
@@ -161,17 +161,21 @@ def from_t5(asked: Asked) -> Tokenizers:
 
 def from_byte_pairs(asked: Asked) -> Tokenizers:
     """Read `vocab.json` and `merges.txt`: byte-level BPE."""
-    if (asked.foreign.path / TOKENIZERS_JSON).exists() and _text_tokens(asked, asked.ids("vocab.json")):
+    ids = asked.ids("vocab.json")
+    added = {name: token_id for name, token_id in asked.names.items() if name not in ids}
+    if (asked.foreign.path / TOKENIZERS_JSON).exists() and added:
         return _preferring_json(asked, "vocab.json")
     special = [*_SPECIAL, *(name for name in asked.names if is_name(name))]
     eos_id = asked.config.eos_id
     tokenizer = JsonTokenizer.from_byte_pairs(asked.content("vocab.json"), asked.content("merges.txt"), special, eos_id)
-    added = _text_tokens(asked, asked.ids("vocab.json"))
     if added or asked.foreign.tokenizer.find("add_prefix_space", bool):
         description: dict[str, Any] = json.loads(tokenizer.content())
         description["pre_tokenizer"] |= {"add_prefix_space": asked.foreign.tokenizer.find("add_prefix_space", bool) is True}
         description["model"]["vocab"] |= added
-        description["added_tokens"] += [{"id": token_id, "content": text, **_PLAIN} for text, token_id in added.items()]
+        silent = _special_tokens(asked.foreign.path)
+        description["added_tokens"] += [
+            {"id": token_id, "content": text, **_PLAIN, "special": text in silent} for text, token_id in added.items()
+        ]
         tokenizer = JsonTokenizer(json.dumps(description).encode(), eos_id)
     return Tokenizers.shared(_with_rows(asked, tokenizer))
 
@@ -202,7 +206,9 @@ def _with_rows(asked: Asked, tokenizer: JsonTokenizer) -> JsonTokenizer:
 def _bytes(asked: Asked) -> Tokenizers:
     """ByT5's: no file, a token is a byte."""
     if added := _text_tokens(asked, ()):
-        asked.report.ignored.append(f"added tokens are neither looked for in texts nor written: {listed(list(added))}")
+        asked.report.ignored.append(
+            f"added tokens are not written, and not looked for in texts unless special tokens are: {listed(list(added))}"
+        )
     extra = asked.foreign.tokenizer.find("extra_ids", int)
     tokenizer = ByteTokenizer(asked.config.eos_id, _BYTES_BEFORE, _BYTES_EXTRA if extra is None else extra)
     return Tokenizers.shared(tokenizer)
@@ -225,9 +231,7 @@ def _by_piece(asked: Asked, model: str, vocabulary: str, ids: Mapping[str, int],
 
 def _of_pieces(asked: Asked, name: str, table: Callable[[bytes], list[int]]) -> Tokenizers:
     """Return the tokeniser of a SentencePiece model with a family's table of ids, unless `tokenizer.json` knows better."""
-    content, hidden = with_names_as_text(asked.content(name))
-    if hidden:
-        asked.report.translated.append(f"{name}: {listed(list(hidden))} stay text where a user types them")
+    content, _ = with_names_as_text(asked.content(name))
     ids = table(content)
     pieces = dict(zip(PieceModel(content).pieces, ids, strict=True))
     if (asked.foreign.path / TOKENIZERS_JSON).exists():
@@ -241,7 +245,7 @@ def _of_pieces(asked: Asked, name: str, table: Callable[[bytes], list[int]]) -> 
 def _written(asked: Asked, name: str, added: Mapping[str, int]) -> dict[int, str]:
     """Return the pieces of added tokens that a SentencePiece model has not; say what becomes of them."""
     unsought = listed(list(added))
-    told = f"added tokens are written, but not looked for in texts: {name} has them not: {unsought}"
+    told = f"added tokens are written, but not looked for in texts unless special tokens are: {name} has them not: {unsought}"
     if added and told not in asked.report.ignored:
         asked.report.ignored.append(told)
     return {token_id: text.replace(" ", SPACE) for text, token_id in added.items()}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dragoman.model.text.pieces import PieceDetokenizer, Pieces
+from dragoman.model.text.special_tokens import Encode, SpecialToken, splitting
 from dragoman.model.text.tokenizer import TokenizerError
 
 MAX_SPECIAL_TOKENS = 1 << 16
@@ -42,6 +43,10 @@ class ByteTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts."""
         return list(map(self.encode, texts))
+
+    def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
+        """Return what encodes a text with these tokens."""
+        return splitting(tokens, self.encode)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD, one a bad sequence."""

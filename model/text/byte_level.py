@@ -18,6 +18,7 @@ from dragoman.model.files import write_text
 from dragoman.model.text.alphabet import byte_alphabet
 from dragoman.model.text.library import encoder_of, parsed
 from dragoman.model.text.reading import read, reason
+from dragoman.model.text.special_tokens import Encode, SpecialToken, splitting
 from dragoman.model.text.tokenizer import TokenizerError
 
 PAD, EOS, START = "<pad>", "</s>", "<s>"
@@ -129,6 +130,10 @@ class ByteLevelTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts on all cores."""
         return [encoding.ids for encoding in self.encoder.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
+        """Return what encodes a text with these tokens."""
+        return splitting(tokens, self.encode)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD."""

@@ -2,12 +2,14 @@
 
 Ids are that library's. What it does with special tokens is not done here: their names in a text stay text, whether the file says
 that a token is special or only adds it, and even where a Unigram model has the name among its pieces. For that, such names are
-replaced, in memory, by ones that nobody can type. An answer has the names of tokens that are added and not special, as there.
+replaced, in memory, by ones that nobody can type; `reading` leaves those that a text may name. An answer has the names of tokens
+that are added and not special, as there.
 """
 
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 from dragoman.model.text.decoders import pieces_of
@@ -15,6 +17,7 @@ from dragoman.model.text.library import encoder_of, parsed
 from dragoman.model.text.names import is_name
 from dragoman.model.text.pieces import PieceDetokenizer
 from dragoman.model.text.reading import reason
+from dragoman.model.text.special_tokens import Encode, SpecialToken
 from dragoman.model.text.tokenizer import UNKNOWN_MARK, TokenizerError
 
 MAX_ID = (1 << 24) - 1
@@ -82,6 +85,18 @@ class JsonTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts on all cores."""
         return [encoding.ids for encoding in self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
+        """Return what encodes a text with these tokens, which are found as the library finds them; loads the file again."""
+        description = _with_added_tokens(parsed(self._content))
+        _hide_names(description, {token.content: token for token in tokens})
+        encoder = encoder_of(description)
+
+        def encode(text: str) -> list[int]:
+            ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
+            return ids
+
+        return encode
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD, one a bad sequence."""
@@ -154,10 +169,16 @@ def _with_added_tokens(description: dict[str, Any]) -> dict[str, Any]:
     return {**description, "added_tokens": added}
 
 
-def _hide_names(description: dict[str, Any]) -> list[str | None]:
-    """Rename tokens that are names, in place, so that no text has them; return what every id says, None for special ones."""
+def _hide_names(description: dict[str, Any], shown: Mapping[str, SpecialToken] = MappingProxyType({})) -> list[str | None]:
+    """Rename tokens that are names, in place, so that no text has them; return what every id says, None for special ones.
+
+    Args:
+        description: The file.
+        shown: Those that a text may have, by name.
+    """
     added, model = description["added_tokens"], description["model"]
-    hidden = {entry["content"]: entry["id"] for entry in added if entry.get("special") or is_name(entry["content"])}
+    names = [entry for entry in added if entry["content"] not in shown]
+    hidden = {entry["content"]: entry["id"] for entry in names if entry.get("special") or is_name(entry["content"])}
     tokens = _tokens(model["vocab"], {entry["id"]: entry["content"] for entry in added})
     for entry in added:
         if entry.get("special"):
@@ -169,6 +190,9 @@ def _hide_names(description: dict[str, Any]) -> list[str | None]:
         {**entry, **_PLAIN, "content": secret[entry["content"]], "special": True} if entry["content"] in secret else entry
         for entry in added
     ]
+    for entry in description["added_tokens"]:
+        if token := shown.get(entry["content"]):
+            entry.update(lstrip=token.lstrip, rstrip=token.rstrip)
     # They say which special tokens are put around a text, to what length it is cut or filled up: none of that is done.
     description.update(post_processor=None, truncation=None, padding=None)
     if isinstance(model["vocab"], list):

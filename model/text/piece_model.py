@@ -1,7 +1,7 @@
 """A SentencePiece `.model` file as protobuf: pieces, their types and flags of the normaliser, read before native code does."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -96,3 +96,13 @@ def with_names_as_text(content: bytes, is_hidden: Callable[[str], bool] = is_nam
     for entry in hidden:
         entry.type = CONTROL
     return (proto.SerializeToString() if hidden else content), [entry.piece for entry in hidden]
+
+
+def with_pieces_in_text(content: bytes, names: Collection[str]) -> bytes:
+    """Return a `.model` file in which these of its control pieces are user-defined ones again."""
+    proto = parsed(content)
+    for entry in proto.pieces:
+        if entry.type == CONTROL and entry.piece in names:
+            entry.type = USER_DEFINED
+    found: bytes = proto.SerializeToString()
+    return found

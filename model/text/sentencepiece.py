@@ -11,9 +11,10 @@ from typing import Any
 from sentencepiece import SentencePieceProcessor
 
 from dragoman.model.text.names import SPACE, is_name
-from dragoman.model.text.piece_model import BYTE, CONTROL, UNKNOWN, UNUSED, PieceModel
+from dragoman.model.text.piece_model import BYTE, CONTROL, UNKNOWN, UNUSED, PieceModel, with_pieces_in_text
 from dragoman.model.text.pieces import PieceDetokenizer, Pieces
 from dragoman.model.text.reading import reason
+from dragoman.model.text.special_tokens import Encode, SpecialToken, splitting
 from dragoman.model.text.tokenizer import UNKNOWN_MARK, TokenizerError
 
 MAX_ID = (1 << 24) - 1
@@ -64,6 +65,16 @@ class SentencePieceTokenizer:
         """Encode many texts on all cores."""
         encoded = self._processor.encode(list(texts), out_type=int)
         return [self._to_model(text, ids) for text, ids in zip(texts, encoded, strict=True)]
+
+    def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
+        """Return what encodes a text with these tokens; the file's own are pieces of the text around them, as in the library."""
+        own = set(PieceModel(self._model).pieces)
+        inside = {token.content for token in tokens if token.content in own}
+        if not inside:
+            return splitting(tokens, self.encode)
+        pieces = {token_id: piece for token_id, piece in self._pieces.items() if piece not in inside}
+        shown = SentencePieceTokenizer(with_pieces_in_text(self._model, inside), self._ids, self.eos_id, pieces)
+        return splitting([token for token in tokens if token.content not in inside], shown.encode)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; special tokens are silent, the unknown one is ` ⁇ `, bytes that are not UTF-8 become U+FFFD."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from dragoman.model.errors import InputError
+from dragoman.model.text.special_tokens import Encode, SpecialToken
 
 UNKNOWN_MARK: Final = "⁇".encode()
 
@@ -27,7 +28,8 @@ class Detokenizer(Protocol):
 class Tokenizer(Protocol):
     """One side's text.
 
-    Special tokens are never recognised in text: `</s>` typed by a user is four ordinary characters.
+    Special tokens are not recognised in text: `</s>` typed by a user is four ordinary characters. What `reading` returns recognises
+    those that it was given.
     """
 
     @property
@@ -51,6 +53,10 @@ class Tokenizer(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts."""
+        ...
+
+    def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
+        """Return what encodes a text in which the names of these tokens, none of which it knows otherwise, are the tokens."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:

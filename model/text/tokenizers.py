@@ -7,6 +7,7 @@
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
@@ -18,6 +19,7 @@ from dragoman.model.text.byte_ids import ByteTokenizer
 from dragoman.model.text.byte_level import FILE_NAME, ByteLevelTokenizer
 from dragoman.model.text.json_file import JsonTokenizer
 from dragoman.model.text.reading import read
+from dragoman.model.text.special_tokens import Encode, SpecialToken
 from dragoman.model.text.tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
@@ -94,24 +96,38 @@ class TextFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
         format_version: Of this file.
         source: What reads sources.
         target: What writes targets; None if it is the same.
+        special_tokens: Those that a source may name, where that is asked for.
     """
 
     format_version: int
     source: Side
     target: Side | None = None
+    special_tokens: list[SpecialToken] = []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tokenizers:
     """What reads sources and what writes targets: the same object where a model has one vocabulary.
 
     Attributes:
         source: Of what is to be translated.
         target: Of what it is translated to.
+        special_tokens: Those that a source may name, where that is asked for.
     """
 
     source: Tokenizer
     target: Tokenizer
+    special_tokens: tuple[SpecialToken, ...] = ()
+
+    @cached_property
+    def encode_with_special_tokens(self) -> Encode:
+        """Return the ids of a source in which the names of `special_tokens` are these tokens; made when it is first asked for."""
+        return self.source.reading(self.special_tokens)
+
+    @cached_property
+    def longest_special_token(self) -> int:
+        """Characters of the longest name of `special_tokens`; 0 if there are none."""
+        return max((len(token.content) for token in self.special_tokens), default=0)
 
     @classmethod
     def shared(cls, tokenizer: Tokenizer) -> Self:
@@ -144,7 +160,8 @@ class Tokenizers:
             if side is not None:
                 _refuse_unlisted(directory, side.file or TEXT_FILE, listed)
         source = _load(directory, described.source)
-        return cls(source, source if described.target is None else _load(directory, described.target))
+        target = source if described.target is None else _load(directory, described.target)
+        return cls(source, target, tuple(described.special_tokens))
 
     def save(self, directory: Path) -> None:
         """Write into an existing directory."""
@@ -154,11 +171,14 @@ class Tokenizers:
             path.unlink(missing_ok=True)  # of a model that was here before
             return
         is_shared = self.source is self.target
-        sides = {"source": _save(directory, "shared" if is_shared else "source", self.source)}
+        described: dict[str, Any] = {"format_version": FORMAT_VERSION}
+        described["source"] = _save(directory, "shared" if is_shared else "source", self.source)
         if not is_shared:
-            sides["target"] = _save(directory, "target", self.target)
+            described["target"] = _save(directory, "target", self.target)
+        if self.special_tokens:
+            described["special_tokens"] = self.special_tokens
         with replaced(path) as temporary:
-            temporary.write_bytes(msgspec.json.encode({"format_version": FORMAT_VERSION, **sides}))
+            temporary.write_bytes(msgspec.json.encode(described))
         (directory / FILE_NAME).unlink(missing_ok=True)
 
     def byte_level(self) -> ByteLevelTokenizer:
@@ -180,10 +200,13 @@ class Tokenizers:
         for tokenizer, room in ((self.source, source_vocab_size), (self.target, target_vocab_size)):
             if tokenizer.vocab_size > room:
                 raise TokenizerError(f"the tokeniser has {tokenizer.vocab_size} tokens, the model room for {room}")
+        for token in self.special_tokens:
+            if max(token.id, token.space_id or 0) >= source_vocab_size or token.id == self.source.eos_id:
+                raise TokenizerError(f"no text can name the special token {token.content!a:.60}, which is {token.id}")
 
     def is_same(self, other: "Tokenizers") -> bool:
         """Whether texts and ids mean the same to both."""
-        return all(
+        return self.special_tokens == other.special_tokens and all(
             (ours.kind, ours.settings(), ours.content()) == (theirs.kind, theirs.settings(), theirs.content())
             for ours, theirs in ((self.source, other.source), (self.target, other.target))
         )

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from dragoman.model.generation import Defaults
-from dragoman.server.core.requests import GenerateRequest
+from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.engine.messages import GREEDY, Sampling, SearchOptions
+from dragoman.server.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
 
 NONE = Defaults()
-# Fields of a request that a default stands in for. The others: `max_new_tokens` is decided before, what is suppressed is suppressed
-# beside the request's, and a forced end is no field of a request.
-FIELDS = tuple(name for name in Defaults.__struct_fields__ if name not in ("max_new_tokens", "suppressed_tokens", "is_end_forced"))
+# Fields of a search that a default stands in for. The others: `max_new_tokens` and how a text is read are decided before, what is
+# suppressed is suppressed beside the request's, and a forced end is no field of a request.
+_OTHERS = ("max_new_tokens", "suppressed_tokens", "is_end_forced", "special_tokens_in_text")
+FIELDS = tuple(name for name in Defaults.__struct_fields__ if name not in _OTHERS)
 DRAWING = ("temperature", "top_k", "top_p")
 
 
@@ -26,6 +29,18 @@ def default_max_new_tokens(manifest: "Manifest") -> int:
     """Return how many tokens are generated at the most where a request does not say."""
     own = manifest.defaults.max_new_tokens
     return manifest.default_max_new_tokens if own is None else own
+
+
+def has_special_tokens(request: GenerateRequest | ScoreRequest, manifest: "Manifest", tokenizers: Tokenizers) -> bool:
+    """Return whether special tokens that the source names are read as these tokens.
+
+    Raises:
+        InvalidRequest: If that is asked of a model that has none.
+    """
+    asked, is_able = request.special_tokens_in_text, bool(tokenizers.special_tokens)
+    if asked and not is_able:
+        raise InvalidRequest("special_tokens_in_text", f"model {manifest.name} has no special tokens that a text may name")
+    return is_able and bool(manifest.defaults.special_tokens_in_text if asked is None else asked)
 
 
 def with_defaults(request: GenerateRequest, defaults: Defaults, max_new_tokens: int) -> GenerateRequest:

@@ -38,6 +38,7 @@ class GenerateRequest(Struct, frozen=True):
     source_language: str = ""
     target_language: str = ""
     model_version: str = ""
+    special_tokens_in_text: bool | None = None
 
 
 class ScoreRequest(Struct, frozen=True):
@@ -55,3 +56,4 @@ class ScoreRequest(Struct, frozen=True):
     source_language: str = ""
     target_language: str = ""
     model_version: str = ""
+    special_tokens_in_text: bool | None = None

@@ -25,6 +25,7 @@ from dragoman.server.core.alignment import word_alignment
 from dragoman.server.core.answer_size import AnswerLimit, check_scores
 from dragoman.server.core.answers import TokenLogProb, token_log_probs
 from dragoman.server.core.calls import Call
+from dragoman.server.core.defaults import has_special_tokens
 from dragoman.server.core.frames import Frame
 from dragoman.server.core.ports import Model
 from dragoman.server.core.requests import ScoreRequest
@@ -123,7 +124,8 @@ async def prepare_pair(
     layer = _check_layer(request, model)
     frame = model.frames.find(request.source_language, request.target_language)
     validator.check_target_length(request.target, model)
-    source = await validator.tokenise_source(request.text, model, frame)
+    has_special = has_special_tokens(request, model.manifest, model.tokenizers)
+    source = await validator.tokenise_source(request.text, model, frame, has_special=has_special)
     target_ids = await validator.tokenise_target(request.target, model, frame, source)
     pair = messages.ScoreRequest(
         id=model.engine.next_id(),

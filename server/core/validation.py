@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from dragoman.model.text.special_tokens import Encode
 from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.core.answer_size import AnswerLimit, SizesOfTokens, check_answer
 from dragoman.server.core.continuation import encode_after
-from dragoman.server.core.defaults import default_max_new_tokens
+from dragoman.server.core.defaults import default_max_new_tokens, has_special_tokens
 from dragoman.server.core.frames import Frame
 from dragoman.server.core.ports import Limited, Model
 from dragoman.server.core.prompts import check_target, fitted
@@ -102,6 +103,7 @@ class Validator:
         if not request.truncate:
             self.check_source_length(request.text, model)
         check_num_suppressed(len(request.suppressed_tokens))
+        has_special = has_special_tokens(request, model.manifest, model.tokenizers)
         prompt, is_truncated = await self._prompt_ids(request, model, frame) if frame.has_prompts else ([], False)
         prefix_ids = await self._tokenise_prefix(request.forced_prefix, model, frame, prompt) if request.forced_prefix else []
         max_new_tokens = check_max_new_tokens(request, model, len(prefix_ids), frame)
@@ -114,7 +116,7 @@ class Validator:
         if limit is not None and (has_log_probs or search.num_answers > 1):
             self._check_answer(search, max_new_tokens, has_log_probs, model, limit)
         if source is None:
-            source = await self.tokenise_source(request.text, model, frame, may_cut=request.truncate)
+            source = await self.tokenise_source(request.text, model, frame, may_cut=request.truncate, has_special=has_special)
         return Prepared(
             messages.Request(
                 id=model.engine.next_id(),
@@ -133,8 +135,10 @@ class Validator:
             has_log_probs,
         )
 
-    async def tokenise_source(self, text: str, model: Model, frame: Frame, *, may_cut: bool = False) -> Source:
-        """Return a source, of which, if it may be cut, the beginning is kept.
+    async def tokenise_source(
+        self, text: str, model: Model, frame: Frame, *, may_cut: bool = False, has_special: bool = False
+    ) -> Source:
+        """Return a source, of which, if it may be cut, the beginning is kept; special tokens may be named in it, or are text.
 
         Raises:
             InvalidRequest: If the text is blank and is no prompt, or is too long and may not be cut.
@@ -145,8 +149,11 @@ class Validator:
             self.check_source_length(text, model)
         if (not text or text.isspace()) and not frame.has_prompts:
             raise InvalidRequest("text", "is blank")
-        kept = text[: self._max_characters(limit, model.tokenizers.source) + CUT_MARGIN_CHARACTERS]
-        ids = await _encode("text", frame.task + kept, model.tokenizers.source)
+        kept = text[: self._max_source_characters(model) + CUT_MARGIN_CHARACTERS]
+        tokenizers = model.tokenizers
+        # What reads special tokens is loaded when it is first used.
+        encode = (lambda text: tokenizers.encode_with_special_tokens(text)) if has_special else tokenizers.source.encode
+        ids = await _encode("text", frame.task + kept, encode, is_slow=has_special)
         count = len(ids) + frame.num_around
         if count > limit and not may_cut:
             end = "the start token" if frame.has_prompts else "end-of-sequence"
@@ -157,10 +164,8 @@ class Validator:
 
     async def _prompt_ids(self, request: GenerateRequest, model: Model, frame: Frame) -> tuple[list[int], bool]:
         """Return the ids of a prompt's text, all that could be kept of it at least, and whether some of it was left unread."""
-        kept = request.text[
-            -self._max_characters(model.manifest.max_source_tokens, model.tokenizers.source) - CUT_MARGIN_CHARACTERS :
-        ]
-        ids = await _encode("text", frame.task + kept, model.tokenizers.source)
+        kept = request.text[-self._max_source_characters(model) - CUT_MARGIN_CHARACTERS :]
+        ids = await _encode("text", frame.task + kept, model.tokenizers.source.encode)
         return ids, len(kept) < len(request.text)
 
     async def tokenise_target(self, text: str, model: Model, frame: Frame, source: Source) -> list[int]:
@@ -183,7 +188,7 @@ class Validator:
 
     def max_characters(self, model: Model) -> int:
         """Return how many characters of a text a model could use at the most."""
-        source = self._max_characters(model.manifest.max_source_tokens, model.tokenizers.source)
+        source = self._max_source_characters(model)
         target = self._max_characters(model.manifest.max_target_tokens, model.tokenizers.target)
         return max(source, target) + CUT_MARGIN_CHARACTERS
 
@@ -204,8 +209,14 @@ class Validator:
             InvalidRequest: If it has more characters than the longest tokens.
         """
         limit = model.manifest.max_source_tokens
-        if len(text) > (max_characters := self._max_characters(limit, model.tokenizers.source)):
+        if len(text) > (max_characters := self._max_source_characters(model)):
             raise InvalidRequest("text", _too_long(max_characters, limit, f"max_source_tokens of model {model.name}"))
+
+    def _max_source_characters(self, model: Model) -> int:
+        """Return the same of a source, which may name special tokens."""
+        tokenizers = model.tokenizers
+        longest = max(self.sizes.of(tokenizers.source).longest, tokenizers.longest_special_token)
+        return model.manifest.max_source_tokens * longest
 
     def _max_characters(self, num_tokens: int, tokenizer: Tokenizer) -> int:
         """Return how many characters so many of the longest tokens hold at the most; whatever a tokeniser makes of runs."""
@@ -221,7 +232,8 @@ class Validator:
             before: Ids of the prompt that it goes on with; none where it is a text of its own.
         """
         self.check_target_length(text, model, field)
-        return await _encode(field, text, model.tokenizers.target, before)
+        tokenizer = model.tokenizers.target
+        return await _encode(field, text, partial(encode_after, tokenizer, before) if before else tokenizer.encode)
 
     async def _tokenise_prefix(self, text: str, model: Model, frame: Frame, prompt: Sequence[int]) -> list[int]:
         """Return the ids of a forced prefix, as those of a target, without end-of-sequence; they leave room for one token."""
@@ -324,8 +336,8 @@ def _target_room(model: Limited, frame: Frame) -> str:
     return f"max_target_tokens of model {model.name}{forced}"
 
 
-async def _encode(field: str, text: str, tokenizer: Tokenizer, before: Sequence[int] = ()) -> list[int]:
-    """Return the ids of a text, after those that it goes on with; a long one is tokenised on a thread.
+async def _encode(field: str, text: str, encode: Encode, *, is_slow: bool = False) -> list[int]:
+    """Return the ids of a text; a long one is tokenised on a thread, and any where that is slow.
 
     Raises:
         InvalidRequest: If it has half a surrogate pair, which a protocol that is not UTF-8 lets through.
@@ -335,5 +347,4 @@ async def _encode(field: str, text: str, tokenizer: Tokenizer, before: Sequence[
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(field, f"character {error.start + 1} is half a surrogate pair") from None
-    encode = partial(encode_after, tokenizer, before) if before else tokenizer.encode
-    return await on_thread(encode, text) if len(text) > MAX_INLINE_CHARACTERS else encode(text)
+    return await on_thread(encode, text) if is_slow or len(text) > MAX_INLINE_CHARACTERS else encode(text)

@@ -132,6 +132,8 @@ def test_every_flag_of_a_request_reaches_the_server(ask: Run, service: Service, 
         ("--no-early-stopping --no-sample --top-k 0", {"early_stopping": False, "do_sample": False, "top_k": 0}),
         (" ".join(languages), LANGUAGES),
         ("--max-new-tokens 5 --truncate", {"max_new_tokens": 5, "truncate": True}),
+        ("--special-tokens-in-text", {"special_tokens_in_text": True}),
+        ("--no-special-tokens-in-text", {"special_tokens_in_text": False}),
         ("", {}),
     ):
         assert ask("translate", *flags.split(), "a")[0] == 0

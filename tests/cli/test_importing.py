@@ -27,10 +27,11 @@ def folder(shelf: Shelf) -> Path:
 
 def test_a_folder_becomes_a_checkpoint_and_a_report(run_command: Run, folder: Path, tmp_path: Path) -> None:
     options = ["--name", "mine", "--task", "translation_en_to_de", "--max-source-tokens", 900, "--max-target-tokens", 77]
-    code, out, err = run_command("import", folder, tmp_path / "out", *options, "--half", "--check")
+    code, out, err = run_command("import", folder, tmp_path / "out", *options, "--half", "--check", "--special-tokens-in-text")
     assert (code, err) == (0, "")
     checkpoint = Checkpoint.load(tmp_path / "out")
     config = checkpoint.model.config
+    assert checkpoint.defaults.special_tokens_in_text and "special tokens that a text names are tokens: <extra_id_0>, " in out
     assert (checkpoint.name, config.max_source_positions, config.max_target_positions) == ("mine", 900, 77)
     sizes = [(where / "model.safetensors").stat().st_size for where in (tmp_path / "out", folder)]
     assert sizes[0] < 0.6 * sizes[1]

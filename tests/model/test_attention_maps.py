@@ -11,9 +11,10 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError
-from dragoman.model.generation import Language, Languages, Template
+from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.model.networks.architectures import network
 from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.special_tokens import SpecialToken
 from dragoman.model.text.tokenizers import Tokenizers
 
 TEXT = "the dog runs through snow ."
@@ -140,3 +141,6 @@ def test_languages_go_to_the_model(tokenizer: ByteLevelTokenizer) -> None:
         fed(checkpoint, TEXT, "", "fi")
     with pytest.raises(InputError, match=r"--from: 'en' is no language of the model's; it has none"):
         fed(plain, TEXT, "en")
+    special = Tokenizers(tokenizer, tokenizer, (SpecialToken("<hl>", 11),))
+    for defaults, ids in ((Defaults(special_tokens_in_text=True), [11]), (Defaults(), tokenizer.encode("<hl>"))):
+        assert fed(Checkpoint("special", plain.model, special, defaults=defaults), "<hl>").source == [*ids, 1]

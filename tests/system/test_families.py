@@ -21,6 +21,9 @@ from tests.oracles.checkpoints import make_checkpoint
 from tests.oracles.reference import Answer, Question, Reference, questions
 from tests.oracles.variants import VARIANTS
 from tests.shelf import Shelf
+from tests.system.harness.grpc_client import NativeGrpc
+from tests.system.harness.protocol import Query
+from tests.system.harness.protocols import PROTOCOLS, query
 from tests.system.harness.server import LONG, Server, serving
 
 pytestmark = pytest.mark.e2e
@@ -28,6 +31,8 @@ pytestmark = pytest.mark.e2e
 SHORT = ("marian-two-vocabularies", "marian-multilingual", "nllb", "bart", "mbart", "t5-translation", "byt5", "umt5")
 NAMES = tuple(VARIANTS) if LONG else SHORT
 NUM_QUESTIONS = 48 if LONG else 6
+# The model that reads special tokens that a text names where a request does not say.
+READING = "t5-translation"
 # Asked for where a checkpoint states no length.
 NEW_TOKENS = 24
 TIMEOUT_SECONDS = 600.0
@@ -50,7 +55,8 @@ def folders(shelf: Shelf) -> Callable[[str], Path]:
         # Every other one has its tokeniser as Transformers writes it today.
         layout = "transformers" if list(VARIANTS).index(name) % 2 else "hub"
         make_checkpoint(folder / "foreign", name, layout=layout)
-        import_checkpoint(folder / "foreign", folder / "checkpoint", Order(name=name, wishes=Wishes(task=VARIANTS[name].task)))
+        order = Order(name=name, wishes=Wishes(task=VARIANTS[name].task), reads_special_tokens=name == READING)
+        import_checkpoint(folder / "foreign", folder / "checkpoint", order)
         export_checkpoint(folder / "checkpoint", folder / name)
 
     return cache(lambda name: shelf.get(f"family-{name}", lambda folder: make(name, folder)))
@@ -156,6 +162,28 @@ def test_languages_change_the_answer(name: str, client: Client) -> None:
     assert len(found) == len(targets) > 1
     with pytest.raises(InvalidArgument, match="target_language: 'tlh' is no language"):
         client.generate("the notice", **said, target_language="tlh")
+
+
+@pytest.mark.parametrize("name", [READING, "byt5"])
+async def test_special_tokens_that_a_text_names_are_tokens_over_every_protocol(
+    name: str, server: Server, references: Callable[[str], Reference]
+) -> None:
+    """By the model's default, or asked for; Transformers reads them always."""
+    question = Question("the <extra_id_0> shall include <extra_id_1>.", *VARIANTS[name].pairs[0])
+    asked = {"max_new_tokens": NEW_TOKENS} | ({} if name == READING else {"special_tokens_in_text": True})
+    [theirs] = references(name).generate([question], max_new_tokens=NEW_TOKENS)
+    async with NativeGrpc.connect(server) as native:
+        method, texts = native.methods["Generate"], [question.text]
+        [expected] = await method.call(Query(texts, asked | languages(question), name))
+        [as_text] = await method.call(Query(texts, asked | languages(question) | {"special_tokens_in_text": False}, name))
+    assert expected.tokens is not None and tuple(expected.tokens[0]) == theirs[0].tokens
+    assert expected.counts is not None and as_text.counts is not None and expected.counts[0] < as_text.counts[0]
+    for protocol in PROTOCOLS:
+        async with protocol.connect(server) as client:
+            for method_name, method in client.methods.items():
+                if client.supports(method_name, asked):
+                    found = await method.call(query(method, question.text, model=name, options=asked | languages(question)))
+                    assert found == [client.project(expected)] * method.num_texts, (client.name, method_name)
 
 
 def test_models_list_their_languages_and_defaults(client: Client, references: Callable[[str], Reference]) -> None:

@@ -59,6 +59,7 @@ FIELDS = {
         Field("top_log_probs", "integer", "UINT32"),
         Field("source_language", "text", "BYTES"),
         Field("target_language", "text", "BYTES"),
+        Field("special_tokens_in_text", "flag", "BOOL"),
     )
 }
 # Fields by the names that vLLM has for the same.

@@ -22,6 +22,7 @@ from dragoman.model.text.id_tables import same_ids
 from dragoman.model.text.json_file import JsonTokenizer
 from dragoman.model.text.piece_model import CONTROL, PieceModel, parsed, with_names_as_text
 from dragoman.model.text.sentencepiece import NO_ID, SentencePieceTokenizer
+from dragoman.model.text.special_tokens import SpecialToken
 from dragoman.model.text.tokenizer import Tokenizer, TokenizerError
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.oracles import vocabularies
@@ -227,6 +228,9 @@ def test_other_kinds_are_not_trained_further_and_other_sizes_are_refused(kinds: 
     for sizes, complaint in (((383, size), "has 384 tokens, the model room for 383"), ((384, size - 1), f"has {size} tokens")):
         with pytest.raises(TokenizerError, match=complaint):
             tokenizers.refuse_other_sizes(*sizes)
+    for token in (SpecialToken("<hl>", 384), SpecialToken("<hl>", 383, space_id=384), SpecialToken("</s>", 1)):
+        with pytest.raises(TokenizerError, match="no text can name the special token"):
+            Tokenizers(kinds["bytes"], kinds["sentencepiece"], (token,)).refuse_other_sizes(384, size)
 
 
 SIDE = {"type": "bytes", "eos_id": 1, "offset": 3, "num_extra": 125}
@@ -243,6 +247,7 @@ MODEL = {"type": "sentencepiece", "file": "shared.model", "eos_id": 2, "ids": [0
         ({"format_version": 1, "source": {**SIDE, "eos_id": 5}}, r"text\.json: eos_id 5 is not that of a special token"),
         ({"format_version": 1, "source": {**SIDE, "offset": -5}}, r"text\.json: .*offset"),
         ({"format_version": 1, "source": SIDE, "target": {**MODEL, "file": "../x"}}, r"text\.json: .*target\.file"),
+        ({"format_version": 1, "source": SIDE, "special_tokens": [{"content": "", "id": 3}]}, r"text\.json: .*special_tokens"),
         ({"format_version": 1, "source": MODEL}, r"shared\.model: no such file"),
         ({"format_version": 1, "source": {**MODEL, "file": "folder"}}, r"folder: not a regular file"),
         ({"format_version": 1, "source": {**MODEL, "file": "garbage"}}, r"garbage: not a SentencePiece model"),

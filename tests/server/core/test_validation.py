@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from dragoman.model.generation import Defaults, Language, Languages, Template
+from dragoman.model.text.special_tokens import SpecialToken
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.calls import Call
 from dragoman.server.core.ids import choose_request_id, new_incident
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
@@ -94,6 +96,27 @@ def test_any_text_that_fits_is_tokenised_as_it_is(model: Any, text: str) -> None
     ids, eos = prepared.request.source_ids, model.manifest.eos_id
     assert (ids[-1], ids.count(eos), model.tokenizers.target.decode(ids)) == (eos, 1, text)
     assert not prepared.is_truncated and prepare(model, text, truncate=True).request.source_ids == ids
+
+
+@pytest.mark.parametrize("default", [None, True])
+def test_special_tokens_that_a_source_names_are_tokens_where_that_is_asked_for(make_model: Any, default: bool | None) -> None:
+    model = make_model(defaults=Defaults(special_tokens_in_text=default), max_source_tokens=4)
+    for asked in (None, False):
+        assert prepare(model, "Zwei", special_tokens_in_text=asked).request.source_ids[:-1] == model.tokenizers.source.encode(
+            "Zwei"
+        )
+    for validate, arguments in ((prepare, ("Zwei",)), (pair, ("Zwei", "Zwei"))):
+        told = refusal(validate, model, *arguments, special_tokens_in_text=True)
+        assert told == "special_tokens_in_text: model en-de has no special tokens that a text may name"
+    source, name = model.tokenizers.source, "<extra_id_0_of_many>"
+    model.tokenizers = Tokenizers(source, source, (SpecialToken(name, 300), SpecialToken("<hl>", 301, lstrip=True, rstrip=True)))
+    for text in (name * 3, "<hl>  <hl>\t<hl>"):  # more characters than three tokens of other texts have
+        ids = [300] * 3 if text[1] == "e" else [301] * 3
+        asked = None if default else True
+        assert prepare(model, text, special_tokens_in_text=asked).request.source_ids == [*ids, source.eos_id]
+        assert pair(model, text, name, special_tokens_in_text=asked).request.source_ids == [*ids, source.eos_id]
+    assert 300 not in pair(make_model(), name, name).request.target_ids
+    assert refusal(prepare, model, name, special_tokens_in_text=False).endswith("max_source_tokens of model en-de is 4")
 
 
 def test_fields_at_their_limits_reach_the_engine(model: Any) -> None:
