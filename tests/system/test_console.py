@@ -28,6 +28,7 @@ pytestmark = pytest.mark.e2e
 
 TEXT = "Two young girls are playing with a red ball in front of an old house."
 DOG = "A dog runs through the snow."
+PHONE = {"width": 375, "height": 812}
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 # Answer by the browser, not by the page: an answer of the server that is an error, which tests of errors want.
 REFUSED = "Failed to load resource"
@@ -48,7 +49,7 @@ class Tab:
         self.problems: list[str] = []
         self.is_refused = is_refused
         self._host = urlsplit(address).netloc
-        self._context = browser.new_context(viewport={"width": 1200, "height": 900}, **options)
+        self._context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options)
         self._context.set_default_timeout(20_000)
         self._context.add_init_script(NOTE_VIOLATIONS)
         self.page = self._context.new_page()
@@ -384,7 +385,7 @@ def test_hostile_texts_and_cards_are_shown_as_text(tab: Tab) -> None:
         tab.answer()
         tab.page.locator(".heat").wait_for()
         assert tab.page.inner_text(".source").split() == text.split()
-        assert tab.page.locator("#try script, #try img").count() == 0
+        assert tab.page.locator("#view-try script, #view-try img").count() == 0
     tab.page.evaluate("async (card) => document.body.append((await import('/console/assets/markdown.js')).markdown(card))", CARD)
     card = tab.page.locator(".card")
     assert card.locator("h3").inner_text() == "<b>Title</b> code"
@@ -393,6 +394,17 @@ def test_hostile_texts_and_cards_are_shown_as_text(tab: Tab) -> None:
     assert card.locator("td").all_inner_texts() == ["1", "<i>2</i>"]
     assert card.locator("script, img, b, i").count() == 0 and "license" not in card.inner_text()
     assert tab.page.evaluate("window.hit") is None
+
+
+@pytest.mark.parametrize("view", ["try", "engine", "models"])
+def test_a_phone_opens_a_view_at_its_header_and_the_keyboard_begins_there(browser: Any, server: Server, view: str) -> None:
+    with Tab(browser, server.http_address, view=view, viewport=PHONE) as tab:
+        for _ in range(2):
+            tab.page.get_by_role("tabpanel").wait_for()
+            assert tab.page.evaluate("scrollY") == 0
+            tab.page.keyboard.press("Tab")
+            assert tab.page.evaluate("document.activeElement.id") == f"tab-{view}"
+            tab.page.reload()
 
 
 def test_everything_can_be_done_by_keyboard(tab: Tab) -> None:
@@ -431,7 +443,7 @@ def test_everything_can_be_done_by_keyboard(tab: Tab) -> None:
     page.focus("#tab-try")
     for key, view in (("ArrowRight", "engine"), ("End", "models")):
         keys.press(key)
-        assert page.evaluate(focused) == f"tab-{view}" and page.locator(f"#{view}").is_visible()
+        assert page.evaluate(focused) == f"tab-{view}" and page.locator(f"#view-{view}").is_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -463,5 +475,5 @@ def test_no_rule_of_accessibility_is_broken_and_a_phone_needs_no_scrolling_sidew
         check(page, "an error")
         for view in ("engine", "models"):
             page.click(f"#tab-{view}")
-            page.locator(f"#{view} article").first.wait_for()
+            page.locator(f"#view-{view} article").first.wait_for()
             check(page, view)

@@ -32,7 +32,7 @@ export class Models {
     clearTimeout(this.#again);
     const isRead = await this.#read();
     clearTimeout(this.#again);
-    if (isRead && !find("models").hidden && !document.hidden) this.#again = setTimeout(() => this.show(), READ_AGAIN);
+    if (isRead && !find("view-models").hidden && !document.hidden) this.#again = setTimeout(() => this.show(), READ_AGAIN);
   }
 
   async #read() {
