@@ -90,6 +90,7 @@ class Tab:
         page.click("#go")
 
     def answer(self) -> str:
+        self.page.locator('#result[aria-busy="false"]').wait_for()
         self.page.locator("#looks-into .tokens").wait_for()
         return str(self.page.locator("p.answer").text_content())
 
@@ -332,18 +333,22 @@ def test_a_token_stays_in_the_session_and_a_server_that_is_gone_is_shown(browser
         server.wait()
         page.click("#go")
         page.locator("#try-problem", has_text="The server cannot be reached.").wait_for()
-        assert page.get_by_role("button", name="Try again").is_visible()
+        assert page.get_by_role("button", name="Try again").is_visible() and tab.answer().startswith("Ein Hund")
         for view in ("models", "engine"):
             page.click(f"#tab-{view}")
             page.locator(f"#{view}-state", has_text="The server cannot be reached.").wait_for()
 
 
-def test_refusals_are_shown_and_long_texts_may_be_cut(tab: Tab) -> None:
+def test_refusals_leave_the_answer_and_offer_no_second_try_and_long_texts_may_be_cut(tab: Tab) -> None:
     tab.is_refused = True
+    tab.ask(DOG)
+    shown, status = tab.answer(), tab.page.inner_text("#status")
     long = "a dog runs " * 909 + "x"
     for text, reason in ((" ", "text"), (long, "512")):
         tab.ask(text)
         tab.page.locator("#try-problem", has_text=reason).wait_for()
+        assert tab.page.get_by_role("button", name="Try again").count() == 0
+        assert (tab.answer(), tab.page.inner_text("#status")) == (shown, status)
     tab.page.locator(".options").evaluate("(options) => { options.open = true; }")
     tab.page.check("#truncate")
     tab.ask(long, max_new_tokens="40")

@@ -10,7 +10,7 @@ export class Answer {
   #source;
   #looks;
 
-  /** Show nothing yet; `onWord(start, end, button)` is called with the word that somebody wants another for. */
+  /** Show nothing yet, and leave what is shown; `onWord(start, end, button)` is called with the word that somebody wants another for. */
   constructor(room, onWord) {
     this.#room = room;
     this.#onWord = onWord;
@@ -23,12 +23,6 @@ export class Answer {
       this.#room.replaceChildren(this.writing);
     }
     this.writing.append(text);
-  }
-
-  clear() {
-    this.writing = null;
-    this.#attention = null;
-    this.#room.replaceChildren();
   }
 
   /** Show a whole answer, of which `kept` characters were chosen. */

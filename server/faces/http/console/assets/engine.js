@@ -38,8 +38,9 @@ export class Engine {
         this.#state("away", "The server ended the stream; asking again…");
       } catch (error) {
         if (isAbort(error) || signal.aborted) return;
-        this.#state("away", `${error.text ?? error.message} ${[401, 403, 404, 501].includes(error.status) ? "" : "Asking again…"}`);
-        if ([401, 403, 404, 501].includes(error.status)) return this.hide();
+        const isOver = error.isFinal || error.status === 401;
+        this.#state("away", `${error.text ?? error.message} ${isOver ? "" : "Asking again…"}`);
+        if (isOver) return this.hide();
       }
       await new Promise((next) => {
         const timer = setTimeout(next, pause);

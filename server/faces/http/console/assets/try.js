@@ -51,7 +51,7 @@ export class Try {
       if (!models.length) this.#problem(new Error("The server has no models."));
     } catch (error) {
       find("go").disabled = true;
-      this.#problem(error, () => this.show());
+      this.#problem(error, error.isFinal ? null : () => this.show());
     }
   }
 
@@ -59,24 +59,25 @@ export class Try {
     this.#alternatives.close(false);
   }
 
-  /** Send a request and show its answer; what ran before is cancelled. */
+  /** Send a request and show its answer; what ran before is cancelled, and the answer before stays until this one begins. */
   async run(request) {
+    const before = this.#running ? "" : find("status").textContent;
     this.#running?.abort();
     this.#alternatives.close(false);
     const running = new AbortController();
     this.#running = running;
     this.#problem(null);
     this.#busy(true);
-    find("empty").hidden = true;
-    find("details").replaceChildren();
-    this.#answer = new Answer(find("answer"), (...place) => this.#offerWords(request, ...place));
-    this.#answer.clear();
+    const answer = new Answer(find("answer"), (...place) => this.#offerWords(request, ...place));
     this.#showCalls(request);
     tell(find("status"), "Waiting for the first words…");
+    find("result").scrollIntoView({ block: "nearest" });
     let result = null, text = "";
     try {
       for await (const piece of this.#server.events("/v1/generate:stream", { body: request, signal: running.signal })) {
-        this.#answer.write(piece.text);
+        if (this.#answer !== answer) find("details").replaceChildren();
+        this.#answer = answer;
+        answer.write(piece.text);
         text += piece.text;
         tell(find("status"), "Writing…");
         if (piece.result) result = piece.result;
@@ -85,8 +86,8 @@ export class Try {
     } catch (error) {
       if (this.#running !== running) return;
       this.#end(running);
-      tell(find("status"), isAbort(error) ? (text ? "Cancelled; this much had come." : "Cancelled.") : "");
-      if (!isAbort(error)) this.#problem(error, () => this.run(request));
+      tell(find("status"), isAbort(error) ? (text ? "Cancelled; this much had come." : "Cancelled.") : text ? "" : before);
+      if (!isAbort(error)) this.#problem(error, error.isFinal ? null : () => this.run(request));
       return;
     }
     if (this.#running !== running) return;
@@ -197,7 +198,6 @@ export class Try {
     room.hidden = error === null;
     room.replaceChildren();
     if (error === null) return;
-    tell(find("status"), "");
     room.append(error.text ?? error.message);
     if (again) room.append(" ", element("button", { type: "button", on: { click: again } }, "Try again"));
   }
