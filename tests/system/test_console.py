@@ -327,6 +327,10 @@ def test_a_token_stays_in_the_session_and_a_server_that_is_gone_is_shown(browser
         calls = " ".join(page.locator(".call code").all_text_contents())
         assert token not in calls and calls.count("DRAGOMAN_TOKEN") == 3
         page.reload()
+        for view in ("engine", "models"):
+            page.click(f"#tab-{view}")
+            page.locator(".badge:visible", has_text=re.compile("serving|ready")).wait_for()
+        page.click("#tab-try")
         tab.ask(DOG)
         assert tab.answer().startswith("Ein Hund")
         server.process.kill()
@@ -337,6 +341,7 @@ def test_a_token_stays_in_the_session_and_a_server_that_is_gone_is_shown(browser
         for view in ("models", "engine"):
             page.click(f"#tab-{view}")
             page.locator(f"#{view}-state", has_text="The server cannot be reached.").wait_for()
+            assert page.locator(".badge:visible").all_inner_texts() == ["unknown"]
 
 
 def test_refusals_leave_the_answer_and_offer_no_second_try_and_long_texts_may_be_cut(tab: Tab) -> None:

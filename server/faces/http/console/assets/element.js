@@ -19,6 +19,14 @@ export function tell(what, text) {
   if (what.textContent !== text) what.textContent = text;
 }
 
+/** Have badges below an element tell that nothing is known any more. */
+export function forget(what) {
+  for (const badge of what.querySelectorAll(".badge")) {
+    badge.dataset.kind = "wait";
+    tell(badge, "unknown");
+  }
+}
+
 export const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`);
 
 export function size(bytes) {

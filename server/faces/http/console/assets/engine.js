@@ -1,5 +1,5 @@
 // The Engine view: what each model's engine does now, four times a second while somebody looks.
-import { element, find, seconds, size, tell } from "./element.js";
+import { element, find, forget, seconds, size, tell } from "./element.js";
 import { isAbort } from "./server.js";
 import { Slots } from "./slots.js";
 import { Trend } from "./trend.js";
@@ -54,6 +54,7 @@ export class Engine {
     find("engine-state").dataset.kind = kind;
     tell(find("engine-state"), text);
     find("engines").classList.toggle("old", kind === "away");
+    if (kind === "away") forget(find("engines"));
   }
 
   #take(told) {

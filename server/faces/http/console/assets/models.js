@@ -1,5 +1,5 @@
 // The Models view: what each model is, by its card and its export, and which of its versions are served.
-import { element, find } from "./element.js";
+import { element, find, forget } from "./element.js";
 import { Lifecycle } from "./lifecycle.js";
 import { markdown } from "./markdown.js";
 
@@ -30,9 +30,9 @@ export class Models {
   /** Read it, and again from time to time as long as it is shown. */
   async show() {
     clearTimeout(this.#again);
-    const isRead = await this.#read();
+    const isGoingOn = await this.#read();
     clearTimeout(this.#again);
-    if (isRead && !find("view-models").hidden && !document.hidden) this.#again = setTimeout(() => this.show(), READ_AGAIN);
+    if (isGoingOn && !find("view-models").hidden && !document.hidden) this.#again = setTimeout(() => this.show(), READ_AGAIN);
   }
 
   async #read() {
@@ -52,8 +52,10 @@ export class Models {
       for (const one of find("cards").querySelectorAll("details")) one.open = open.has(one.dataset.key) || one.open;
       return true;
     } catch (error) {
-      this.#state(error.text ?? error.message, () => this.show());
-      return false;
+      this.#state(error.text ?? error.message, error.isFinal ? null : () => this.show());
+      this.#shown = "";
+      forget(find("cards"));
+      return error.status !== 401 && !error.isFinal;
     }
   }
 
