@@ -130,6 +130,13 @@ def native(server: Server, text: str = TEXT, **fields: Any) -> Any:
         return GenerationStub(channel).Generate(GenerateRequest(model="en-de", text=text, **fields))
 
 
+def luminance(colour: str) -> float:
+    """Return a colour's relative luminance (WCAG 2), with what it adds to both sides of a contrast."""
+    parts = [float(part) for part in re.findall(r"[\d.]+", colour)][:3]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.05 + 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 def violations(page: Any) -> list[str]:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed").Axe()
     found = axe.run(page).response["violations"]
@@ -465,6 +472,8 @@ def test_no_rule_of_accessibility_is_broken_and_a_phone_needs_no_scrolling_sidew
         assert violations(page) == [], what
         page.set_viewport_size({"width": 360, "height": 740})
         assert page.evaluate("document.documentElement.scrollWidth") == 360, what
+        cut = "(all) => all.filter((one) => one.offsetWidth > innerWidth).map((one) => one.textContent)"
+        assert page.locator("caption, .note").evaluate_all(cut) == [], what
         page.set_viewport_size({"width": 1200, "height": 900})
 
     with Tab(browser, server.http_address, color_scheme=scheme, reduced_motion="reduce", is_refused=True) as tab:
@@ -475,6 +484,11 @@ def test_no_rule_of_accessibility_is_broken_and_a_phone_needs_no_scrolling_sidew
         page.locator(".heat").wait_for()
         page.locator(".word").nth(2).hover()
         check(page, "an answer")
+        cells = page.locator(".heat td").evaluate_all(
+            "(cells) => cells.map((cell) => [Number(cell.textContent), getComputedStyle(cell).backgroundColor])"
+        )
+        strong, weak = ({luminance(colour) for share, colour in cells if low <= share <= high} for low, high in ((50, 100), (1, 5)))
+        assert strong and weak and all(max(a, b) > 3 * min(a, b) for a in strong for b in weak), "cells look alike"
         page.locator(".word").nth(2).click()
         page.get_by_role("menuitem").first.wait_for()
         check(page, "a menu")
