@@ -280,8 +280,9 @@ def test_models_are_described_by_cards_and_reports(browser: Any, server: Server)
         panel = tab.page.get_by_role("article", name="en-de", exact=True)
         panel.wait_for()
         assert "fp32" in panel.inner_text() and "transformer" in panel.inner_text()
+        for part in ("Card", "Parity"):
+            panel.locator("summary", has_text=part).click()
         assert "captions of photographs" in panel.locator(".card").inner_text()
-        panel.locator("summary", has_text="Parity").click()
         report = panel.locator("details", has=tab.page.locator("summary", has_text="Parity"))
         assert re.search(r"\d", report.locator(".told").first.inner_text())
         assert "does not change models over HTTP" in tab.page.inner_text("#lifecycle-note")
@@ -414,7 +415,7 @@ def test_hostile_texts_and_cards_are_shown_as_text(tab: Tab) -> None:
 
 
 @pytest.mark.parametrize("view", ["try", "engine", "models"])
-def test_a_phone_opens_a_view_at_its_header_and_the_keyboard_begins_there(browser: Any, server: Server, view: str) -> None:
+def test_a_phone_shows_the_header_then_a_short_view_and_the_keyboard_begins_there(browser: Any, server: Server, view: str) -> None:
     with Tab(browser, server.http_address, view=view, viewport=PHONE) as tab:
         for _ in range(2):
             tab.page.get_by_role("tabpanel").wait_for()
@@ -422,6 +423,15 @@ def test_a_phone_opens_a_view_at_its_header_and_the_keyboard_begins_there(browse
             tab.page.keyboard.press("Tab")
             assert tab.page.evaluate("document.activeElement.id") == f"tab-{view}"
             tab.page.reload()
+        if view == "try":
+            for options in ({}, {"search": "beams", "num_answers": "2"}):
+                tab.ask(DOG, **options)
+                tab.answer()
+                [top] = tab.page.locator("p.answer").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().top)")
+                assert 0 <= top < PHONE["height"] - 100
+        else:
+            tab.page.locator("article").nth(2).wait_for()
+            assert tab.page.evaluate("document.documentElement.scrollHeight") < 200 + 3 * 500
 
 
 def test_everything_can_be_done_by_keyboard(tab: Tab) -> None:

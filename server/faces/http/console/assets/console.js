@@ -47,7 +47,8 @@ const THEMES = ["auto", "light", "dark"];
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
-  tell(find("theme"), `Theme: ${name}`);
+  tell(find("theme"), `◐ ${name}`);
+  find("theme").ariaLabel = find("theme").title = `Theme: ${name}`;
 }
 
 let chosen = localStorage.getItem("dragoman-theme");

@@ -92,7 +92,7 @@ class Panel {
 
   constructor(model) {
     const facts = element("dl", { class: "facts" });
-    for (const title of ["Slots", "Running", "Waiting", "Queue", "Cache"]) {
+    for (const title of ["Slots", "Running", "Waiting", "Cache"]) {
       const figure = element("dd");
       this.#figures.set(title, figure);
       facts.append(element("div", {}, element("dt", {}, title), figure));
@@ -122,8 +122,7 @@ class Panel {
     this.#slots.show(model);
     this.#figure("Slots", `${model.numSlotsInUse} of ${model.numSlots}`);
     this.#figure("Running", `${model.numRunning}`);
-    this.#figure("Waiting", model.numWaiting ? `${model.numWaiting} (${model.numWaitingTokens} tokens)` : "0");
-    this.#figure("Queue", model.numWaiting ? seconds(model.queueSeconds) : "none");
+    this.#figure("Waiting", model.numWaiting ? `${model.numWaiting} (${model.numWaitingTokens} tokens, ${seconds(model.queueSeconds)})` : "0");
     this.#figure("Cache", `${size(model.cacheBytesUsed)} of ${size(model.cacheBytesReserved)}`);
     this.#trend("Tokens a second", model.tokensPerSecond, model.tokensPerSecond.toFixed(0));
     this.#trend("Steps a second", model.stepsPerSecond, model.stepsPerSecond.toFixed(0));
