@@ -40,3 +40,15 @@ export function seconds(time) {
   if (time >= 120) return `${Math.floor(time / 3600) ? `${Math.floor(time / 3600)} h ` : ""}${Math.floor(time / 60) % 60} min`;
   return time >= 1 ? `${time.toFixed(time < 10 ? 2 : 0)} s` : `${(time * 1000).toFixed(time < 0.01 ? 1 : 0)} ms`;
 }
+
+/** Copy an element's text, and say on the button what was done. */
+export async function copy(code, button) {
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    tell(button, "Copied");
+  } catch {  // pages without TLS may not write it: select it instead
+    getSelection().selectAllChildren(code);
+    tell(button, "Selected");
+  }
+  setTimeout(() => tell(button, "Copy"), 2000);
+}

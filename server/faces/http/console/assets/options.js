@@ -3,13 +3,25 @@ import { element, find, tell } from "./element.js";
 
 const NUMBERS = { "length-penalty": "lengthPenalty", temperature: "temperature", "top-k": "topK", "top-p": "topP", seed: "seed" };
 
+// Where the tab's session keeps the form, so that a reload leaves it as it is.
+const FORM = "dragoman-form";
+const kept = () => JSON.parse(sessionStorage.getItem(FORM) ?? "{}");
+
 export class Options {
   #models = [];
 
   constructor(onChange) {
     find("model").addEventListener("change", () => this.#chosen());
     find("search").addEventListener("change", () => this.#fit());
-    find("request").addEventListener("input", onChange);
+    const fields = [...find("request").querySelectorAll("input, select, textarea")];
+    const { truncate = false, ...values } = kept();
+    find("truncate").checked = truncate;
+    for (const field of fields) field.value = values[field.id] ?? field.value;
+    find("request").addEventListener("input", () => {
+      onChange();
+      const values = Object.fromEntries(fields.map(({ id, value }) => [id, value]));
+      sessionStorage.setItem(FORM, JSON.stringify({ ...values, truncate: find("truncate").checked }));
+    });
     this.#onChange = onChange;
   }
 
@@ -17,7 +29,7 @@ export class Options {
 
   /** Offer models, as ListModels tells them; the one that was chosen stays so. */
   offer(models) {
-    const chosen = find("model").value;
+    const chosen = find("model").value || kept().model;
     this.#models = models;
     find("model").replaceChildren(...models.map(({ name, isReady }) =>
       element("option", { value: name }, isReady ? name : `${name} (not ready)`)));
@@ -96,7 +108,7 @@ function number(id) {
 
 function languages(side, told, usual) {
   const choice = find(`${side}-language`);
-  const chosen = choice.value;
+  const chosen = choice.value || kept()[choice.id];
   choice.parentElement.hidden = told.length === 0;
   const first = usual || told.length === 1
     ? [element("option", { value: "" }, title(usual || told[0].code))]

@@ -3,7 +3,7 @@ import { Alternatives } from "./alternatives.js";
 import { Answer } from "./answer.js";
 import { Attention } from "./attention.js";
 import { Calls } from "./calls.js";
-import { element, find, seconds, tell } from "./element.js";
+import { copy, element, find, seconds, tell } from "./element.js";
 import { Options } from "./options.js";
 import { isAbort } from "./server.js";
 import { tokenList } from "./tokens.js";
@@ -31,6 +31,7 @@ export class Try {
     find("text").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) find("request").requestSubmit();
     });
+    find("copy").addEventListener("click", () => copy(find("answer").querySelector(".answer"), find("copy")));
     find("cancel").addEventListener("click", () => this.#running?.abort());
   }
 
@@ -79,6 +80,7 @@ export class Try {
         this.#answer = answer;
         answer.write(piece.text);
         text += piece.text;
+        find("copy").hidden = !text;
         tell(find("status"), "Writing…");
         if (piece.result) result = piece.result;
       }
@@ -129,6 +131,7 @@ export class Try {
     this.#scoring = new AbortController();
     const { signal } = this.#scoring;
     shown.finish(text, kept);
+    find("copy").hidden = !text;
     if (kept) shown.focusOnKept();
     const room = find("looks-into");
     const wanted = { model: request.model, text: request.text, target: text, sourceLanguage: request.sourceLanguage, targetLanguage: request.targetLanguage };
