@@ -190,9 +190,9 @@ def test_words_are_linked_to_the_source_and_tokens_have_log_probabilities(tab: T
     word = tab.page.locator(".word", has_text="Hund")
     word.hover()
     assert "dog" in tab.page.locator(".source .seen").all_inner_texts()
-    assert re.match(r"“Hund” looks at dog \d+ %", tab.page.inner_text("#looks"))
+    assert re.match(r"“Hund” attends to dog \d+ %", tab.page.inner_text("#looks"))
     word.focus()
-    assert tab.page.inner_text("#looks").startswith("“Hund” looks at dog")
+    assert tab.page.inner_text("#looks").startswith("“Hund” attends to dog")
     rows = tab.page.locator(".heat tbody tr")
     assert "".join(rows.nth(i).locator("th").inner_text() for i in range(rows.count())) == answer.replace(" ", "")
     for i in range(rows.count()):  # rounded each, and below half a percent not shown
@@ -207,7 +207,7 @@ def test_words_are_linked_to_the_source_and_tokens_have_log_probabilities(tab: T
 def test_a_language_model_continues_its_prompt(tab: Tab) -> None:
     tab.ask("A dog", "en-captions", max_new_tokens="8")
     assert tab.page.inner_text("#text-label") == "Prompt" and tab.page.inner_text("#go") == "Continue"
-    assert tab.answer() and "goes on with its prompt" in tab.page.inner_text("#no-attention")
+    assert tab.answer() and "language model" in tab.page.inner_text("#no-attention")
     assert tab.page.locator(".heat").count() == 0 and tab.page.locator("#source-language").is_hidden()
 
 
@@ -219,7 +219,7 @@ def test_pieces_are_shown_as_they_come_and_leaving_or_cancelling_frees_the_slot(
         first = len(tab.page.locator("p.writing").text_content() or "")
         tab.page.wait_for_function(f"() => (document.querySelector('p.answer')?.textContent.length ?? 0) > {first}")
         tab.page.locator("#status", has_text="900 written").wait_for(timeout=60_000)
-        tab.page.locator("#looks-into", has_text="cannot be looked into: target").wait_for()
+        tab.page.locator("#looks-into", has_text="not available: target").wait_for()
     for is_cancelled in (True, False):
         with Tab(browser, server.http_address) as tab:
             tab.ask("a dog", "alpha", max_new_tokens="900")
@@ -281,6 +281,8 @@ def test_the_grid_shows_running_sequences_until_they_end(browser: Any, server: S
             "() => [...document.querySelectorAll('article')].some((one) => one.ariaLabel.startsWith('alpha') && "
             "Number(one.querySelector('.trend dd').textContent) > 0)"
         )
+        scales = panel.locator(".trend").all_inner_texts()
+        assert len(scales) == 4 and all(re.search(r"max [\d.]*[1-9][\d.]*( m?s)? in 30 s", scale) for scale in scales)
         asking.page.click("#cancel")
         watching.page.wait_for_function("() => document.querySelectorAll('.slot.used').length === 0")
         assert watching.page.inner_text("#engine-state") == "Ready"
@@ -309,7 +311,7 @@ def test_an_operator_changes_models_and_sees_the_outcome(browser: Any, models: M
         panel.wait_for()
         assert "operator's token" in page.inner_text("#lifecycle-note") and panel.get_by_role("button").count() == 0
         for token in ("wrong", "an-operators-long-token"):
-            page.get_by_role("button", name="Give one").click()
+            page.get_by_role("button", name="Enter token").click()
             page.fill("#token-text", token)
             page.keyboard.press("Enter")
         panel.get_by_role("button", name="Reload alpha").wait_for()

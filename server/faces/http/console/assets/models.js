@@ -76,7 +76,7 @@ export class Models {
     const state = element("span", { class: "badge", "data-kind": model.isReady ? "ready" : "wait" }, model.isReady ? "ready" : model.isAsleep ? "asleep" : "not ready");
     return element("article", { class: "panel", "aria-label": model.name },
       element("h2", {}, model.name, " ", element("code", {}, model.version), " ", state),
-      model.domain ? element("p", { class: "note", dir: "auto" }, `Knows: ${model.domain}.`) : null, element("dl", { class: "facts" }, ...known),
+      model.domain ? element("p", { class: "note", dir: "auto" }, `Domain: ${model.domain}.`) : null, element("dl", { class: "facts" }, ...known),
       versions(model.versions ?? []), this.#lifecycle.controls(model),
       fold(model, "limits", "Limits and sizes", element("dl", { class: "facts" }, ...facts(LIMITS))),
       ...Object.entries(PARTS).map(([key, title]) => part(model, key, title)),
@@ -124,7 +124,7 @@ const title = (key) => {
 
 function versions(told) {
   if (told.length < 2) return null;
-  return element("table", {}, element("caption", {}, "Versions that requests can get"), element("thead", {}, element("tr", {},
+  return element("table", {}, element("caption", {}, "Served versions"), element("thead", {}, element("tr", {},
     ...["Version", "Content", "Labels", "Share"].map((one) => element("th", { scope: "col" }, one)))),
   element("tbody", {}, ...told.map(({ name, version, labels, share, isDefault }) => element("tr", {},
     element("th", { scope: "row" }, name + (isDefault ? " (default)" : "")), element("td", {}, element("code", {}, version)),

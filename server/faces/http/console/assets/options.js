@@ -76,8 +76,7 @@ export class Options {
     if (!model) return;
     languages("source", model.sourceLanguages ?? [], model.defaultSourceLanguage);
     languages("target", model.targetLanguages ?? [], model.defaultTargetLanguage);
-    const room = `at most ${model.maxSourceTokens} tokens`;
-    tell(find("model-note"), model.domain ? `Knows: ${model.domain}. Reads ${room}.` : `Reads ${room}.`);
+    tell(find("model-note"), `${model.domain ? `Domain: ${model.domain}. ` : ""}At most ${model.maxSourceTokens} tokens.`);
     tell(find("text-label"), this.isContinuing ? "Prompt" : "Text");
     tell(find("go"), this.isContinuing ? "Continue" : "Translate");
     find("max-new-tokens").max = model.maxTargetTokens;
@@ -112,7 +111,7 @@ function languages(side, told, usual) {
   choice.parentElement.hidden = told.length === 0;
   const first = usual || told.length === 1
     ? [element("option", { value: "" }, title(usual || told[0].code))]
-    : side === "source" ? [element("option", { value: "" }, "not said")] : [];
+    : side === "source" ? [element("option", { value: "" }, "unspecified")] : [];
   const others = told.filter(({ code }) => code !== (usual || (told.length === 1 && told[0].code)));
   choice.replaceChildren(...first, ...others.map(({ code }) => element("option", { value: code }, title(code))));
   if (others.some(({ code }) => code === chosen)) choice.value = chosen;

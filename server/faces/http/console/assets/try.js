@@ -8,7 +8,7 @@ import { Options } from "./options.js";
 import { isAbort } from "./server.js";
 import { tokenList } from "./tokens.js";
 
-const REASONS = { FINISH_REASON_EOS: "ended by the model", FINISH_REASON_LENGTH: "cut at the most tokens it may have" };
+const REASONS = { FINISH_REASON_EOS: "ended by the model", FINISH_REASON_LENGTH: "stopped at its max new tokens" };
 
 export class Try {
   #server;
@@ -88,7 +88,7 @@ export class Try {
     } catch (error) {
       if (this.#running !== running) return;
       this.#end(running);
-      tell(find("status"), isAbort(error) ? (text ? "Cancelled; this much had come." : "Cancelled.") : text ? "" : before);
+      tell(find("status"), isAbort(error) ? (text ? "Cancelled; this is the text so far." : "Cancelled.") : text ? "" : before);
       if (!isAbort(error)) this.#problem(error, error.isFinal ? null : () => this.run(request));
       return;
     }
@@ -101,7 +101,7 @@ export class Try {
     const { answers } = result;
     const cut = result.isTruncated ? ", the text was cut" : "";
     tell(find("status"), `${result.model} ${result.modelVersion}: ${result.usage.sourceTokens} tokens read, ${result.usage.generatedTokens} written in `
-      + `${seconds(result.timings.totalSeconds)}, first after ${seconds(result.timings.timeToFirstTokenSeconds)}${cut}.`);
+      + `${seconds(result.timings.totalSeconds)}, first token after ${seconds(result.timings.timeToFirstTokenSeconds)}${cut}.`);
     const best = element("div", { class: "answers" });
     if (answers.length > 1) {
       const list = element("ol", {}, ...answers.map((answer) => this.#choice(request, answer)));
@@ -135,21 +135,21 @@ export class Try {
     if (kept) shown.focusOnKept();
     const room = find("looks-into");
     const wanted = { model: request.model, text: request.text, target: text, sourceLanguage: request.sourceLanguage, targetLanguage: request.targetLanguage };
-    room.replaceChildren(element("p", { class: "note" }, "Looking into it…"));
+    room.replaceChildren(element("p", { class: "note" }, "Scoring…"));
     try {
       const { scored, refused } = await this.#score(wanted, signal);
-      const parts = [element("details", { class: "part", open: true }, element("summary", {}, "Tokens and how likely the model finds them"), tokenList(scored))];
+      const parts = [element("details", { class: "part", open: true }, element("summary", {}, "Token probabilities"), tokenList(scored))];
       if (scored.alignment?.numSourceTokens) {
         const attention = new Attention(scored, text);
         shown.attend(attention);
         parts.unshift(element("details", { class: "part", open: true }, element("summary", {}, "Attention"), attention.isPlaced
-          ? attention.table(text) : element("p", { class: "note" }, "The model reads this answer as other text than is shown; its words cannot be placed.")));
+          ? attention.table(text) : element("p", { class: "note" }, "The tokeniser changes the text of this answer, so its words have no attention of their own.")));
       } else {
         parts.push(element("p", { class: "note", id: "no-attention" }, refused));
       }
       room.replaceChildren(...parts);
     } catch (error) {
-      if (!isAbort(error)) room.replaceChildren(element("p", { class: "note" }, `This answer cannot be looked into: ${error.text ?? error.message}`));
+      if (!isAbort(error)) room.replaceChildren(element("p", { class: "note" }, `Tokens and attention are not available: ${error.text ?? error.message}`));
     }
   }
 
@@ -157,7 +157,7 @@ export class Try {
 
   /** Score an answer, with attention where the model has any; `refused` says why it has not. */
   async #score(wanted, signal) {
-    let refused = "A language model goes on with its prompt: there is no source that it looks at.";
+    let refused = "A language model has no source to attend to.";
     if (!this.#options.isContinuing) {
       try {
         return { scored: await this.#server.ask("/v1/score", { body: { ...wanted, returnAlignment: true }, signal }), refused: "" };
