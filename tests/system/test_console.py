@@ -524,3 +524,9 @@ def test_no_rule_of_accessibility_is_broken_and_a_phone_needs_no_scrolling_sidew
             page.click(f"#tab-{view}")
             page.locator(f"#view-{view} article").first.wait_for()
             check(page, view)
+        background = "getComputedStyle(document.documentElement).backgroundColor"
+        paper = page.evaluate(background)
+        page.get_by_role("link", name="API").click()
+        page.wait_for_url("**/docs")
+        assert page.evaluate(background) == paper
+        check(page, "the API's page")
