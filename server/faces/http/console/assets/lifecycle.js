@@ -67,7 +67,7 @@ export class Lifecycle {
     const buttons = verbs.map((verb) => element("button", { type: "button", "aria-label": `${VERBS[verb]} ${name}`,
       on: { click: (event) => this.#do(name, verb, event.currentTarget) } }, VERBS[verb]));
     const rows = (model.versions ?? []).map((one) => element("tr", {}, element("th", { scope: "row" }, one.name || one.version),
-      element("td", {}, (one.state ?? "").replace("VERSION_STATE_", "").toLowerCase()),
+      element("td", {}, element("span", { class: "badge" }, (one.state ?? "").replace("VERSION_STATE_", "").toLowerCase())),
       element("td", { dir: "auto" }, [one.cause, one.reason].filter(Boolean).join(": "))));
     return element("div", {}, rows.length ? element("table", {}, element("caption", {}, "In the repository"), element("thead", {}, element("tr", {},
       ...["Version", "State", "Reason"].map((one) => element("th", { scope: "col" }, one)))), element("tbody", {}, ...rows)) : null,
