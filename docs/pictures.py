@@ -1,7 +1,7 @@
 """Pictures of docs/images: attention of shipped checkpoints, and the console of a real server under load.
 
 python docs/pictures.py attention [NAME ...]
-python docs/pictures.py console --bundle bundles/en-de      # Chromium (Debian: apt-get install chromium)
+python docs/pictures.py console      # after `make export`; Chromium (Debian: apt-get install chromium)
 """
 
 import argparse
@@ -63,7 +63,6 @@ def console(models: Path, output: Path) -> None:
             keep(page, output / "console-engine.png", page.locator("#engines article").first.bounding_box())
         page.click("#tab-models")
         page.locator("#cards article").first.wait_for()
-        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         keep(page, output / "console-models.png", page.locator("#cards article").first.bounding_box())
 
 
@@ -81,7 +80,7 @@ def load(address: str) -> Iterator[None]:
     def call(client: Client, number: int) -> None:
         while not is_over.is_set():
             text = " ".join([CROWD] * (1 + number % 3))
-            client.generate(text, num_beams=4, max_new_tokens=30 + 12 * (number % 4), min_new_tokens=20)
+            client.generate(text, model="en-de", num_beams=4, max_new_tokens=30 + 12 * (number % 4), min_new_tokens=20)
 
     with Client(address) as client, ThreadPoolExecutor(NUM_CALLERS) as pool:
         for number in range(NUM_CALLERS):

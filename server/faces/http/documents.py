@@ -12,14 +12,27 @@ from typing import Any
 from aiohttp import web
 
 PATH, PAGE_PATH = "/openapi.json", "/docs"
+# The console's looks (console/assets/console.css), which is not there where the console is off.
 STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-code, pre { font: 0.9em/1.4 ui-monospace, monospace; }
-pre { overflow: auto; padding: 0.75rem; border: 1px solid; border-radius: 0.4rem; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: 0.3rem 0.6rem 0.3rem 0; border-bottom: 1px solid #8885; }
-h2 { margin-top: 2.5rem; } h2 code { font-size: 1em; }
+:root { color-scheme: light dark;
+  --paper: #faf9f6; --pane: #fff; --ink: #1d2322; --soft: #59625f; --line: #dedfd9; --accent: #0f6a66; }
+@media (prefers-color-scheme: dark) { :root {
+  --paper: #131716; --pane: #1a1f1e; --ink: #e7eae7; --soft: #a0aaa5; --line: #2d3433; --accent: #66c7bd; } }
+html { font: 100%/1.55 Inter, system-ui, -apple-system, "Segoe UI", sans-serif; background: var(--paper); color: var(--ink); }
+body { max-width: 60rem; margin: 0 auto; padding: 1rem 1rem 4rem; overflow-wrap: break-word; }
+a { color: var(--accent); }
+h1 { font-size: 1.5rem; }
+h2 { font-size: 1.1rem; margin: 2rem 0 0; padding-top: 1rem; border-top: 1px solid var(--line); scroll-margin-top: 1rem; }
+h2 code { font-weight: 650; color: var(--accent); }
+p { margin: 0.6rem 0; max-width: 46rem; }
+code { font: 0.9em ui-monospace, "SF Mono", Menlo, monospace; }
+table { border-collapse: collapse; width: 100%; margin-top: 0.75rem; font-size: 0.9rem; background: var(--pane); }
+table, tr { border: 1px solid var(--line); }
+th, td { text-align: start; vertical-align: top; padding: 0.35rem 0.75rem; }
+th { color: var(--soft); font-weight: 550; }
+@media (max-width: 44rem) { table, tbody { display: block; } thead { display: none; }
+  tr { display: block; padding: 0.35rem 0.75rem; }
+  td { display: inline; padding: 0 0.5rem 0 0; } td:last-child { display: block; } }
 """
 _DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -67,10 +80,10 @@ def _operations(told: dict[str, Any]) -> Iterator[str]:
     responses = told["components"]["responses"].items()
     rows = [(escape(number), escape(one["description"])) for number, one in responses if number.isdecimal()]
     kinds = _kind({"$ref": "/Status"}), _kind({"$ref": "/InferenceError"})
-    yield f"<h2>Errors</h2><p>Each is a {kinds[0]}, under <code>/v2</code> an {kinds[1]}.</p>{_table(('Status', ''), rows)}"
+    yield f"<h2>Errors</h2><p>Each is a {kinds[0]}, under <code>/v2</code> an {kinds[1]}.</p>{_table(('Status', 'Meaning'), rows)}"
     headers = told["components"]["parameters"].values()
     rows = [(f"<code>{escape(one['name'])}</code>", escape(one["description"])) for one in headers]
-    yield f"<h2>Headers of requests</h2>{_table(('Header', ''), rows)}"
+    yield f"<h2>Headers of requests</h2>{_table(('Header', 'Meaning'), rows)}"
 
 
 def _schemas(told: dict[str, Any]) -> Iterator[str]:
@@ -79,7 +92,7 @@ def _schemas(told: dict[str, Any]) -> Iterator[str]:
         if "properties" in schema:
             fields = schema["properties"].items()
             rows = [(f"<code>{escape(field)}</code>", _kind(one), _inline(one.get("description", ""))) for field, one in fields]
-            yield _table(("Field", "Kind", ""), rows)
+            yield _table(("Field", "Kind", "Meaning"), rows)
         elif not schema.get("description"):
             yield "<p>" + ", ".join(f"<code>{escape(one)}</code>" for one in schema.get("enum", ())) + "</p>"
 

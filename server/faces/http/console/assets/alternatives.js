@@ -26,7 +26,7 @@ export class Alternatives {
     this.close(false);
     const leaving = new AbortController();
     const menu = element("div", { class: "menu", role: "menu", tabindex: "-1", "aria-label": `Instead of ${button.textContent}` },
-      element("p", { class: "note", role: "presentation" }, "Looking…"));
+      element("p", { class: "note", role: "presentation" }, "Loading…"));
     this.#menu = menu;
     this.#opener = button;
     this.#close = (isBack) => {

@@ -10,7 +10,7 @@ export class Answer {
   #source;
   #looks;
 
-  /** Show nothing yet; `onWord(start, end, button)` is called with the word that somebody wants another for. */
+  /** Show nothing yet, and leave what is shown; `onWord(start, end, button)` is called with the word that somebody wants another for. */
   constructor(room, onWord) {
     this.#room = room;
     this.#onWord = onWord;
@@ -23,12 +23,6 @@ export class Answer {
       this.#room.replaceChildren(this.writing);
     }
     this.writing.append(text);
-  }
-
-  clear() {
-    this.writing = null;
-    this.#attention = null;
-    this.#room.replaceChildren();
   }
 
   /** Show a whole answer, of which `kept` characters were chosen. */
@@ -51,7 +45,7 @@ export class Answer {
     if (!text) line.append(element("span", { class: "note" }, "(the empty answer)"));
     line.addEventListener("mouseleave", () => this.#look(-1));
     this.#source = element("p", { class: "source", dir: "auto" });
-    this.#looks = element("p", { class: "note", id: "looks" }, this.#buttons.length ? "Choose a word to see what else could stand there." : "");
+    this.#looks = element("p", { class: "note", id: "looks" }, this.#buttons.length ? "Select a word for alternatives." : "");
     this.writing = null;
     this.#room.replaceChildren(line, this.#source, this.#looks);
   }
@@ -101,6 +95,6 @@ export class Answer {
       span.classList.toggle("seen", weight >= 0.05);
     });
     this.#buttons.forEach((button, j) => button.classList.toggle("looked", j === i));
-    if (row) tell(this.#looks, `“${this.#buttons[i].textContent}” looks at ${this.#attention.summary(i)}.`);
+    if (row) tell(this.#looks, `“${this.#buttons[i].textContent}” attends to ${this.#attention.summary(i)}.`);
   }
 }

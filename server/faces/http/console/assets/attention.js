@@ -49,15 +49,15 @@ export class Attention {
     const head = across.map((_, j) => element("th", { scope: "col", dir: "auto" }, element("span", {}, this.#source(j))));
     const body = down.map((span, i) => element("tr", {}, element("th", { scope: "row", dir: "auto" }, answer.slice(...span)),
       ...[...across.keys(), this.sourceWords.length].map((j) => cell(this.rows[i][j]))));
-    return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Attention, a table" },
+    return element("div", {}, element("p", { class: "note" }, "Rows are words of the answer, columns words of the source; a row adds up to 100."
+      + (down.length < this.answerWords.length || across.length < this.sourceWords.length ? ` The first ${MAX_WORDS} of each.` : "")),
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Attention, a table" },
       element("table", { class: "heat" },
-        element("caption", {}, "Rows are words of the answer, columns words of the source; a row adds up to 100."
-          + (down.length < this.answerWords.length || across.length < this.sourceWords.length ? ` The first ${MAX_WORDS} of each.` : "")),
         element("thead", {}, element("tr", {}, element("td"), ...head, element("th", { scope: "col" }, element("span", {}, "(no word)")))),
-        element("tbody", {}, ...body)));
+        element("tbody", {}, ...body))));
   }
 }
 
 function cell(weight) {
-  return element("td", { style: { "--weight": weight.toFixed(3) } }, weight >= 0.005 ? (weight * 100).toFixed(0) : "");
+  return element("td", { class: weight >= 0.5 ? "most" : null, style: { "--weight": weight.toFixed(3) } }, weight >= 0.005 ? (weight * 100).toFixed(0) : "");
 }

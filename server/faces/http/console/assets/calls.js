@@ -1,5 +1,5 @@
 // The request on the page as calls to copy: curl, grpcurl and Python. A token is never written into one.
-import { element, tell } from "./element.js";
+import { copy, element, tell } from "./element.js";
 
 const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 const snake = (name) => name.replace(/[A-Z]/gu, (letter) => `_${letter.toLowerCase()}`);
@@ -56,15 +56,4 @@ export class Calls {
   show(request, hasToken) {
     for (const { code, write } of this.#blocks) tell(code, write(request, hasToken));
   }
-}
-
-async function copy(code, button) {
-  try {
-    await navigator.clipboard.writeText(code.textContent);
-    tell(button, "Copied");
-  } catch {  // pages without TLS may not write it: select it instead
-    getSelection().selectAllChildren(code);
-    tell(button, "Selected");
-  }
-  setTimeout(() => tell(button, "Copy"), 2000);
 }

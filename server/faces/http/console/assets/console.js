@@ -19,13 +19,14 @@ function open(name, isFocused = false) {
     if (isThis && isFocused) tab.focus();
   }
   for (const [other, view] of Object.entries(views)) {
-    find(other).hidden = other !== name;
+    find(`view-${other}`).hidden = other !== name;
     if (other !== name) view.hide();
   }
   if (location.hash.slice(1) !== name) history.replaceState(null, "", `#${name}`);
   if (!document.hidden) views[name].show();
 }
 
+// No element has a view's name as its id: the browser would scroll to it, past the header, and start the keyboard's order there.
 const named = () => (Object.hasOwn(views, location.hash.slice(1)) ? location.hash.slice(1) : "try");
 
 tabs.forEach((tab, i) => {
@@ -46,7 +47,8 @@ const THEMES = ["auto", "light", "dark"];
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
-  tell(find("theme"), `Theme: ${name}`);
+  tell(find("theme"), `◐ ${name}`);
+  find("theme").ariaLabel = find("theme").title = `Theme: ${name}`;
 }
 
 let chosen = localStorage.getItem("dragoman-theme");

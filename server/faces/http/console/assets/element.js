@@ -19,6 +19,14 @@ export function tell(what, text) {
   if (what.textContent !== text) what.textContent = text;
 }
 
+/** Have badges below an element tell that nothing is known any more. */
+export function forget(what) {
+  for (const badge of what.querySelectorAll(".badge")) {
+    badge.dataset.kind = "wait";
+    tell(badge, "unknown");
+  }
+}
+
 export const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`);
 
 export function size(bytes) {
@@ -31,4 +39,16 @@ export function size(bytes) {
 export function seconds(time) {
   if (time >= 120) return `${Math.floor(time / 3600) ? `${Math.floor(time / 3600)} h ` : ""}${Math.floor(time / 60) % 60} min`;
   return time >= 1 ? `${time.toFixed(time < 10 ? 2 : 0)} s` : `${(time * 1000).toFixed(time < 0.01 ? 1 : 0)} ms`;
+}
+
+/** Copy an element's text, and say on the button what was done. */
+export async function copy(code, button) {
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    tell(button, "Copied");
+  } catch {  // pages without TLS may not write it: select it instead
+    getSelection().selectAllChildren(code);
+    tell(button, "Selected");
+  }
+  setTimeout(() => tell(button, "Copy"), 2000);
 }

@@ -1,10 +1,13 @@
 // The Engine view: what each model's engine does now, four times a second while somebody looks.
-import { element, find, seconds, size, tell } from "./element.js";
+import { element, find, forget, seconds, size, tell } from "./element.js";
 import { isAbort } from "./server.js";
 import { Slots } from "./slots.js";
 import { Trend } from "./trend.js";
 
 const MAX_CALLERS = 20;
+const whole = (value) => value.toFixed(0);
+const TRENDS = { tokensPerSecond: ["Tokens per second", whole], stepsPerSecond: ["Steps per second", whole],
+  rowsPerStep: ["Rows per step", (value) => value.toFixed(1)], stepSeconds: ["Step time", seconds] };
 const LONGEST_PAUSE = 8000;
 
 export class Engine {
@@ -35,11 +38,12 @@ export class Engine {
           pause = 500;
           this.#take(told);
         }
-        this.#state("away", "The server ended the stream; asking again…");
+        this.#state("away", "The server ended the stream; reconnecting…");
       } catch (error) {
         if (isAbort(error) || signal.aborted) return;
-        this.#state("away", `${error.text ?? error.message} ${[401, 403, 404, 501].includes(error.status) ? "" : "Asking again…"}`);
-        if ([401, 403, 404, 501].includes(error.status)) return this.hide();
+        const isOver = error.isFinal || error.status === 401;
+        this.#state("away", `${error.text ?? error.message} ${isOver ? "" : "Reconnecting…"}`);
+        if (isOver) return this.hide();
       }
       await new Promise((next) => {
         const timer = setTimeout(next, pause);
@@ -53,10 +57,11 @@ export class Engine {
     find("engine-state").dataset.kind = kind;
     tell(find("engine-state"), text);
     find("engines").classList.toggle("old", kind === "away");
+    if (kind === "away") forget(find("engines"));
   }
 
   #take(told) {
-    if (told.isDraining) this.#state("wait", "Draining: what runs is finished, nothing new is taken");
+    if (told.isDraining) this.#state("wait", "Draining: running requests finish, new ones are refused");
     else this.#state(told.isReady ? "ready" : "wait", told.isReady ? "Ready" : "Not ready");
     tell(find("engine-note"), `up ${seconds(told.uptimeSeconds)}`);
     const keys = told.models.map((model) => `${model.name} ${model.version} ${model.label}`);
@@ -90,15 +95,15 @@ class Panel {
 
   constructor(model) {
     const facts = element("dl", { class: "facts" });
-    for (const title of ["Slots", "Running", "Waiting", "Queue", "Cache"]) {
+    for (const title of ["Slots", "Running", "Waiting", "Cache"]) {
       const figure = element("dd");
       this.#figures.set(title, figure);
       facts.append(element("div", {}, element("dt", {}, title), figure));
     }
     const trends = element("dl", { class: "trends" });
-    for (const title of ["Tokens a second", "Steps a second", "Rows a step", "Step time"]) {
-      const trend = new Trend(title);
-      this.#trends.set(title, trend);
+    for (const [key, shown] of Object.entries(TRENDS)) {
+      const trend = new Trend(...shown);
+      this.#trends.set(key, trend);
       trends.append(trend.room);
     }
     this.#state = element("span", { class: "badge" });
@@ -106,9 +111,9 @@ class Panel {
       ...["Caller", "Running", "Waiting"].map((one) => element("th", { scope: "col" }, one)))), this.#callers);
     this.room = element("article", { class: "panel", "aria-label": `${model.name} ${model.version}` },
       element("h2", {}, model.name, " ", element("code", {}, model.version), " ", this.#state,
-        model.isDefault ? null : element("span", { class: "note" }, " not the default version")),
-      element("p", { class: "note" }, `${model.label === model.version ? "" : `${model.label}: `}${model.precision}${model.device ? ` on ${model.device}` : ""}`
-        + (model.numEngines > 1 ? `, ${model.numEngines} engines` : "")), this.#slots.room, facts, trends, this.#table);
+        element("span", { class: "note" }, ` ${model.label === model.version ? "" : `${model.label}: `}${model.precision}${model.device ? ` on ${model.device}` : ""}`
+          + (model.numEngines > 1 ? `, ${model.numEngines} engines` : "") + (model.isDefault ? "" : ", not the default version"))),
+      this.#slots.room, facts, trends, this.#table);
   }
 
   #state;
@@ -120,26 +125,18 @@ class Panel {
     this.#slots.show(model);
     this.#figure("Slots", `${model.numSlotsInUse} of ${model.numSlots}`);
     this.#figure("Running", `${model.numRunning}`);
-    this.#figure("Waiting", model.numWaiting ? `${model.numWaiting} (${model.numWaitingTokens} tokens)` : "0");
-    this.#figure("Queue", model.numWaiting ? seconds(model.queueSeconds) : "none");
+    this.#figure("Waiting", model.numWaiting ? `${model.numWaiting} (${model.numWaitingTokens} tokens, ${seconds(model.queueSeconds)})` : "0");
     this.#figure("Cache", `${size(model.cacheBytesUsed)} of ${size(model.cacheBytesReserved)}`);
-    this.#trend("Tokens a second", model.tokensPerSecond, model.tokensPerSecond.toFixed(0));
-    this.#trend("Steps a second", model.stepsPerSecond, model.stepsPerSecond.toFixed(0));
-    this.#trend("Rows a step", model.rowsPerStep, model.rowsPerStep === null ? "–" : model.rowsPerStep.toFixed(1));
-    this.#trend("Step time", model.stepSeconds, model.stepSeconds === null ? "–" : seconds(model.stepSeconds));
+    for (const [key, trend] of this.#trends) trend.add(model[key]);
     this.#table.hidden = !model.callers.length;
     const callers = JSON.stringify(model.callers.slice(0, MAX_CALLERS));
     if (callers === this.#shownCallers) return;
     this.#shownCallers = callers;
     this.#callers.replaceChildren(...model.callers.slice(0, MAX_CALLERS).map(({ name, numRunning, numWaiting }) => element("tr", {},
-      element("th", { scope: "row", dir: "auto" }, name || "anybody"), element("td", {}, `${numRunning}`), element("td", {}, `${numWaiting}`))));
+      element("th", { scope: "row", dir: "auto" }, name || "(unnamed)"), element("td", {}, `${numRunning}`), element("td", {}, `${numWaiting}`))));
   }
 
   #figure(title, text) {
     tell(this.#figures.get(title), text);
-  }
-
-  #trend(title, value, text) {
-    this.#trends.get(title).add(value, text);
   }
 }

@@ -2,7 +2,7 @@
 import { element } from "./element.js";
 
 const WHY = {
-  401: "Models are changed with an operator's token.",
+  401: "Changing models needs an operator's token.",
   403: "This token may not change models.",
   404: "This server does not change models over HTTP.",
 };
@@ -55,7 +55,7 @@ export class Lifecycle {
     const give = async () => (await this.#server.authorise(this.reason)) && this.#onChange();
     return element("div", { class: "row wrap" },
       element("p", { class: "note", id: "lifecycle-note", role: "status" }, [this.#said, this.reason, this.told?.problem].filter(Boolean).join(" ")),
-      this.isClosed ? element("button", { type: "button", on: { click: give } }, "Give one") : null);
+      this.isClosed ? element("button", { type: "button", on: { click: give } }, "Enter token") : null);
   }
 
   /** Return the versions that are in the repository, and what can be done with a model; null where nothing can. */
@@ -67,10 +67,10 @@ export class Lifecycle {
     const buttons = verbs.map((verb) => element("button", { type: "button", "aria-label": `${VERBS[verb]} ${name}`,
       on: { click: (event) => this.#do(name, verb, event.currentTarget) } }, VERBS[verb]));
     const rows = (model.versions ?? []).map((one) => element("tr", {}, element("th", { scope: "row" }, one.name || one.version),
-      element("td", {}, (one.state ?? "").replace("VERSION_STATE_", "").toLowerCase()),
+      element("td", {}, element("span", { class: "badge" }, (one.state ?? "").replace("VERSION_STATE_", "").toLowerCase())),
       element("td", { dir: "auto" }, [one.cause, one.reason].filter(Boolean).join(": "))));
     return element("div", {}, rows.length ? element("table", {}, element("caption", {}, "In the repository"), element("thead", {}, element("tr", {},
-      ...["Version", "State", "Why"].map((one) => element("th", { scope: "col" }, one)))), element("tbody", {}, ...rows)) : null,
+      ...["Version", "State", "Reason"].map((one) => element("th", { scope: "col" }, one)))), element("tbody", {}, ...rows)) : null,
     ...(model.problems ?? []).map((problem) => element("p", { class: "note" }, problem)), element("div", { class: "row wrap" }, ...buttons));
   }
 

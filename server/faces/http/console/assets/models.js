@@ -1,15 +1,15 @@
 // The Models view: what each model is, by its card and its export, and which of its versions are served.
-import { element, find } from "./element.js";
+import { element, find, forget } from "./element.js";
 import { Lifecycle } from "./lifecycle.js";
 import { markdown } from "./markdown.js";
 
 const MAX_DEPTH = 4, MAX_ITEMS = 200, READ_AGAIN = 5000;
 // Of a Model, in this order; what is 0 or empty is not told.
-const FACTS = { architecture: "Architecture", precision: "Weights", cachePrecision: "Cache", device: "Runs on", 
-  maxSourceTokens: "Source tokens at the most", maxTargetTokens: "Answer tokens at the most", defaultMaxNewTokens: "Answer tokens if nothing is said",
-  maxSlots: "Slots", maxSlotsPerRequest: "Slots for one request", maxPriority: "Priority at the most", sourceVocabSize: "Source vocabulary", targetVocabSize: "Target vocabulary",
-  shortlistTokens: "Shortlist" };
-const PARTS = { quality: "Quality", parity: "Parity: what export compared with PyTorch", defaults: "Defaults", origin: "Origin" };
+const FACTS = { architecture: "Architecture", precision: "Weights", device: "Device", maxSlots: "Slots" };
+const LIMITS = { maxSourceTokens: "Max source tokens", maxTargetTokens: "Max answer tokens", defaultMaxNewTokens: "Default max new tokens",
+  maxSlotsPerRequest: "Max slots per request", maxPriority: "Max priority", sourceVocabSize: "Source vocabulary", targetVocabSize: "Target vocabulary",
+  shortlistTokens: "Shortlist", cachePrecision: "Cache", weightBits: "Weight bits" };
+const PARTS = { quality: "Quality", parity: "Parity with PyTorch", defaults: "Defaults", origin: "Origin" };
 
 export class Models {
   #server;
@@ -30,9 +30,9 @@ export class Models {
   /** Read it, and again from time to time as long as it is shown. */
   async show() {
     clearTimeout(this.#again);
-    const isRead = await this.#read();
+    const isGoingOn = await this.#read();
     clearTimeout(this.#again);
-    if (isRead && !find("models").hidden && !document.hidden) this.#again = setTimeout(() => this.show(), READ_AGAIN);
+    if (isGoingOn && !find("view-models").hidden && !document.hidden) this.#again = setTimeout(() => this.show(), READ_AGAIN);
   }
 
   async #read() {
@@ -49,11 +49,13 @@ export class Models {
       find("cards").replaceChildren(this.#lifecycle.note(), ...models.map((model) => this.#model(model)),
         ...this.#lifecycle.others(models.map(({ name }) => name)).map((name) => element("article", { class: "panel", "aria-label": name },
           element("h2", {}, name, " ", element("span", { class: "badge" }, "not loaded")), this.#lifecycle.controls({ name }))));
-      for (const one of find("cards").querySelectorAll("details")) one.open = open.has(one.dataset.key) || one.open;
+      for (const one of find("cards").querySelectorAll("details")) one.open = open.has(one.dataset.key);
       return true;
     } catch (error) {
-      this.#state(error.text ?? error.message, () => this.show());
-      return false;
+      this.#state(error.text ?? error.message, error.isFinal ? null : () => this.show());
+      this.#shown = "";
+      forget(find("cards"));
+      return error.status !== 401 && !error.isFinal;
     }
   }
 
@@ -64,9 +66,9 @@ export class Models {
   }
 
   #model(model) {
-    const known = Object.entries(FACTS).map(([key, title]) => [title, model[key] ?? model.limits?.[key]])
+    const facts = (titles) => Object.entries(titles).map(([key, title]) => [title, model[key] ?? model.limits?.[key]])
       .filter(([, value]) => value).map(([title, value]) => fact(title, `${value}`));
-    if (model.weightBits) known.push(fact("Bits of weights", `${model.weightBits}`));
+    const known = facts(FACTS);
     for (const side of ["source", "target"]) {
       const codes = (model[`${side}Languages`] ?? []).map(({ code }) => code);
       if (codes.length) known.push(fact(side === "source" ? "Reads" : "Writes", codes.length > 12 ? `${codes.length} languages: ${codes.join(", ")}` : codes.join(", ")));
@@ -74,17 +76,18 @@ export class Models {
     const state = element("span", { class: "badge", "data-kind": model.isReady ? "ready" : "wait" }, model.isReady ? "ready" : model.isAsleep ? "asleep" : "not ready");
     return element("article", { class: "panel", "aria-label": model.name },
       element("h2", {}, model.name, " ", element("code", {}, model.version), " ", state),
-      model.domain ? element("p", { class: "note", dir: "auto" }, `Knows: ${model.domain}.`) : null, element("dl", { class: "facts" }, ...known),
+      model.domain ? element("p", { class: "note", dir: "auto" }, `Domain: ${model.domain}.`) : null, element("dl", { class: "facts" }, ...known),
       versions(model.versions ?? []), this.#lifecycle.controls(model),
+      fold(model, "limits", "Limits and sizes", element("dl", { class: "facts" }, ...facts(LIMITS))),
       ...Object.entries(PARTS).map(([key, title]) => part(model, key, title)),
-      model.card ? fold(model, "card", "Card", markdown(model.card), true) : element("p", { class: "note" }, "Its bundle has no card."));
+      model.card ? fold(model, "card", "Card", markdown(model.card)) : element("p", { class: "note" }, "The bundle has no card."));
   }
 }
 
 const fact = (title, text) => element("div", {}, element("dt", {}, title), element("dd", { dir: "auto" }, text));
 
-function fold(model, key, title, inside, isOpen = false) {
-  return element("details", { class: "part", "data-key": `${model.name} ${model.version} ${key}`, open: isOpen }, element("summary", {}, title), inside);
+function fold(model, key, title, inside) {
+  return element("details", { class: "part", "data-key": `${model.name} ${model.version} ${key}` }, element("summary", {}, title), inside);
 }
 
 function part(model, key, title) {
@@ -121,7 +124,7 @@ const title = (key) => {
 
 function versions(told) {
   if (told.length < 2) return null;
-  return element("table", {}, element("caption", {}, "Versions that requests can get"), element("thead", {}, element("tr", {},
+  return element("table", {}, element("caption", {}, "Served versions"), element("thead", {}, element("tr", {},
     ...["Version", "Content", "Labels", "Share"].map((one) => element("th", { scope: "col" }, one)))),
   element("tbody", {}, ...told.map(({ name, version, labels, share, isDefault }) => element("tr", {},
     element("th", { scope: "row" }, name + (isDefault ? " (default)" : "")), element("td", {}, element("code", {}, version)),

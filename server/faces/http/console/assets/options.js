@@ -3,13 +3,25 @@ import { element, find, tell } from "./element.js";
 
 const NUMBERS = { "length-penalty": "lengthPenalty", temperature: "temperature", "top-k": "topK", "top-p": "topP", seed: "seed" };
 
+// Where the tab's session keeps the form, so that a reload leaves it as it is.
+const FORM = "dragoman-form";
+const kept = () => JSON.parse(sessionStorage.getItem(FORM) ?? "{}");
+
 export class Options {
   #models = [];
 
   constructor(onChange) {
     find("model").addEventListener("change", () => this.#chosen());
     find("search").addEventListener("change", () => this.#fit());
-    find("request").addEventListener("input", onChange);
+    const fields = [...find("request").querySelectorAll("input, select, textarea")];
+    const { truncate = false, ...values } = kept();
+    find("truncate").checked = truncate;
+    for (const field of fields) field.value = values[field.id] ?? field.value;
+    find("request").addEventListener("input", () => {
+      onChange();
+      const values = Object.fromEntries(fields.map(({ id, value }) => [id, value]));
+      sessionStorage.setItem(FORM, JSON.stringify({ ...values, truncate: find("truncate").checked }));
+    });
     this.#onChange = onChange;
   }
 
@@ -17,7 +29,7 @@ export class Options {
 
   /** Offer models, as ListModels tells them; the one that was chosen stays so. */
   offer(models) {
-    const chosen = find("model").value;
+    const chosen = find("model").value || kept().model;
     this.#models = models;
     find("model").replaceChildren(...models.map(({ name, isReady }) =>
       element("option", { value: name }, isReady ? name : `${name} (not ready)`)));
@@ -64,8 +76,7 @@ export class Options {
     if (!model) return;
     languages("source", model.sourceLanguages ?? [], model.defaultSourceLanguage);
     languages("target", model.targetLanguages ?? [], model.defaultTargetLanguage);
-    const room = `at most ${model.maxSourceTokens} tokens`;
-    tell(find("model-note"), model.domain ? `Knows: ${model.domain}. Reads ${room}.` : `Reads ${room}.`);
+    tell(find("model-note"), `${model.domain ? `Domain: ${model.domain}. ` : ""}At most ${model.maxSourceTokens} tokens.`);
     tell(find("text-label"), this.isContinuing ? "Prompt" : "Text");
     tell(find("go"), this.isContinuing ? "Continue" : "Translate");
     find("max-new-tokens").max = model.maxTargetTokens;
@@ -96,11 +107,11 @@ function number(id) {
 
 function languages(side, told, usual) {
   const choice = find(`${side}-language`);
-  const chosen = choice.value;
+  const chosen = choice.value || kept()[choice.id];
   choice.parentElement.hidden = told.length === 0;
   const first = usual || told.length === 1
     ? [element("option", { value: "" }, title(usual || told[0].code))]
-    : side === "source" ? [element("option", { value: "" }, "not said")] : [];
+    : side === "source" ? [element("option", { value: "" }, "unspecified")] : [];
   const others = told.filter(({ code }) => code !== (usual || (told.length === 1 && told[0].code)));
   choice.replaceChildren(...first, ...others.map(({ code }) => element("option", { value: code }, title(code))));
   if (others.some(({ code }) => code === chosen)) choice.value = chosen;

@@ -1,11 +1,19 @@
 // The server that sent this page: what is asked of it, and what it refuses.
 
+// Codes of google.rpc.Status that an error within a stream, which has no status of HTTP, may have of the request's own fault.
+const FINAL = [3, 5, 7, 9, 11, 12];
+
 /** An answer that is an error. `status` is 0 where there was no answer at all. */
 export class Refusal extends Error {
   constructor(status, message, retryAfter = null) {
     super(message);
     this.status = status;
     this.retryAfter = retryAfter;
+  }
+
+  /** Whether the same request would be refused again. */
+  get isFinal() {
+    return this.status === 501 || (this.status >= 400 && this.status < 500 && ![401, 408, 429, 499].includes(this.status));
   }
 
   get text() {
@@ -109,7 +117,7 @@ function fields(event) {
 function refusal(status, body, retryAfter = null) {
   try {
     const told = JSON.parse(body);
-    return new Refusal(status, String(told.message ?? told.error ?? ""), retryAfter);
+    return new Refusal(status || (FINAL.includes(told.code) ? 400 : 0), String(told.message ?? told.error ?? ""), retryAfter);
   } catch {
     return new Refusal(status, `The server answered ${status}.`, retryAfter);
   }

@@ -15,7 +15,7 @@ export class Slots {
       this.#cells = Array.from({ length: numSlots }, () => element("i", { class: "slot" }));
       this.#shown = this.#cells.map(() => "");
       this.room.replaceChildren(...this.#cells);
-      this.room.style.setProperty("--side", numSlots > 256 ? "0.75rem" : numSlots > 64 ? "1rem" : "1.5rem");
+      this.room.style.setProperty("--side", numSlots > 256 ? "0.75rem" : numSlots > 64 ? "1rem" : numSlots > 16 ? "1.25rem" : "1.5rem");
     }
     const now = new Array(numSlots).fill(null);
     const perEngine = Math.ceil(numSlots / Math.max(1, numEngines));

@@ -3,12 +3,12 @@ import { Alternatives } from "./alternatives.js";
 import { Answer } from "./answer.js";
 import { Attention } from "./attention.js";
 import { Calls } from "./calls.js";
-import { element, find, seconds, tell } from "./element.js";
+import { copy, element, find, seconds, tell } from "./element.js";
 import { Options } from "./options.js";
 import { isAbort } from "./server.js";
 import { tokenList } from "./tokens.js";
 
-const REASONS = { FINISH_REASON_EOS: "ended by the model", FINISH_REASON_LENGTH: "cut at the most tokens it may have" };
+const REASONS = { FINISH_REASON_EOS: "ended by the model", FINISH_REASON_LENGTH: "stopped at its max new tokens" };
 
 export class Try {
   #server;
@@ -31,6 +31,7 @@ export class Try {
     find("text").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) find("request").requestSubmit();
     });
+    find("copy").addEventListener("click", () => copy(find("answer").querySelector(".answer"), find("copy")));
     find("cancel").addEventListener("click", () => this.#running?.abort());
   }
 
@@ -51,7 +52,7 @@ export class Try {
       if (!models.length) this.#problem(new Error("The server has no models."));
     } catch (error) {
       find("go").disabled = true;
-      this.#problem(error, () => this.show());
+      this.#problem(error, error.isFinal ? null : () => this.show());
     }
   }
 
@@ -59,25 +60,27 @@ export class Try {
     this.#alternatives.close(false);
   }
 
-  /** Send a request and show its answer; what ran before is cancelled. */
+  /** Send a request and show its answer; what ran before is cancelled, and the answer before stays until this one begins. */
   async run(request) {
+    const before = this.#running ? "" : find("status").textContent;
     this.#running?.abort();
     this.#alternatives.close(false);
     const running = new AbortController();
     this.#running = running;
     this.#problem(null);
     this.#busy(true);
-    find("empty").hidden = true;
-    find("details").replaceChildren();
-    this.#answer = new Answer(find("answer"), (...place) => this.#offerWords(request, ...place));
-    this.#answer.clear();
+    const answer = new Answer(find("answer"), (...place) => this.#offerWords(request, ...place));
     this.#showCalls(request);
     tell(find("status"), "Waiting for the first words…");
+    find("result").scrollIntoView({ block: "nearest" });
     let result = null, text = "";
     try {
       for await (const piece of this.#server.events("/v1/generate:stream", { body: request, signal: running.signal })) {
-        this.#answer.write(piece.text);
+        if (this.#answer !== answer) find("details").replaceChildren();
+        this.#answer = answer;
+        answer.write(piece.text);
         text += piece.text;
+        find("copy").hidden = !text;
         tell(find("status"), "Writing…");
         if (piece.result) result = piece.result;
       }
@@ -85,8 +88,8 @@ export class Try {
     } catch (error) {
       if (this.#running !== running) return;
       this.#end(running);
-      tell(find("status"), isAbort(error) ? (text ? "Cancelled; this much had come." : "Cancelled.") : "");
-      if (!isAbort(error)) this.#problem(error, () => this.run(request));
+      tell(find("status"), isAbort(error) ? (text ? "Cancelled; this is the text so far." : "Cancelled.") : text ? "" : before);
+      if (!isAbort(error)) this.#problem(error, error.isFinal ? null : () => this.run(request));
       return;
     }
     if (this.#running !== running) return;
@@ -98,7 +101,7 @@ export class Try {
     const { answers } = result;
     const cut = result.isTruncated ? ", the text was cut" : "";
     tell(find("status"), `${result.model} ${result.modelVersion}: ${result.usage.sourceTokens} tokens read, ${result.usage.generatedTokens} written in `
-      + `${seconds(result.timings.totalSeconds)}, first after ${seconds(result.timings.timeToFirstTokenSeconds)}${cut}.`);
+      + `${seconds(result.timings.totalSeconds)}, first token after ${seconds(result.timings.timeToFirstTokenSeconds)}${cut}.`);
     const best = element("div", { class: "answers" });
     if (answers.length > 1) {
       const list = element("ol", {}, ...answers.map((answer) => this.#choice(request, answer)));
@@ -128,24 +131,25 @@ export class Try {
     this.#scoring = new AbortController();
     const { signal } = this.#scoring;
     shown.finish(text, kept);
+    find("copy").hidden = !text;
     if (kept) shown.focusOnKept();
     const room = find("looks-into");
     const wanted = { model: request.model, text: request.text, target: text, sourceLanguage: request.sourceLanguage, targetLanguage: request.targetLanguage };
-    room.replaceChildren(element("p", { class: "note" }, "Looking into it…"));
+    room.replaceChildren(element("p", { class: "note" }, "Scoring…"));
     try {
       const { scored, refused } = await this.#score(wanted, signal);
-      const parts = [element("details", { class: "part", open: true }, element("summary", {}, "Tokens and how likely the model finds them"), tokenList(scored))];
+      const parts = [element("details", { class: "part", open: true }, element("summary", {}, "Token probabilities"), tokenList(scored))];
       if (scored.alignment?.numSourceTokens) {
         const attention = new Attention(scored, text);
         shown.attend(attention);
         parts.unshift(element("details", { class: "part", open: true }, element("summary", {}, "Attention"), attention.isPlaced
-          ? attention.table(text) : element("p", { class: "note" }, "The model reads this answer as other text than is shown; its words cannot be placed.")));
+          ? attention.table(text) : element("p", { class: "note" }, "The tokeniser changes the text of this answer, so its words have no attention of their own.")));
       } else {
         parts.push(element("p", { class: "note", id: "no-attention" }, refused));
       }
       room.replaceChildren(...parts);
     } catch (error) {
-      if (!isAbort(error)) room.replaceChildren(element("p", { class: "note" }, `This answer cannot be looked into: ${error.text ?? error.message}`));
+      if (!isAbort(error)) room.replaceChildren(element("p", { class: "note" }, `Tokens and attention are not available: ${error.text ?? error.message}`));
     }
   }
 
@@ -153,7 +157,7 @@ export class Try {
 
   /** Score an answer, with attention where the model has any; `refused` says why it has not. */
   async #score(wanted, signal) {
-    let refused = "A language model goes on with its prompt: there is no source that it looks at.";
+    let refused = "A language model has no source to attend to.";
     if (!this.#options.isContinuing) {
       try {
         return { scored: await this.#server.ask("/v1/score", { body: { ...wanted, returnAlignment: true }, signal }), refused: "" };
@@ -197,7 +201,6 @@ export class Try {
     room.hidden = error === null;
     room.replaceChildren();
     if (error === null) return;
-    tell(find("status"), "");
     room.append(error.text ?? error.message);
     if (again) room.append(" ", element("button", { type: "button", on: { click: again } }, "Try again"));
   }
