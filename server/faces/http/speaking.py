@@ -29,6 +29,13 @@ class Speaking(web.RequestHandler):
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._refuse = refuse
 
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes on, and end a connection that aiohttp stops reading behind a request in hand: its close would not be seen."""
+        super().data_received(data)
+        is_behind = len(self._messages) + self._request_in_progress > 1
+        if self.transport is not None and (self._buffer_paused or (self._reading_paused and is_behind)):
+            self.transport.abort()
+
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
