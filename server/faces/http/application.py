@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from http import HTTPStatus
 
-from aiohttp import web
+from aiohttp import HttpVersion10, web
 from aiohttp.typedefs import Middleware
 
 from dragoman.server.config import ServerConfig
@@ -94,6 +94,9 @@ def _tell_http_errors(manner_of: Callable[[str], Manner], hosts: Hosts) -> Middl
 
     @web.middleware
     async def tell(request: web.Request, handler: Answering) -> web.StreamResponse:
+        codings = request.headers.getall("Transfer-Encoding", ["chunked"])
+        if request.version < HttpVersion10 or [coding.lower() for coding in codings] != ["chunked"]:
+            raise web.HTTPBadRequest  # what speaks on the connection ends it
         if not hosts.has(request):
             refusal = HttpRefusal(HTTPStatus.MISDIRECTED_REQUEST, "Host: is none of the names in http_allowed_hosts")
             return manner_of(request.path).refuse(refusal, "")

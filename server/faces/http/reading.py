@@ -1,16 +1,21 @@
 """How requests over HTTP are read: bodies as large as they may be, in the time they may take, and how long the caller waits."""
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
 from dragoman.server.faces.http.statuses import HttpRefusal
 from dragoman.server.faces.large_requests import LARGE_BYTES, LargeRequests
+
+Kind = TypeVar("Kind")
 
 # For a body to come; a caller's deadline, or the server's, may be shorter.
 BODY_SECONDS = 30.0
@@ -63,6 +68,30 @@ def one_line(what: object) -> str:
     """Return the first line of what is to be said of a body, or as much of it as is worth saying."""
     line = " ".join(str(what).partition("\n")[0].split())
     return line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "..."
+
+
+def decode(body: bytes | memoryview, kind: type[Kind]) -> Kind:
+    """Return the content of a JSON document.
+
+    Raises:
+        InvalidRequest: If it is no JSON or not of this kind, or has a key twice in an object.
+    """
+    try:
+        told = msgspec.json.decode(body, type=kind)
+        json.loads(bytes(body), object_pairs_hook=_check_keys, parse_int=str, parse_float=str)  # msgspec takes the last of two keys
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest("body", f"cannot be read: {one_line(error)}") from None
+    except RecursionError:
+        raise InvalidRequest("body", "cannot be read: too many brackets within each other") from None
+    return told
+
+
+def _check_keys(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise InvalidRequest(one_line(key), "is given twice")
+        seen.add(key)
 
 
 class Bodies:

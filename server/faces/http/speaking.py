@@ -16,25 +16,41 @@ Refuse = Callable[[ServiceError, str], web.Response]
 class Speaking(web.RequestHandler):
     """Speaks on a connection. What it cannot read it refuses without showing it, for a token may be part of it."""
 
-    __slots__ = ("_refuse",)
+    __slots__ = ("_max_request_bytes", "_num_bytes", "_refuse")
 
-    def __init__(self, server: web.Server, refuse: Refuse, **options: Any) -> None:
+    def __init__(self, server: web.Server, refuse: Refuse, max_request_bytes: int, **options: Any) -> None:
         """Speak for a server.
 
         Args:
             server: It.
             refuse: Makes the answer to what cannot be read.
+            max_request_bytes: Of a request on the wire, with all that is around its body.
             options: aiohttp's, as for its own.
         """
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self._refuse = refuse
+        self._refuse, self._max_request_bytes, self._num_bytes = refuse, max_request_bytes, 0
 
     def data_received(self, data: bytes) -> None:
-        """Pass bytes on, and end a connection that aiohttp stops reading behind a request in hand: its close would not be seen."""
+        """Pass bytes on, and end a connection that sends too many.
+
+        The close of a connection that aiohttp stops reading behind a request in hand would not be seen. Chunk extensions may go on
+        for ever and are no part of a body.
+        """
+        num_requests = self._request_count
         super().data_received(data)
+        self._num_bytes = len(data) + (self._num_bytes if self._request_count == num_requests else 0)
         is_behind = len(self._messages) + self._request_in_progress > 1
-        if self.transport is not None and (self._buffer_paused or (self._reading_paused and is_behind)):
+        is_full = self._buffer_paused or (self._reading_paused and is_behind) or self._num_bytes > self._max_request_bytes
+        if is_full and self.transport is not None:
             self.transport.abort()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; an error of aiohttp's own, which may repeat what it refuses, is told as what cannot be read is."""
+        if isinstance(resp, web.HTTPException):
+            resp = self.handle_error(request, resp.status)
+        return await super().finish_response(request, resp, start_time)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
