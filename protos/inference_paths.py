@@ -279,6 +279,6 @@ def responses(errors: dict[str, str]) -> dict[str, Schema]:
     error = {JSON: {"schema": ref("InferenceError")}}
     said = errors | {
         "403": "A page of another origin sent it, which may not.",
-        "415": "The body is compressed.",
+        "415": "The body is compressed otherwise than by gzip or deflate.",
     }
     return {f"{PREFIX}{status}": {"description": said[status], "content": error} for status in sorted({*ALWAYS, *OF_BODIES, "504"})}

@@ -63,7 +63,7 @@ ERRORS = {
     "405": "The path is there, but not for this method.",
     "408": "The body did not come in time.",
     "413": "The body is larger than `max_message_bytes` of the server.",
-    "415": "The body is not `application/json`, or compressed.",
+    "415": "The body is not `application/json`, or compressed otherwise than by gzip or deflate.",
     "429": "The queue is full, or a limit of the caller's is reached; `Retry-After` says when to come back.",
     "500": "The server's fault; the message quotes an incident that its log has.",
     "503": "Draining, or the model is starting; `Retry-After` says when to come back.",

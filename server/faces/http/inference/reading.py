@@ -14,7 +14,7 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.counted import Counted
 from dragoman.server.faces.http.inference.writing import BINARY, JSON, LENGTH_KEY
 from dragoman.server.faces.http.origins import Origins
-from dragoman.server.faces.http.reading import check_encoding, decode
+from dragoman.server.faces.http.reading import decode
 from dragoman.server.faces.http.statuses import HttpRefusal
 from dragoman.server.faces.large_requests import LARGE_BYTES
 from dragoman.server.faces.oip.asked import Asked, Input, Wanted
@@ -106,7 +106,7 @@ class Reader:
 
         Raises:
             InvalidRequest: If it cannot be understood.
-            HttpRefusal: If it is compressed, or a page sends it that may not.
+            HttpRefusal: If a page sends it that may not.
         """
         said = request.headers.get(LENGTH_KEY)
         return await self._read(request, body, lambda model, longest: _read_infer(body, said, model, longest))
@@ -129,7 +129,6 @@ class Reader:
         return await asyncio.to_thread(read, model, self._max_characters())
 
     def _check(self, request: web.Request) -> None:
-        check_encoding(request)
         # Triton's client does not say what its body is, and curl says that it is a form. Of such a request, unlike of one that
         # says JSON or bytes, a browser does not ask first whether a page of another origin may send it.
         is_said = "Content-Type" in request.headers and request.content_type in (JSON, BINARY)
