@@ -4,7 +4,7 @@ from typing import Any
 
 from dragoman.server.faces.http.inference.api import MODEL, NOT_OFFERED, ROOT
 from dragoman.server.faces.oip.datatypes import DATATYPES
-from dragoman.server.faces.oip.fields import FIELDS, Kind
+from dragoman.server.faces.oip.fields import FIELDS, SYNONYMS, Kind
 from dragoman.server.faces.oip.given import FLAGS, PARAMETERS
 from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS, NUM_PARAMETERS
 from dragoman.server.faces.oip.outputs import OUTPUTS, Output
@@ -55,6 +55,7 @@ def parameter(kind: Kind, text: str) -> Schema:
 def parameters() -> dict[str, Schema]:
     """Return the schema of each parameter of a request."""
     found = {name: parameter(field.kind, "As in GenerateRequest.") for name, field in FIELDS.items()}
+    found |= {name: parameter(FIELDS[field].kind, f"Another name of {field}.") for name, field in SYNONYMS.items()}
     found |= {name: parameter(field.kind, "See docs/open-inference.md.") for name, field in (FLAGS | PARAMETERS).items()}
     found["timeout"] = parameter("integer", "Microseconds from the request's arrival; 0 for none.")
     found["sampling_parameters"] = {
@@ -174,7 +175,7 @@ def schemas() -> dict[str, Schema]:
             name=TEXT,
             version=TEXT,
             inference_count=NUMBER,
-            inference_stats=thing("", (), success=duration, fail=duration),
+            inference_stats=thing("", (), success=duration, fail=duration, queue=duration, compute_infer=duration),
         ),
         "IndexRequest": thing(
             "What to list.", (), ready=described(FLAG, "Only what is ready."), repository_name={"type": "string"}

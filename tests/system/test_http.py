@@ -342,7 +342,15 @@ BODIES: dict[str, Any] = {
     f"{MODEL}/generate": {"text_input": ["a", "b"], "parameters": {"sampling_parameters": {"n": 1}}, "do_sample": True},
     f"{MODEL}/generate_stream": {"text_input": "a dog"},
 }
-OPTIONS = {"num_beams": 2, "top_log_probs": 1, "suppressed_tokens": [5], "timeout": 0, "length_penalty": 0.5, "forced_prefix": "a"}
+OPTIONS = {
+    "max_tokens": 3,
+    "num_beams": 2,
+    "top_log_probs": 1,
+    "suppressed_tokens": [5],
+    "timeout": 0,
+    "length_penalty": 0.5,
+    "forced_prefix": "a",
+}
 
 
 def test_answers_are_as_the_openapi_document_describes_them(server: Server) -> None:

@@ -88,6 +88,7 @@ def test_parameters_mean_what_they_do_over_grpc_and_in_the_shorter_form() -> Non
     bodies: list[dict[str, Any]] = [
         {"text_input": "a", "parameters": told},
         {"text_input": "a", **told},
+        {"text_input": "a", **{"beam_width" if name == "num_beams" else name: value for name, value in told.items()}},
         {"text_input": ["a"], "parameters": timeout, "sampling_parameters": json.dumps(as_json)},
         {"text_input": "a", **timeout, "parameters": {"sampling_parameters": as_json}},
     ]
@@ -172,6 +173,8 @@ REFUSED_SHORT: list[tuple[Any, str]] = [
     ({"text_input": "a", "id": 3}, "id: is not a text"),
     ({"text_input": "a", "parameters": [1]}, "parameters: is no JSON object"),
     ({"text_input": "a", "num_beams": 2, "parameters": {"num_beams": 2}}, "parameters: 'num_beams' is given twice"),
+    ({"text_input": "a", "num_beams": 2, "beam_width": 2}, "num_beams: is given twice"),
+    ({"text_input": "a", "max_tokens": 2, "parameters": {"max_new_tokens": 2}}, "max_new_tokens: is given twice"),
 ]
 
 
