@@ -284,11 +284,13 @@ def test_models_and_the_server_are_described_alike(server: Server, inference: An
     of_model = ["/v2/models/en-de/stats", f"/v2/models/en-de/versions/{version}/stats"]
     for name, paths in (("", ["/v2/models/stats"]), ("en-de", of_model)):
         statistics = inference.ModelStatistics(pb.ModelStatisticsRequest(name=name)).model_stats
-        assert statistics[0].inference_count > 0 and statistics[0].inference_stats.success.ns > 0
+        told = statistics[0].inference_stats
+        assert statistics[0].inference_count > 0 and 0 < told.queue.ns < told.success.ns == told.queue.ns + told.compute_infer.ns
+        assert told.queue.count == told.compute_infer.count == told.success.count
         for path in paths:
             [first, *_] = get(server, path)[1]["model_stats"]
             assert (first["name"], first["inference_count"]) == ("en-de", statistics[0].inference_count)
-            assert first["inference_stats"]["success"]["count"] == statistics[0].inference_stats.success.count
+            assert first["inference_stats"]["queue"] == {"count": told.queue.count, "ns": told.queue.ns}
     index = inference.RepositoryIndex(pb.RepositoryIndexRequest(ready=True)).models
     assert [(x.name, x.state) for x in index] == [("en-de", "READY"), ("en-fr", "READY")]
     listed = requests.post(f"{server.http_address}/v2/repository/index", timeout=60).json()
