@@ -160,6 +160,24 @@ async def test_requests_sent_at_once_are_answered_in_order(server: Server) -> No
     writer.close()
 
 
+async def test_a_client_that_ends_its_own_side_alone_gets_its_answers_and_one_that_leaves_is_seen(server: Server) -> None:
+    """Both look alike until something is sent to them: a client that is there skips what says to go on."""
+    with stopped(*server.engines("alpha")):
+        reader, writer = await opened(server)
+        writer.write(GOOD + GET + b"\r\n")
+        writer.write_eof()
+        await reader.readuntil(b"HTTP/1.1 100 Continue\r\n\r\n")
+        _, other = await opened(server)
+        labels = {"model": "alpha", "code": "CANCELLED"}
+        before = server.metric(FAILED, **labels)
+        other.write(GOOD)
+        other.close()
+        await asyncio.to_thread(server.wait_for_metric, before + 1, FAILED, **labels)
+    async with asyncio.timeout(20):
+        assert (await reader.read()).count(b"HTTP/1.1 200 OK\r\n") == 2
+    writer.close()
+
+
 FAILED = "dragoman_requests_failed_total"
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
 FILLED: dict[str, tuple[bytes, bytes]] = {

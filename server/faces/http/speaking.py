@@ -5,10 +5,13 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from dragoman.server.errors import ServiceError
 from dragoman.server.faces.http.statuses import HttpRefusal
+
+# Between signs to a client that has ended its side of a connection.
+PROBE_SECONDS = 0.1
 
 Refuse = Callable[[ServiceError, str], web.Response]
 
@@ -43,6 +46,31 @@ class Speaking(web.RequestHandler):
         is_full = self._buffer_paused or (self._reading_paused and is_behind) or self._num_bytes > self._max_request_bytes
         if is_full and self.transport is not None:
             self.transport.abort()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's closes the connection
+        """Return whether requests are still answered: the client may have ended its own side alone, after all that it sends."""
+        request = self._current_request
+        last = self._messages[-1][1] if self._messages else None if request is None else request.content
+        is_answered = self._is_busy and (last is None or last.is_eof()) and self.ssl_context is None  # TLS ends both sides
+        if is_answered:
+            self._loop.call_later(PROBE_SECONDS, self._probe)
+        return is_answered
+
+    def _probe(self) -> None:
+        """Send what a client skips: one that has left resets the connection, which is seen when the next bytes are sent."""
+        request = self._current_request
+        if self.transport is None:
+            return
+        if not self._is_busy or (request is not None and request.version < HttpVersion11):
+            self.force_close()
+            return
+        if request is not None and request.writer.output_size == 0:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._loop.call_later(PROBE_SECONDS, self._probe)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._messages) or self._request_in_progress
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
