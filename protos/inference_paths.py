@@ -4,7 +4,7 @@ from typing import Any
 
 from dragoman.server.faces.http.inference.api import MODEL, NOT_OFFERED, ROOT
 from dragoman.server.faces.oip.datatypes import DATATYPES
-from dragoman.server.faces.oip.fields import FIELDS, Kind
+from dragoman.server.faces.oip.fields import FIELDS, SYNONYMS, Kind
 from dragoman.server.faces.oip.given import FLAGS, PARAMETERS
 from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS, NUM_PARAMETERS
 from dragoman.server.faces.oip.outputs import OUTPUTS, Output
@@ -14,13 +14,8 @@ SCHEMAS, RESPONSES = "#/components/schemas", "#/components/responses"
 PREFIX = "inference"
 JSON, BINARY, EVENTS = "application/json", "application/octet-stream", "text/event-stream"
 TEXT, FLAG, NUMBER = {"type": "string"}, {"type": "boolean"}, {"type": "integer"}
-TYPES: dict[Kind, list[str]] = {
-    "flag": ["boolean", "string"],
-    "integer": ["integer", "string"],
-    "number": ["number", "string"],
-    "text": ["string"],
-    "tokens": ["array", "string"],
-}
+BYTES = {"type": "string", "format": "binary"}
+TYPES: dict[Kind, str] = {"flag": "boolean", "integer": "integer", "number": "number", "text": "string", "tokens": "array"}
 # Beside those that every path has; what has a body has all of them.
 OF_BODIES = ("403", "408", "413", "415")
 ALWAYS = ("400", "401", "404", "405", "429", "500", "503")
@@ -36,6 +31,11 @@ def some(of: Schema, **more: Any) -> Schema:
     return {"type": "array", "items": of} | more
 
 
+def one_or_some(of: Schema, **more: Any) -> Schema:
+    """Return the schema of a value or a list of such; no type is a list of types, which few generators of clients read."""
+    return {"oneOf": [of, some(of, **more)]}
+
+
 def thing(description: str, required: tuple[str, ...] = (), is_open: bool = False, **properties: Schema) -> Schema:
     """Return the schema of an object."""
     more: Schema = {"required": list(required)} if required else {}
@@ -48,26 +48,24 @@ def described(schema: Schema, text: str) -> Schema:
 
 
 def parameter(kind: Kind, text: str) -> Schema:
-    """Return the schema of a parameter; whatever is no text may be JSON in a text."""
+    """Return the schema of a parameter; that it may be JSON in a text, too, is left out."""
     return {"type": TYPES[kind], "description": text} | ({"items": NUMBER} if kind == "tokens" else {})
 
 
 def parameters() -> dict[str, Schema]:
     """Return the schema of each parameter of a request."""
     found = {name: parameter(field.kind, "As in GenerateRequest.") for name, field in FIELDS.items()}
+    found |= {name: parameter(FIELDS[field].kind, f"Another name of {field}.") for name, field in SYNONYMS.items()}
     found |= {name: parameter(field.kind, "See docs/open-inference.md.") for name, field in (FLAGS | PARAMETERS).items()}
     found["timeout"] = parameter("integer", "Microseconds from the request's arrival; 0 for none.")
-    found["sampling_parameters"] = {
-        "type": ["object", "string"],
-        "description": "An object with fields of GenerateRequest, or its JSON.",
-    }
+    found["sampling_parameters"] = {"type": "object", "description": "Fields of GenerateRequest."}
     return found
 
 
 def generated(output: Output) -> Schema:
     """Return the schema of an output in the shorter form: a value, or a list where there are several."""
     kind = {"BYTES": "string", "BOOL": "boolean", "FP64": "number"}.get(output.datatype, "integer")
-    return {"type": [kind, "array"], "items": {"type": kind}}
+    return one_or_some({"type": kind})
 
 
 def schemas() -> dict[str, Schema]:
@@ -81,12 +79,12 @@ def schemas() -> dict[str, Schema]:
         "InferenceRequest": thing(
             "Texts, and what is said of them, as tensors and parameters.",
             ("inputs",),
-            id={"type": ["string", "null"], "maxLength": 128},
-            model_name=described({"type": ["string", "null"]}, "That of the path, if it is said."),
+            id={"type": "string", "maxLength": 128},
+            model_name=described({"type": "string"}, "That of the path, if it is said."),
             inputs=some(ref("InferenceInput"), maxItems=len(INPUTS)),
-            outputs={"type": ["array", "null"], "items": ref("InferenceWanted"), "maxItems": len(OUTPUTS)},
+            outputs=some(ref("InferenceWanted"), maxItems=len(OUTPUTS)),
             parameters={
-                "type": ["object", "null"],
+                "type": "object",
                 "properties": said | {"binary_data_output": described(FLAG, "Whether outputs are wanted as bytes.")},
                 "additionalProperties": False,
                 "maxProperties": NUM_PARAMETERS + 1,
@@ -100,7 +98,7 @@ def schemas() -> dict[str, Schema]:
             shape=some({"type": "integer", "minimum": 0, "maximum": MAX_TEXTS}, minItems=1, maxItems=2),
             data=described({"type": "array", "items": {}}, "Elements, or rows of them."),
             parameters={
-                "type": ["object", "null"],
+                "type": "object",
                 "properties": {"binary_data_size": described({"type": "integer", "minimum": 0}, "Bytes of it behind the JSON.")},
                 "additionalProperties": False,
             },
@@ -109,7 +107,7 @@ def schemas() -> dict[str, Schema]:
             "An output that is wanted.",
             ("name",),
             name={"type": "string", "enum": list(OUTPUTS)},
-            parameters={"type": ["object", "null"], "properties": {"binary_data": FLAG}, "additionalProperties": False},
+            parameters={"type": "object", "properties": {"binary_data": FLAG}, "additionalProperties": False},
         ),
         "InferenceResponse": thing(
             "The answers to all texts.",
@@ -129,9 +127,9 @@ def schemas() -> dict[str, Schema]:
         "TextRequest": thing(
             "One text, or several, and what is said of them.",
             ("text_input",),
-            text_input={"type": ["string", "array"], "items": TEXT, "minItems": 1, "maxItems": MAX_TEXTS},
+            text_input=one_or_some(TEXT, minItems=1, maxItems=MAX_TEXTS),
             id={"type": "string", "maxLength": 128},
-            parameters={"type": ["object", "null"], "properties": said, "additionalProperties": False},
+            parameters={"type": "object", "properties": said, "additionalProperties": False},
             **said,
         ),
         "TextResponse": thing(
@@ -174,7 +172,7 @@ def schemas() -> dict[str, Schema]:
             name=TEXT,
             version=TEXT,
             inference_count=NUMBER,
-            inference_stats=thing("", (), success=duration, fail=duration),
+            inference_stats=thing("", (), success=duration, fail=duration, queue=duration, compute_infer=duration),
         ),
         "IndexRequest": thing(
             "What to list.", (), ready=described(FLAG, "Only what is ready."), repository_name={"type": "string"}
@@ -222,13 +220,22 @@ PROBES = (
 )
 
 
-def operation(name: str, text: str, path: str, headers: list[Schema], request: str, answers: Schema, statuses: list[str]) -> Schema:
+def operation(
+    name: str,
+    text: str,
+    path: str,
+    headers: list[Schema],
+    request: str,
+    answers: Schema,
+    statuses: list[str],
+    protocol: str = "Open Inference Protocol",
+) -> Schema:
     """Return what one method of one path is."""
     parts = [part[1:-1] for part in path.split("/") if part.startswith("{")]
     told: Schema = {
         "operationId": name,
         "summary": text.rstrip("."),
-        "description": f"Open Inference Protocol. {text}",
+        "description": f"{protocol}. {text}",
         "parameters": [*({"name": part, "in": "path", "required": True, "schema": TEXT} for part in parts), *headers],
         "responses": {"200": {"description": "OK", "content": answers}}
         | {status: {"$ref": f"{RESPONSES}/{PREFIX}{status}"} for status in statuses},
@@ -255,13 +262,13 @@ def paths(headers: list[Schema]) -> dict[str, Schema]:
             content: Schema = {kind: {"schema": ref(answer)}}
             if kind == EVENTS:
                 said = f"Server-sent events: `data` of each is a {answer}; where it fails, that of the last an InferenceError."
-                content = {kind: {"schema": described({}, said)}}
+                content = {kind: {"schema": described(TEXT, said)}}
             path = prefix + end
             one = operation(name + more, text, path, headers, request, content, statuses)
             if request == "InferenceRequest":
                 said = "JSON, and behind it the content of tensors; Inference-Header-Content-Length says how many bytes are JSON."
-                one["requestBody"]["content"][BINARY] = {"schema": described({}, said)}
-                content[BINARY] = {"schema": described({}, said)}
+                one["requestBody"]["content"][BINARY] = {"schema": described(BYTES, said)}
+                content[BINARY] = {"schema": described(BYTES, said)}
             found.setdefault(path, {})[method] = one
     for path, name, text, answer in PROBES:
         told = operation(name, text, path, [], "", {JSON: {"schema": ref(answer)}}, ["405", "503"])
@@ -278,7 +285,7 @@ def responses(errors: dict[str, str]) -> dict[str, Schema]:
     """
     error = {JSON: {"schema": ref("InferenceError")}}
     said = errors | {
-        "403": "A page of another origin sent it, which may not.",
-        "415": "The body is compressed.",
+        "403": "A page of another origin sent it, which may not; at paths of LibreTranslate, no token that the server knows.",
+        "415": "The body is compressed otherwise than by gzip or deflate.",
     }
     return {f"{PREFIX}{status}": {"description": said[status], "content": error} for status in sorted({*ALWAYS, *OF_BODIES, "504"})}

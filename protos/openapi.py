@@ -1,6 +1,6 @@
 """Writes the OpenAPI document of what is answered over HTTP: messages and their comments from the contract, paths from here.
 
-What is of the Open Inference Protocol is in `inference_paths.py`.
+What is of the Open Inference Protocol is in `inference_paths.py`, and what is of LibreTranslate's API in `libretranslate_paths.py`.
 
     python protos/openapi.py [--check]
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import inference_paths
+import libretranslate_paths
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
     EnumDescriptorProto,
@@ -63,7 +64,7 @@ ERRORS = {
     "405": "The path is there, but not for this method.",
     "408": "The body did not come in time.",
     "413": "The body is larger than `max_message_bytes` of the server.",
-    "415": "The body is not `application/json`, or compressed.",
+    "415": "The body is not `application/json`, or compressed otherwise than by gzip or deflate.",
     "429": "The queue is full, or a limit of the caller's is reached; `Retry-After` says when to come back.",
     "500": "The server's fault; the message quotes an incident that its log has.",
     "503": "Draining, or the model is starting; `Retry-After` says when to come back.",
@@ -162,7 +163,7 @@ def operation(contract: Contract, rpc: str, request: str, response: str) -> Sche
     content: Schema = {"application/json": {"schema": {"$ref": f"{SCHEMAS}/{response}"}}}
     if is_stream:
         text = f"Server-sent events: `data` of each is a {response}; one named `error`, with a Status, ends a stream that fails."
-        content = {"text/event-stream": {"schema": {"description": text}}}
+        content = {"text/event-stream": {"schema": {"type": "string", "description": text}}}
     told: Schema = {
         "operationId": rpc,
         "summary": comment.partition(". ")[0].rstrip("."),
@@ -219,14 +220,16 @@ def document() -> Schema:
         "required": ["code", "message"],
     }
     error = {"application/json": {"schema": {"$ref": f"{SCHEMAS}/Status"}}}
+    headers = [{"$ref": f"#/components/parameters/{name}"} for name, *_ in HEADERS]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Dragoman", "version": "1", "description": contract.comment(12)},
-        "paths": paths | inference_paths.paths([{"$ref": f"#/components/parameters/{name}"} for name, *_ in HEADERS]),
+        "paths": paths | inference_paths.paths(headers) | libretranslate_paths.paths(headers),
         "components": {
             "schemas": reachable(dict(contract.schemas()) | dict(repository.schemas()), used)
             | {"Status": status}
-            | inference_paths.schemas(),
+            | inference_paths.schemas()
+            | libretranslate_paths.schemas(),
             "parameters": {
                 name: {"name": name, "in": "header", "description": text, "schema": {"type": "string"} | more}
                 for name, text, more in HEADERS

@@ -18,7 +18,7 @@ class Search:
         length_penalty: Exponent of the length in a score. 1.
         early_stopping: End beam search as soon as `num_beams` hypotheses are finished. False.
         do_sample: Draw tokens at random instead of taking the likeliest. False.
-        temperature: For `do_sample`: log-probabilities are divided by it. 1.
+        temperature: For `do_sample`: log-probabilities are divided by it; with 0 nothing is drawn. 1.
         top_k: For `do_sample`: draw from the k likeliest tokens; 0 for all. 0.
         top_p: For `do_sample`: draw from the likeliest tokens that together have this probability. 1.
         seed: For `do_sample`: the same request with the same seed has the same answers. One that the server picks and tells.

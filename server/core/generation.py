@@ -311,6 +311,8 @@ class Generation:
         if finished.reason not in ANSWERS:
             count()
             raise_ending(finished, call)
+        if finished.admitted is not None:
+            model.count_queued(finished.admitted - prepared.request.arrival)
         call.count_answer = count
 
 

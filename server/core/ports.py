@@ -151,6 +151,11 @@ class Outcomes(Protocol):
         """What the answered ones took together."""
         ...
 
+    @property
+    def queue_seconds(self) -> float:
+        """What they waited for slots of it."""
+        ...
+
 
 class Model(Limited, Protocol):
     """A loaded bundle and the engine that runs it."""
@@ -212,6 +217,10 @@ class Model(Limited, Protocol):
     @property
     def outcomes(self) -> Outcomes:
         """What became of the requests that this process has had for it."""
+        ...
+
+    def count_queued(self, seconds: float) -> None:
+        """Count how long a request that was answered has waited for a slot."""
         ...
 
 

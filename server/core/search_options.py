@@ -43,7 +43,8 @@ OPTIONS = (
     "return_log_probs",
     "top_log_probs",
 )
-SAMPLING_FIELDS = ("seed", "temperature", "top_p")
+DRAWN_BY = ("seed", "temperature", "top_p", "top_k")
+NO_EFFECT = {"top_p": 1.0, "top_k": 0}
 _options_of = attrgetter(*OPTIONS)
 _PLAIN = GenerateRequest()
 _NO_OPTIONS, _ONE_BEAM = _options_of(_PLAIN), _options_of(GenerateRequest(num_beams=1))
@@ -65,6 +66,8 @@ def search_options(
         InvalidRequest: Naming the field and the limit.
     """
     check_num_suppressed(len(request.suppressed_tokens))
+    if request.temperature == 0:  # draws nothing, as in vLLM
+        request = structs.replace(request, do_sample=False, **dict.fromkeys(DRAWN_BY))
     defaults, eos_id = model.manifest.defaults, model.manifest.eos_id
     options_asked = _options_of(request)
     if options_asked == _NO_OPTIONS or (options_asked == _ONE_BEAM and defaults == NONE):
@@ -160,9 +163,9 @@ def _check_kinds(request: GenerateRequest, num_beams: int) -> None:
     if request.early_stopping and num_beams == 1:
         raise InvalidRequest("early_stopping", "goes with num_beams above 1 only")
     if not request.do_sample:
-        stray = [name for name in SAMPLING_FIELDS if getattr(request, name) is not None]
-        if stray or request.top_k:
-            raise InvalidRequest(stray[0] if stray else "top_k", "goes with do_sample only")
+        for name in DRAWN_BY:
+            if getattr(request, name) not in (None, NO_EFFECT.get(name)):
+                raise InvalidRequest(name, "goes with do_sample only")
 
 
 def _check_penalty_of_beams(defaults: Defaults) -> None:

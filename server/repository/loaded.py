@@ -87,6 +87,10 @@ class LoadedModel(Generic[E]):
         """What became of the requests that this process has had for it."""
         return self.use.outcomes
 
+    def count_queued(self, seconds: float) -> None:
+        """Count how long a request that was answered has waited for a slot."""
+        self.use.outcomes = self.use.outcomes.plus(Outcomes(queue_seconds=seconds))
+
     @property
     def device(self) -> str:
         """What the engine runs on; empty until it was ready once."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import operator
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
@@ -28,21 +29,21 @@ class Outcomes(NamedTuple):
         num_answered: Those that were answered.
         num_failed: Those that ended with a fault of the server, and not because it was ending.
         seconds: What the answered ones took together, from their arrival at the model to their answer.
+        queue_seconds: What those that the engine answered waited for a slot, together.
     """
 
     num_answered: int = 0
     num_failed: int = 0
     seconds: float = 0.0
+    queue_seconds: float = 0.0
 
     def plus(self, other: "Outcomes") -> "Outcomes":
         """Return what became of both."""
-        return Outcomes(self.num_answered + other.num_answered, self.num_failed + other.num_failed, self.seconds + other.seconds)
+        return Outcomes(*map(operator.add, self, other))
 
     def since(self, earlier: "Outcomes") -> "Outcomes":
         """Return what became of those that an earlier count did not have."""
-        return Outcomes(
-            self.num_answered - earlier.num_answered, self.num_failed - earlier.num_failed, self.seconds - earlier.seconds
-        )
+        return Outcomes(*map(operator.sub, self, earlier))
 
 
 class Use:

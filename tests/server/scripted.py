@@ -214,6 +214,7 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
         tokenizers=Tokenizers.shared(tokenizer),
         engine=ScriptedEngine(tokenizer.encode("Fußball 🐕 日本")),
         device="cpu",
+        count_queued=lambda seconds: None,
         max_slots=8,
         max_slots_per_request=8,
         traits=Traits(),

@@ -113,6 +113,7 @@ def test_no_message_over_http_does_any_harm(short: Path) -> None:
     with serving(short, "--max-slots", "16") as server:
         with connection(server) as channel:
             generate(channel, 4, text="the neighbour's text").result()
+        requests.post(f"{server.http_address}/detect", json={"q": "a dog"}, timeout=TIMEOUT_SECONDS)  # reads the detector's model
         send_http(server.http_address, NUM_HTTP_MESSAGES // 10, SEED + 1)
         with unharmed(server):
             seen = send_http(server.http_address, NUM_HTTP_MESSAGES, SEED)

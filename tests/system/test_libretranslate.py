@@ -184,7 +184,14 @@ FORM, PARTS = "application/x-www-form-urlencoded", "multipart/form-data; boundar
 UNREADABLE = [
     *[
         (body, "application/json", 400)
-        for body in (b"{", b"[]", b"[" * 10**4, b'{"q": "\xff"}', b'{"q": "\\ud800", "source": "en"}')
+        for body in (
+            b"{",
+            b"[]",
+            b"[" * 10**4,
+            b'{"q": "\xff"}',
+            b'{"q": "\\ud800", "source": "en"}',
+            b'{"q": "a", "q": "b", "source": "en", "target": "de"}',
+        )
     ],
     *[(body, FORM, 400) for body in (b"q=%FF&source=en&target=de", b"q=\xff&target=de", b"q=a&q=b&source=en&target=de")],
     (b"&".join([b"x=y"] * 1000), FORM, 400),

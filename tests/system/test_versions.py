@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+import requests
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman.v1.generation_pb2 import GenerateRequest
@@ -177,6 +178,9 @@ def test_a_canary_gets_its_share_and_requests_may_name_versions(server: Server, 
         assert {name: version_of(name) for name in list(answered)[:10]} == dict(list(answered.items())[:10])
     named = {"1": one, "2": two, "stable": one, "canary": two, one: one, two: two}
     assert {name: ask(server, model, model_version=name).model_version for name in named} == named
+    for name, content in named.items():  # Triton's clients send 1
+        path = f"{server.http_address}/v2/models/{model}/versions/{name}/generate"
+        assert requests.post(path, json={"text_input": "a dog", "max_tokens": 1}, timeout=60).json()["model_version"] == content
     code, reason = failure(lambda: ask(server, model, model_version="3"))
     assert code == "NOT_FOUND" and reason.startswith(f"model_version: '3' of model {model} is not served; served: ")
     folder.say(model, AT_ONCE + '[labels]\nstable = "1"\n')

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from http import HTTPStatus
 
-from aiohttp import web
+from aiohttp import HttpVersion10, web
 from aiohttp.typedefs import Middleware
 
 from dragoman.server.config import ServerConfig
@@ -28,6 +28,9 @@ from dragoman.server.faces.http.statuses import HttpRefusal, NothingThere
 
 # What is sent with every answer: what it is nobody has to guess, and nobody keeps it.
 HEADERS = {"Server": "dragoman", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+DEEPL_PATHS = {f"{ROOT}/{name}" for name in ("translate", "languages", "usage", "document", "glossaries")}
+OF_DEEPL = "; DeepL's API is not answered here: POST /translate (LibreTranslate's API) or /v1/generate translates"
 
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -94,6 +97,9 @@ def _tell_http_errors(manner_of: Callable[[str], Manner], hosts: Hosts) -> Middl
 
     @web.middleware
     async def tell(request: web.Request, handler: Answering) -> web.StreamResponse:
+        codings = request.headers.getall("Transfer-Encoding", ["chunked"])
+        if request.version < HttpVersion10 or [coding.lower() for coding in codings] != ["chunked"]:
+            raise web.HTTPBadRequest  # what speaks on the connection ends it
         if not hosts.has(request):
             refusal = HttpRefusal(HTTPStatus.MISDIRECTED_REQUEST, "Host: is none of the names in http_allowed_hosts")
             return manner_of(request.path).refuse(refusal, "")
@@ -103,7 +109,7 @@ def _tell_http_errors(manner_of: Callable[[str], Manner], hosts: Hosts) -> Middl
             allowed = ", ".join(sorted(error.allowed_methods))
             refusal = HttpRefusal(error.status, f"{request.method} is not for this path; {allowed} is", {"Allow": allowed})
         except web.HTTPNotFound:
-            refusal = NothingThere()
+            refusal = NothingThere(OF_DEEPL if request.path in DEEPL_PATHS else "")
         except web.HTTPException as error:
             refusal = HttpRefusal(error.status, HTTPStatus(error.status).phrase)
         return manner_of(request.path).refuse(refusal, "")

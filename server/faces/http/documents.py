@@ -99,7 +99,7 @@ def _schemas(told: dict[str, Any]) -> Iterator[str]:
 
 def _told(schema: dict[str, Any]) -> str:
     """Say what a body is: a kind of thing or, of what JSON does not tell, its description."""
-    return _inline(schema["description"]) if schema.keys() == {"description"} else f"{_kind(schema)}."
+    return _inline(schema["description"]) if schema.get("type") == "string" else f"{_kind(schema)}."
 
 
 def _kind(schema: dict[str, Any]) -> str:
@@ -107,12 +107,12 @@ def _kind(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
-    types = schema["type"]
-    if types == "array":
+    if "oneOf" in schema:
+        return " or ".join(map(_kind, schema["oneOf"]))
+    if schema["type"] == "array":
         return f"list of {_kind(schema['items'])}" if schema["items"] else "list"
     encoding = schema.get("contentEncoding")
-    kind = types if isinstance(types, str) else " or ".join(types)
-    return escape(schema.get("format", kind) + (f", {encoding}" if encoding else ""))
+    return escape(schema.get("format", schema["type"]) + (f", {encoding}" if encoding else ""))
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -24,9 +24,12 @@ class Hosts:
         if not self._allowed:
             return True
         try:
-            name = urlsplit(f"//{request.host}").hostname or ""
+            parts = urlsplit(f"//{request.host}")
         except ValueError:
             return False
+        if parts.netloc != request.host or "@" in parts.netloc:  # more than a name and a port
+            return False
+        name = parts.hostname or ""
         return name in self._allowed or name == LOCALHOST or _is_address(name)
 
 

@@ -6,7 +6,6 @@ Every field is written, those that have their default value, too. What is read m
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-import msgspec
 from aiohttp import web
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -16,7 +15,7 @@ from dragoman.server.core.core import Core
 from dragoman.server.core.text_work import on_thread
 from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.faces.http.exchange import Endpoint, Exchange
-from dragoman.server.faces.http.reading import check_kind, one_line
+from dragoman.server.faces.http.reading import check_kind, decode, one_line
 from dragoman.server.faces.http.statuses import headers_of, status_of
 from dragoman.server.faces.large_requests import LARGE_BYTES
 from dragoman.server.faces.v1.conversion import (
@@ -135,14 +134,7 @@ def parse(body: bytes, message: Message) -> None:
     Raises:
         InvalidRequest: If it is no JSON, or not of this kind of message.
     """
-    try:
-        told = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest("body", f"cannot be read: {one_line(error)}") from None
-    except RecursionError:
-        raise InvalidRequest("body", "cannot be read: too many brackets within each other") from None
-    if not isinstance(told, dict):
-        raise InvalidRequest("body", "is no JSON object")
+    told = decode(body, dict[str, Any])
     for name, value in told.items():
         if isinstance(value, list) and len(value) > MAX_ITEMS:
             raise InvalidRequest(one_line(name), f"{len(value)} items; at most {MAX_ITEMS} are read")

@@ -1,19 +1,27 @@
 """How requests over HTTP are read: bodies as large as they may be, in the time they may take, and how long the caller waits."""
 
 import asyncio
+import json
 import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
 from dragoman.server.faces.http.statuses import HttpRefusal
 from dragoman.server.faces.large_requests import LARGE_BYTES, LargeRequests
 
+Kind = TypeVar("Kind")
+
 # For a body to come; a caller's deadline, or the server's, may be shorter.
 BODY_SECONDS = 30.0
+# Of zlib, by encodings of bodies.
+WINDOW_BITS = {"gzip": 31, "deflate": 15}
 MAX_REASON_CHARACTERS = 200
 # As gRPC writes it and grpc-gateway reads it: a number of at most eight digits, and a unit.
 TIMEOUT_KEY = "Grpc-Timeout"
@@ -38,31 +46,44 @@ def timeout_of(request: web.Request) -> float | None:
 
 
 def check_kind(request: web.Request, *kinds: str) -> None:
-    """Do nothing if a body is of a kind that is read, and as it is.
+    """Do nothing if a body is of a kind that is read.
 
     Raises:
-        HttpRefusal: If it is of another, or compressed.
+        HttpRefusal: If it is of another.
     """
     # Whoever's page a browser shows may have it send text and forms to anybody, but not JSON, without asking first.
     if request.content_type not in kinds or "Content-Type" not in request.headers:
         raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {' or '.join(kinds)} is read, and nothing else")
-    check_encoding(request)
-
-
-def check_encoding(request: web.Request) -> None:
-    """Do nothing if a body is as it is.
-
-    Raises:
-        HttpRefusal: If it is compressed.
-    """
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Encoding: bodies are read as they are, not compressed")
 
 
 def one_line(what: object) -> str:
     """Return the first line of what is to be said of a body, or as much of it as is worth saying."""
     line = " ".join(str(what).partition("\n")[0].split())
     return line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "..."
+
+
+def decode(body: bytes | memoryview, kind: type[Kind]) -> Kind:
+    """Return the content of a JSON document.
+
+    Raises:
+        InvalidRequest: If it is no JSON or not of this kind, or has a key twice in an object.
+    """
+    try:
+        told = msgspec.json.decode(body, type=kind)
+        json.loads(bytes(body), object_pairs_hook=_check_keys, parse_int=str, parse_float=str)  # msgspec takes the last of two keys
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest("body", f"cannot be read: {one_line(error)}") from None
+    except RecursionError:
+        raise InvalidRequest("body", "cannot be read: too many brackets within each other") from None
+    return told
+
+
+def _check_keys(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise InvalidRequest(one_line(key), "is given twice")
+        seen.add(key)
 
 
 class Bodies:
@@ -75,7 +96,7 @@ class Bodies:
 
     @contextmanager
     def room(self, request: web.Request, owner: str) -> Iterator[None]:
-        """Have room for a body within the `with`; one whose size is not told is taken for the largest.
+        """Have room for a body within the `with`; one whose size is not told, or that is compressed, is taken for the largest.
 
         Args:
             request: Whose body it is.
@@ -88,6 +109,8 @@ class Bodies:
         told = request.content_length
         if told is not None and told > self._max_bytes:
             raise self._too_large()
+        if "Content-Encoding" in request.headers:
+            told = None
         num_bytes = told if told is not None else self._max_bytes if request.can_read_body else 0
         if num_bytes <= LARGE_BYTES:
             yield
@@ -96,7 +119,7 @@ class Bodies:
             yield
 
     async def read(self, request: web.Request, seconds: float | None, limit: str) -> bytes:
-        """Return a body, when all of it has come.
+        """Return a body, decompressed, when all of it has come.
 
         Args:
             request: Whose it is.
@@ -104,18 +127,26 @@ class Bodies:
             limit: Name of the server's own deadline, if that is what leaves so many.
 
         Raises:
-            HttpRefusal: If it is larger than bodies may be, or takes longer than any may.
+            HttpRefusal: If it is larger than bodies may be, takes longer than any may, or is compressed as is not read.
             DeadlineExceeded: If it takes longer than this one may.
         """
-        body = bytearray()
+        encoding = request.headers.get("Content-Encoding", "identity").lower()
+        if encoding != "identity" and encoding not in WINDOW_BITS:
+            message = f"Content-Encoding: {' or '.join(WINDOW_BITS)} is read, and nothing else"
+            raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
+        inflater = zlib.decompressobj(WINDOW_BITS[encoding]) if encoding in WINDOW_BITS else None
+        body, num_read = bytearray(), 0
         own = BODY_SECONDS if seconds is None else min(seconds, BODY_SECONDS)
         try:
             async with asyncio.timeout(own):
                 async for part in request.content.iter_any():
-                    body += part
-                    if len(body) > self._max_bytes:
+                    num_read += len(part)
+                    body += part if inflater is None else inflater.decompress(part, self._max_bytes + 1 - len(body))
+                    if max(len(body), num_read) > self._max_bytes:
                         raise self._too_large()
-        except web.RequestPayloadError:
+            if inflater is not None and (not inflater.eof or inflater.unused_data):
+                raise zlib.error("it ends too early or too late")
+        except (web.RequestPayloadError, zlib.error):
             raise HttpRefusal(HTTPStatus.BAD_REQUEST, "the body cannot be read: it is not what its headers say") from None
         except TimeoutError:
             if own == BODY_SECONDS:

@@ -22,6 +22,8 @@ IDLE_SECONDS = 75.0
 # Of the line and of each header of a request, and headers.
 MAX_LINE_BYTES = 8190
 MAX_HEADERS = 64
+# Bytes on the wire for each byte that a body may have: a chunk of one byte takes six.
+MAX_FRAMING = 8
 
 
 class HttpServer:
@@ -68,7 +70,8 @@ class HttpServer:
         }
         app = make_application(config, core, native, operators, grpc_port)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS, **options)
-        self._speaking = partial(Speaking, refuse=partial(_refuse_unread, native), **options)
+        most = MAX_FRAMING * config.max_message_bytes + MAX_HEADERS * MAX_LINE_BYTES
+        self._speaking = partial(Speaking, refuse=partial(_refuse_unread, native), max_request_bytes=most, **options)
 
     async def start(self) -> int:
         """Start answering; return the port.

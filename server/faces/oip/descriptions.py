@@ -141,12 +141,16 @@ def _config_type(datatype: str) -> Any:
 
 def _statistics(model: Model, called: str) -> inference_pb2.ModelStatistics:
     outcomes = model.outcomes
+    success, queue = (round(seconds * 1e9) for seconds in (outcomes.seconds, min(outcomes.queue_seconds, outcomes.seconds)))
+    duration, count = inference_pb2.StatisticDuration, outcomes.num_answered
     return inference_pb2.ModelStatistics(
         name=model.name,
         version=called,
-        inference_count=outcomes.num_answered,
+        inference_count=count,
         inference_stats=inference_pb2.InferStatistics(
-            success=inference_pb2.StatisticDuration(count=outcomes.num_answered, ns=round(outcomes.seconds * 1e9)),
-            fail=inference_pb2.StatisticDuration(count=outcomes.num_failed),
+            success=duration(count=count, ns=success),
+            fail=duration(count=outcomes.num_failed),
+            queue=duration(count=count, ns=queue),
+            compute_infer=duration(count=count, ns=success - queue),
         ),
     )

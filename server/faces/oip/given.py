@@ -61,6 +61,7 @@ class Given:
         if name == SAMPLING_PARAMETERS:
             self._add_documents([value if isinstance(value, dict) else to_text(name, value)])
             return
+        name = SYNONYMS.get(name, name)
         field = NAMED.get(name) or PARAMETERS.get(name)
         if field is None:
             there = ", ".join([*NAMED, *PARAMETERS, SAMPLING_PARAMETERS])

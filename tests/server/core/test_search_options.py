@@ -39,8 +39,10 @@ def with_defaults(make_model: MakeModel, **fields: Any) -> Any:
 
 def test_options_without_effect_share_the_greedy_ones(make_model: MakeModel) -> None:
     ones = dict.fromkeys(("num_beams", "num_return_sequences", "length_penalty", "repetition_penalty"), 1)
-    for fields in ({}, ones, {"return_log_probs": True, "priority": 3, "truncate": True}):
+    drawn_at_zero = {"do_sample": True, "temperature": 0.0, "top_k": 5, "top_p": 0.9, "seed": 7}
+    for fields in ({}, ones, {"return_log_probs": True, "priority": 3, "truncate": True}, {"top_p": 1.0}, drawn_at_zero):
         assert options(make_model(), **fields) is GREEDY
+    assert options(make_model(defaults=Defaults(do_sample=True)), temperature=0.0) is GREEDY
 
 
 MOST = {"length_penalty": 10.0, "repetition_penalty": 100.0, "min_new_tokens": 31, "no_repeat_ngram_size": 48}
@@ -88,9 +90,9 @@ def test_every_option_reaches_the_engine_up_to_its_limit(make_model: MakeModel, 
         ({"early_stopping": True}, "early_stopping: goes with num_beams above 1 only"),
         *[
             ({field: value}, f"{field}: goes with do_sample only")
-            for field, value in (("temperature", 1.0), ("top_k", 5), ("top_p", 1.0), ("seed", 0))
+            for field, value in (("temperature", 1.0), ("top_k", 5), ("top_p", 0.9), ("seed", 0))
         ],
-        *[({**DRAWN, "temperature": n}, f"temperature: {n:g} is not above 0 and at most 100") for n in (0.0, -1.0, 101.0)],
+        *[({**DRAWN, "temperature": n}, f"temperature: {n:g} is not above 0 and at most 100") for n in (-1.0, 101.0)],
         *[({**DRAWN, "temperature": n}, f"temperature: {n:g} is not above 0") for n in (NAN, INFINITY)],
         *[({**DRAWN, "top_p": n}, f"top_p: {n:g} is not above 0 and at most 1") for n in (0.0, 1.5, NAN)],
         *[({**DRAWN, "top_k": n}, f"top_k: {n} is not in 0 to 330, target_vocab_size of model en-de") for n in (-1, 331)],

@@ -88,6 +88,7 @@ def test_parameters_mean_what_they_do_over_grpc_and_in_the_shorter_form() -> Non
     bodies: list[dict[str, Any]] = [
         {"text_input": "a", "parameters": told},
         {"text_input": "a", **told},
+        {"text_input": "a", **{"beam_width" if name == "num_beams" else name: value for name, value in told.items()}},
         {"text_input": ["a"], "parameters": timeout, "sampling_parameters": json.dumps(as_json)},
         {"text_input": "a", **timeout, "parameters": {"sampling_parameters": as_json}},
     ]
@@ -127,6 +128,7 @@ def sized(size: Any, rest: bytes, **more: Any) -> tuple[bytes, str]:
 REFUSED: list[tuple[Any, str]] = [
     (b"{", "body: cannot be read"),
     (b"[]", "body: cannot be read: Expected `object`, got `array`"),
+    (json.dumps(asking("a")).encode()[:-1] + b', "parameters": {"seed": 1, "seed": 2}}', "seed: is given twice"),
     (b'{"inputs": "\xff"}', "body: cannot be read"),
     (b'{"inputs": [{"name": "a", "shape": [1], "datatype": "", "data": ' + b"[" * 10**5, "body: cannot be read"),
     ({}, "body: cannot be read: Object missing required field `inputs`"),
@@ -164,12 +166,15 @@ def test_invalid_bodies_are_refused_by_field(given: Any, message: str) -> None:
 
 REFUSED_SHORT: list[tuple[Any, str]] = [
     (b"[]", "body: cannot be read"),
+    (b'{"text_input": "a", "seed": 1, "seed": 1}', "seed: is given twice"),
     ({}, "text_input: is missing"),
     ({"text_input": 3}, "text_input[0]: is not a text"),
     ({"text_input": ["a"] * (MAX_TEXTS + 1)}, "text_input: its shape [1025] has 1025 elements"),
     ({"text_input": "a", "id": 3}, "id: is not a text"),
     ({"text_input": "a", "parameters": [1]}, "parameters: is no JSON object"),
     ({"text_input": "a", "num_beams": 2, "parameters": {"num_beams": 2}}, "parameters: 'num_beams' is given twice"),
+    ({"text_input": "a", "num_beams": 2, "beam_width": 2}, "num_beams: is given twice"),
+    ({"text_input": "a", "max_tokens": 2, "parameters": {"max_new_tokens": 2}}, "max_new_tokens: is given twice"),
 ]
 
 
@@ -185,12 +190,13 @@ def test_invalid_short_bodies_are_refused_by_field(body: Any, message: str) -> N
     ("body", "field"),
     [
         *[(body, "body") for body in (b"", b"{", b"[]", b"null", b'"text"', b'{"text": "\xff"}', b'{"text": 1}', b'{"text": NaN}')],
-        *[(body, "body") for body in (b'{"nothing": 1}', b'{"text": "a", "text": 7}', b'{"text": "a\\ud800"}')],
+        *[(body, "body") for body in (b'{"nothing": 1}', b'{"text": "a\\ud800"}')],
         *[
             (body, "body")
             for body in (b'{"maxNewTokens": -1}', b'{"maxNewTokens": 1e400}', b'{"seed": "-1"}', b'{"doSample": "yes"}')
         ],
         *[(body, "body") for body in (b'{"seed": ' + b"9" * 10_000 + b"}", b"[" * 100_000, b'{"text": ' + b'{"a":' * 60_000)],
+        (b'{"text": "a", "text": 7}', "text"),
         (b'{"suppressedTokens": [' + b"1," * 2000 + b"1]}", "suppressedTokens"),
     ],
     ids=lambda value: value[:32].decode("latin-1") if isinstance(value, bytes) else None,

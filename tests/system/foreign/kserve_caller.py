@@ -1,4 +1,4 @@
-"""KServe's SDK: its stubs for gRPC and its REST client; prints what they were answered as JSON.
+"""KServe's SDK: its clients over gRPC and REST; prints what they were answered as JSON.
 
 The package's own `__init__` imports a model server and a client of Kubernetes, too; the rest is loaded without them, as it is.
 """
@@ -10,7 +10,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import grpc
 import numpy as np
 
 found = importlib.util.find_spec("kserve")
@@ -20,28 +19,21 @@ package.__path__ = list(found.submodule_search_locations)
 sys.modules["kserve"] = package
 
 import httpx  # noqa: E402
-from kserve.inference_client import InferenceRESTClient, RESTConfig  # noqa: E402
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb  # noqa: E402
-from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub  # noqa: E402
+from kserve.inference_client import InferenceGRPCClient, InferenceRESTClient, RESTConfig  # noqa: E402
 from kserve.protocol.infer_type import InferInput, InferRequest, RequestedOutput  # noqa: E402
 
 MODEL = "en-de"
 
 
-def over_grpc(address: str, text: str) -> dict[str, Any]:
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        stub = GRPCInferenceServiceStub(channel)
-        request = pb.ModelInferRequest(model_name=MODEL)
-        request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(text.encode())
-        request.parameters["num_beams"].int64_param = 2
-        response = stub.ModelInfer(request)
-        assert response.outputs[0].name == "text_output"
-        ready = [
-            stub.ServerLive(pb.ServerLiveRequest()).live,
-            stub.ServerReady(pb.ServerReadyRequest()).ready,
-            stub.ModelReady(pb.ModelReadyRequest(name=MODEL)).ready,
-        ]
-        return {"ready": ready, "text": response.raw_output_contents[0][4:].decode()}
+async def over_grpc(address: str, *texts: str) -> dict[str, Any]:
+    """Call with what the client sends by default, which is parameters of REST too."""
+    client = InferenceGRPCClient(address, channel_args=[("grpc.enable_http_proxy", 0)])
+    tensor = InferInput("text_input", [len(texts)], "BYTES")
+    tensor.set_data_from_numpy(np.array([text.encode() for text in texts], dtype=np.object_))
+    response = await client.infer(InferRequest(MODEL, [tensor], request_id="mine", parameters={"num_beams": 2}))
+    ready = [await client.is_server_live(), await client.is_server_ready(), await client.is_model_ready(MODEL)]
+    await client.close()
+    return {"ready": ready, "answer": told(response)}
 
 
 def request(*texts: str, is_binary: bool, model: str = MODEL, **more: Any) -> Any:
@@ -78,7 +70,7 @@ async def over_rest(address: str, *texts: str) -> dict[str, Any]:
 
 
 def main(grpc_address: str, http_address: str, *texts: str) -> None:
-    print(json.dumps([over_grpc(grpc_address, texts[0]), asyncio.run(over_rest(http_address, *texts))]))
+    print(json.dumps([asyncio.run(over_grpc(grpc_address, *texts)), asyncio.run(over_rest(http_address, *texts))]))
 
 
 main(*sys.argv[1:])

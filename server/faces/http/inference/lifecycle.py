@@ -8,8 +8,7 @@ from msgspec import Struct, field
 
 from dragoman.server.core.administration import CarryOut, Order
 from dragoman.server.faces.http.exchange import Endpoint, Exchange
-from dragoman.server.faces.http.inference.reading import decode
-from dragoman.server.faces.http.reading import check_encoding
+from dragoman.server.faces.http.reading import decode
 from dragoman.server.faces.http.repository import carried_out
 from dragoman.server.faces.oip.lifecycle import load_order, unload_order
 
@@ -45,5 +44,4 @@ class LifecycleApi:
 
 async def _read(request: web.Request, body: bytes) -> _Change:
     """Return what a body says; it may be empty."""
-    check_encoding(request)
     return decode(body, _Change) if body else _Change()

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct
 
@@ -15,7 +14,7 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.counted import Counted
 from dragoman.server.faces.http.inference.writing import BINARY, JSON, LENGTH_KEY
 from dragoman.server.faces.http.origins import Origins
-from dragoman.server.faces.http.reading import check_encoding, one_line
+from dragoman.server.faces.http.reading import decode
 from dragoman.server.faces.http.statuses import HttpRefusal
 from dragoman.server.faces.large_requests import LARGE_BYTES
 from dragoman.server.faces.oip.asked import Asked, Input, Wanted
@@ -27,7 +26,6 @@ BINARY_OUTPUT, BINARY_DATA, BINARY_SIZE = "binary_data_output", "binary_data", "
 # Digits of a length of a body.
 MAX_LENGTH_DIGITS = 10
 
-Kind = TypeVar("Kind")
 Dimension = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -108,7 +106,7 @@ class Reader:
 
         Raises:
             InvalidRequest: If it cannot be understood.
-            HttpRefusal: If it is compressed, or a page sends it that may not.
+            HttpRefusal: If a page sends it that may not.
         """
         said = request.headers.get(LENGTH_KEY)
         return await self._read(request, body, lambda model, longest: _read_infer(body, said, model, longest))
@@ -119,21 +117,23 @@ class Reader:
 
     async def index(self, request: web.Request, body: bytes) -> inference_pb2.RepositoryIndexRequest:
         """Return a request for the index; an empty body asks for all of it. Errors as `infer`."""
-        check_encoding(request)
+        self._check(request)
         asked = decode(body, _Index) if body else _Index()
         return inference_pb2.RepositoryIndexRequest(ready=asked.ready, repository_name=asked.repository_name)
 
     async def _read(self, request: web.Request, body: bytes, read: Callable[[tuple[str, str], int | None], Posted]) -> Posted:
-        check_encoding(request)
+        self._check(request)
+        model = request.match_info["model"], request.match_info.get("version", "")
+        if len(body) <= LARGE_BYTES:
+            return read(model, None)
+        return await on_thread(read, model, self._max_characters())
+
+    def _check(self, request: web.Request) -> None:
         # Triton's client does not say what its body is, and curl says that it is a form. Of such a request, unlike of one that
         # says JSON or bytes, a browser does not ask first whether a page of another origin may send it.
         is_said = "Content-Type" in request.headers and request.content_type in (JSON, BINARY)
         if not is_said and not self._origins.is_trusted(request):
             raise HttpRefusal(HTTPStatus.FORBIDDEN, "Origin: pages of other origins may send this if http_allowed_origins has them")
-        model = request.match_info["model"], request.match_info.get("version", "")
-        if len(body) <= LARGE_BYTES:
-            return read(model, None)
-        return await on_thread(read, model, self._max_characters())
 
 
 def _read_infer(body: bytes, said: str | None, model: tuple[str, str], longest: int | None) -> Posted:
@@ -176,20 +176,6 @@ def _read_generate(body: bytes, model: tuple[str, str], longest: int | None) -> 
     texts = text if isinstance(text, list) else [text]
     source = Input(TEXT_INPUT, "BYTES", [len(texts)], (), lambda datatype, count: from_values(TEXT_INPUT, datatype, texts, count))
     return Posted(to_inference(Asked(check_request_id("id", request_id), *model, parameters, [source]), len(body), longest))
-
-
-def decode(body: bytes | memoryview, kind: type[Kind]) -> Kind:
-    """Return what JSON says.
-
-    Raises:
-        InvalidRequest: If it is none, or not of this kind.
-    """
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest("body", f"cannot be read: {one_line(error)}") from None
-    except RecursionError:
-        raise InvalidRequest("body", "cannot be read: too many brackets within each other") from None
 
 
 def _head_length(said: str | None, num_bytes: int) -> int:

@@ -6,7 +6,6 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
-import msgspec
 from aiohttp import web
 from msgspec import Struct
 
@@ -14,7 +13,7 @@ from dragoman.server.core.text_work import on_thread
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.http.libre.forms import MAX_FIELDS, MULTIPART, URLENCODED, read_multipart
 from dragoman.server.faces.http.origins import Origins
-from dragoman.server.faces.http.reading import check_kind
+from dragoman.server.faces.http.reading import check_kind, decode
 from dragoman.server.faces.http.statuses import HttpRefusal
 from dragoman.server.faces.large_requests import LARGE_BYTES
 
@@ -98,12 +97,7 @@ def read_json(body: bytes) -> Asked:
     Raises:
         InvalidRequest: If it is none, or a field is of another type than it may be.
     """
-    try:
-        told = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequest("body", "is no JSON that can be read") from None
-    if not isinstance(told, dict):
-        raise InvalidRequest("body", "is no JSON object")
+    told = decode(body, dict[str, Any])
     q = told.get("q")
     if isinstance(q, list) and len(q) > MAX_TEXTS:
         raise InvalidRequest("q", f"{len(q)} texts; at most {MAX_TEXTS} are translated at once")
