@@ -67,9 +67,9 @@ def stream_lines(stream: BinaryIO, name: str) -> Iterator[str | Pause]:
 
 
 def decode_line(line: bytes, name: str, number: int) -> str:
-    """Decode a line without its end; raises `InputError` naming it if it is not UTF-8."""
+    """Decode a line without its end, the first without a byte order mark; raises `InputError` naming it if it is not UTF-8."""
     try:
-        return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{name}, line {number}: not UTF-8: {error.reason} at byte {error.start}") from error
 

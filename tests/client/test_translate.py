@@ -229,6 +229,7 @@ def test_only_a_line_feed_ends_a_line_of_a_file_or_a_stream(tmp_path: Path) -> N
         (b"a\r\nb\r\n", ["a", "b"]),
         ("a\u2028b\x0bc\x85d\re\nf".encode(), ["a\u2028b\x0bc\x85d\re", "f"]),
         (f"a\n{'ä' * 300_000}\nb".encode(), ["a", "ä" * 300_000, "b"]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb", ["a", "\ufeffb"]),  # a byte order mark is no text
     ):
         (tmp_path / "in.txt").write_bytes(content)
         file = LineFile(tmp_path / "in.txt")

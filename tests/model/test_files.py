@@ -42,7 +42,7 @@ def test_lines_are_kept_as_they_are(tmp_path: Path, name: str) -> None:
     write_lines(tmp_path / name, iter(lines))
     assert read_lines(tmp_path / name) == lines
     assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
-    assert read_lines(write(tmp_path / "a", b"one\r\n\ntwo")) == ["one", "", "two"]
+    assert read_lines(write(tmp_path / "a", b"\xef\xbb\xbfone\r\n\ntwo")) == ["one", "", "two"]
 
 
 PACKED = gzip.compress(bytes(range(256)) * 20, mtime=0)
