@@ -130,19 +130,21 @@ def translate_file(
     Args:
         client: Where to ask.
         in_path: Lines of UTF-8; blank ones stay blank.
-        out_path: File to write or replace; may be the same.
+        out_path: File to write or replace; another than the one that is read.
         options: What to ask for.
         progress: Where to show a progress bar if it is a terminal.
         is_resumed: Go on with what an earlier run left, if it did.
 
     Raises:
-        InputError: If a file cannot be read or written, a line is not UTF-8 or the server refuses it, naming the line; if what an
-            earlier run left cannot be gone on with.
+        InputError: If a file cannot be read or written, or both are the same; a line is not UTF-8 or the server refuses it, naming
+            the line; if what an earlier run left cannot be gone on with.
         CallError: If a call fails for any other reason.
     """
     if options.is_streamed:
         raise InputError("--stream is for texts and standard input, not for files")
     lines = LineFile(in_path)
+    if out_path.exists() and in_path.samefile(out_path):
+        raise InputError(f"--out: {out_path} is the file that is translated, {in_path}")
     with (
         OutputFile(out_path, lines, options.by_flag(), is_resumed) as file,
         line_progress(progress, in_path.name, len(lines), file.num_done) as advance,

@@ -174,8 +174,17 @@ def test_a_file_is_translated_in_order(sync_client, service, source: Path, tmp_p
     assert len(service.requests) == 9
     for num_lines in (0, 300):
         path.write_text("".join(f"line {n}\n" for n in range(num_lines)))
-        assert translate_file(sync_client, path, path, PLAIN) == num_lines
-        assert path.read_text() == "".join(f"LINE {n}\n" for n in range(num_lines))
+        assert translate_file(sync_client, path, tmp_path / "out.txt", PLAIN) == num_lines
+        assert (tmp_path / "out.txt").read_text() == "".join(f"LINE {n}\n" for n in range(num_lines))
+
+
+def test_a_file_is_not_overwritten_by_its_translation(sync_client, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "hard").hardlink_to(source)
+    for out in (source, tmp_path / "link", tmp_path / "hard", tmp_path / ".." / tmp_path.name / "in.txt"):
+        with pytest.raises(InputError, match=f"^--out: {out} is the file that is translated"):
+            translate_file(sync_client, source, out, PLAIN)
+    assert source.read_text(encoding="utf-8") == TEXT and len(os.listdir(tmp_path)) == 3
 
 
 @pytest.mark.parametrize(("code", "kind"), [("INTERNAL", InternalError), ("INVALID_ARGUMENT", InputError)])
