@@ -39,6 +39,11 @@ class LineFile:
         for number, line in enumerate(BytesIO(self._content), start=1):
             yield decode_line(line, self.name, number)
 
+    def endings(self) -> Iterator[str]:
+        """Yield what ends each line: a line feed, or a carriage return and one."""
+        for line in BytesIO(self._content):
+            yield "\r\n" if line.endswith(b"\r\n") else "\n"
+
 
 def stream_lines(stream: BinaryIO, name: str) -> Iterator[str | Pause]:
     """Yield the lines of a stream as they come, and `PAUSE` where the next is not there yet.

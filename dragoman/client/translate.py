@@ -125,6 +125,7 @@ def translate_file(
 ) -> int:
     """Translate a file line by line into another, which appears when all of it is done, and return the number of lines.
 
+    Each line ends as that which it was made of.
     What is done when it breaks off stays beside the file, as `OutputFile` says, and the error has a note that names it.
 
     Args:
@@ -150,9 +151,10 @@ def translate_file(
         line_progress(progress, in_path.name, len(lines), file.num_done) as advance,
     ):
         first = file.num_done
+        endings = islice(lines.endings(), first, None)
         with closing(_file_answers(client, islice(lines, first, None), f"{in_path}, line", options, first + 1)) as answers:
-            for line, answer in zip(islice(lines, first, None), answers, strict=True):
-                file.write(line, _lines(answer if line.strip() else None, options))
+            for line, ending, answer in zip(islice(lines, first, None), endings, answers, strict=True):
+                file.write(line, _lines(answer if line.strip() else None, options).replace("\n", ending))
                 advance()
     return len(lines)
 

@@ -173,9 +173,9 @@ def test_a_file_is_translated_in_order(sync_client, service, source: Path, tmp_p
     assert file.getvalue() == ""
     assert len(service.requests) == 9
     for num_lines in (0, 300):
-        path.write_text("".join(f"line {n}\n" for n in range(num_lines)))
-        assert translate_file(sync_client, path, tmp_path / "out.txt", PLAIN) == num_lines
-        assert (tmp_path / "out.txt").read_text() == "".join(f"LINE {n}\n" for n in range(num_lines))
+        path.write_bytes(b"".join(b"line %d\r\n\n" % n for n in range(num_lines)))
+        assert translate_file(sync_client, path, tmp_path / "out.txt", PLAIN) == 2 * num_lines
+        assert (tmp_path / "out.txt").read_bytes() == path.read_bytes().upper()  # ends of lines are kept, too
 
 
 def test_a_file_is_not_overwritten_by_its_translation(sync_client, source: Path, tmp_path: Path) -> None:
