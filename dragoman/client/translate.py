@@ -141,22 +141,31 @@ def translate_file(
             the line; if what an earlier run left cannot be gone on with.
         CallError: If a call fails for any other reason.
     """
-    if options.is_streamed:
-        raise InputError("--stream is for texts and standard input, not for files")
-    lines = LineFile(in_path)
+    lines = _read(in_path, options)
     if out_path.exists() and in_path.samefile(out_path):
         raise InputError(f"--out: {out_path} is the file that is translated, {in_path}")
     with (
         OutputFile(out_path, lines, options.by_flag(), is_resumed) as file,
         line_progress(progress, in_path.name, len(lines), file.num_done) as advance,
+        closing(_file_answers(client, lines, file.num_done, options)) as answers,
     ):
-        first = file.num_done
-        endings = islice(lines.endings(), first, None)
-        with closing(_file_answers(client, islice(lines, first, None), f"{in_path}, line", options, first + 1)) as answers:
-            for line, ending, answer in zip(islice(lines, first, None), endings, answers, strict=True):
-                file.write(line, _lines(answer if line.strip() else None, options).replace("\n", ending))
-                advance()
+        for line, answer in answers:
+            file.write(line, answer)
+            advance()
     return len(lines)
+
+
+def print_file(client: Client, in_path: Path, out: TextIO, options: TranslateOptions) -> None:
+    """Translate a file line by line onto a stream.
+
+    Raises:
+        InputError: If the file cannot be read, a line is not UTF-8 or the server refuses it, naming the line.
+        CallError: If a call fails for any other reason.
+    """
+    with closing(_file_answers(client, _read(in_path, options), 0, options)) as answers:
+        for _, answer in answers:
+            out.write(answer)
+            out.flush()
 
 
 def _write_answers(client: Client, lines: Iterable[str | Pause], label: str, out: TextIO, options: TranslateOptions) -> None:
@@ -200,12 +209,18 @@ def _answers(
             raise refusal(f"{label} {number}", error.message) from error
 
 
+def _read(in_path: Path, options: TranslateOptions) -> LineFile:
+    if options.is_streamed:
+        raise InputError("--stream is for texts and standard input, not for files")
+    return LineFile(in_path)
+
+
 def _file_answers(
-    client: Client, lines: Iterable[str], label: str, options: TranslateOptions, number: int
-) -> Generator[Result, None, None]:
-    """Yield the answer to each line of a file in order; the first has this number. All share one stream."""
+    client: Client, lines: LineFile, num_done: int, options: TranslateOptions
+) -> Generator[tuple[str, str], None, None]:
+    """Yield each line of a file that is not done, and what is printed for it, in order. All share one stream."""
     answers = client.generate_many(
-        lines,
+        islice(lines, num_done, None),
         concurrency=options.concurrency,
         model=options.model,
         model_version=options.model_version,
@@ -217,11 +232,12 @@ def _file_answers(
     )
     with closing(answers):
         try:
-            for answer in answers:
-                yield answer
-                number += 1
+            for line, ending in islice(zip(lines, lines.endings(), strict=True), num_done, None):
+                answer = next(answers)
+                yield line, _lines(answer if line.strip() else None, options).replace("\n", ending)
+                num_done += 1
         except InvalidArgument as error:
-            raise refusal(f"{label} {number}", error.message) from error
+            raise refusal(f"{lines.name}, line {num_done + 1}", error.message) from error
 
 
 def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: TranslateOptions) -> None:

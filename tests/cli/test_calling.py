@@ -108,6 +108,7 @@ def test_lines_come_in_order_and_a_blank_line_stays_blank(ask: Run, service: Ser
     assert told == (0, "-1.500000\t-7.500000\n\n-1.500000\t-1.500000\n", "")
     assert ask("translate", "--in", files / "empty", "--out", files / "out") == (0, "", "")
     assert (files / "out").read_bytes() == b""
+    assert ask("translate", "--in", files / "a", "--out", "-") == (0, "DOG\n\nCAT\n", "")
     # A model may have several answers by default; a line in is a line out unless the caller asks for more.
     service.answer = lambda request: answer_to(generation_pb2.GenerateRequest(text=request.text, num_return_sequences=3))
     assert ask("translate", "a", "", "b") == (0, "A\n\nB\n", "")
