@@ -1,6 +1,7 @@
 """The server process: put the parts together, run until a signal, drain, stop.
 
-The exit code is 0 after a drain, 1 if an engine or a front end cannot start, 2 if a setting or a bundle cannot be used.
+The exit code is 0 after a drain, 1 if an engine or a front end cannot start or a store does not answer, 2 if a setting or a bundle
+cannot be used.
 """
 
 import asyncio
@@ -64,6 +65,7 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
 
     Raises:
         InputError: If a setting or a bundle cannot be used.
+        StoreError: If there is no bundle here, and the store of `models` does not answer.
     """
     config = settings.load(overrides, config_file)
     sampler = logs.configure_logging(config.log_level, config.log_format)

@@ -45,6 +45,14 @@ def test_a_command_says_that_the_server_is_not_there(run_command: Run, files: Pa
         assert run_command(*command(name, files), "--server", UNREACHABLE) == told
 
 
+def test_a_store_that_does_not_answer_fails_pull_and_serve_alike(start, tmp_path: Path) -> None:
+    store = "https://127.0.0.1:1/models/"
+    for command in (("pull", store, tmp_path / "a"), ("serve", "--models", store, "--models-folder", tmp_path / "b")):
+        process = start(*command)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 1 and f"dragoman: {store}bundle.json: " in err.decode()
+
+
 def test_waiting_for_a_server_lists_its_models_or_gives_the_reason(run_command: Run, serve, server: str) -> None:
     code, out, err = run_command("models", "--server", server, "--wait", "60")
     assert (code, err) == (0, "") and "en-de" in out

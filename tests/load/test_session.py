@@ -172,7 +172,7 @@ def test_every_documented_command_is_understood(run_command: Run, server: LoadSe
         elif words[0] == "load":
             server.refusals.append(failing("NOT_FOUND", NOT_LOADED))
             code, _, err = run_command(*words, "--server", server.address)
-            assert (code, err) == (2, f"dragoman: {server.address}: --{NOT_LOADED} (NOT_FOUND)\n")
+            assert (code, err) == (1, f"dragoman: {server.address}: --{NOT_LOADED} (NOT_FOUND)\n")
             assert server.probes.pop().model  # `make serve` has several models
         else:
             assert run_command(*words)[0] == 0, command
@@ -216,7 +216,7 @@ def test_a_failed_probe_names_the_flag_and_leaves_files_as_they_were(run_command
     for status, words, code, told in (
         ("INVALID_ARGUMENT", "do_sample: no", 2, "--sample: no (INVALID_ARGUMENT)"),
         ("INVALID_ARGUMENT", "text: too long", 2, "text: too long (INVALID_ARGUMENT)"),
-        ("UNAUTHENTICATED", "who are you?", 2, "who are you? (UNAUTHENTICATED)"),
+        ("UNAUTHENTICATED", "who are you?", 1, "who are you? (UNAUTHENTICATED)"),
         ("INTERNAL", "broken: 0123", 1, "broken: 0123 (INTERNAL)"),
     ):
         server.refusals.extend([failing(status, words)] * 2)
