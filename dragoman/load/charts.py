@@ -134,8 +134,8 @@ def server_charts(series: ServerSeries, seconds: float) -> str:
         ("Decode batch", "rows", {"slots in use": "slots_in_use", "rows in a step": "rows_per_step"}, 1),
         ("Step and queue", "milliseconds", {"step": "step_seconds", "queue": "queue_seconds"}, 1e3),
         ("Tokens the server generated", "tokens a second", {"tokens": "tokens_per_second"}, 1),
-        ("Processor", "cores", {"cores": "cpu_cores"}, 1),
-        ("Memory", "MiB", {"resident": "rss_bytes"}, 1 / _MEGABYTE),
+        ("Processor", "cores", {"all processes of the server": "cpu_cores"}, 1),
+        ("Memory", "MiB", {"all processes of the server": "rss_bytes"}, 1 / _MEGABYTE),
     )
     return "".join(_server_chart(points, seconds, *kind) for kind in kinds)
 

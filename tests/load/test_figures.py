@@ -215,6 +215,7 @@ METRICS = """\
 dragoman_slots_in_use{model="en-de"} 3.0
 dragoman_slots_in_use{model="a } b"} 4.0 1700000000
 process_cpu_seconds_total 10.5
+dragoman_engine_cpu_seconds_total{model="en-de",replica="0"} 20.0
 dragoman_step_duration_seconds_bucket{le="+Inf",model="en-de"} 5.0
 dragoman_step_duration_seconds_sum{model="en-de"} 1.0
 dragoman_step_duration_seconds_count{model="en-de"} 100.0
@@ -246,11 +247,11 @@ def test_metrics_are_sums_over_labels_rates_and_means_since_the_last_reading() -
     totals = parse(METRICS)
     assert totals["dragoman_slots_in_use"] == 7.0
     assert "dragoman_step_duration_seconds_bucket" not in totals and "other" not in totals
-    later, restarted = changed(11.25, 1.5, 150), changed(0.5, 0.2, 10)
+    later, restarted = (changed(*values).replace("} 20.0", "} 22.0") for values in ((11.25, 1.5, 150), (0.5, 0.2, 10)))
     found = [point.values for point in scraped(METRICS, later, later, restarted).points]
     assert found == [
         {"slots_in_use": 7.0},
-        pytest.approx({"slots_in_use": 7.0, "cpu_cores": 0.75, "step_seconds": 0.01}),
+        pytest.approx({"slots_in_use": 7.0, "cpu_cores": 2.75, "step_seconds": 0.01}),
         {"slots_in_use": 7.0, "cpu_cores": 0.0},  # no step, no mean
         pytest.approx({"slots_in_use": 7.0, "cpu_cores": 0.5, "step_seconds": 0.02}),  # counters that fell began anew
     ]
