@@ -114,7 +114,7 @@ def sweep_charts(result: Result) -> str:
     y = linear_axis("a second", max(step.requests_per_second for step in steps))
     pictures = [plot("Throughput by offered rate", x, y, rates, marks=marks)]
     times = [
-        Line(name, [(s.rate, _scaled(s.times["e2e"].percentiles[name])) for s in steps if "e2e" in s.times], colour)
+        Line(name, [(s.rate, _scaled(s.times["e2e"].figure(name))) for s in steps if "e2e" in s.times], colour)
         for name, colour in (("p50", 1), ("p95", 0), ("p99", 4))
     ]
     values = [max(value, 1e-3) for line in times for _, value in line.points if value is not None]

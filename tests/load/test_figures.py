@@ -14,7 +14,7 @@ from dragoman.load.conditions import parse_conditions, share_good
 from dragoman.load.failures import MAX_CHARACTERS, MAX_MESSAGES, OTHERS, Failure, Failures
 from dragoman.load.histogram import PERCENTS, Histogram, of
 from dragoman.load.lateness import late_seconds, slow_sender
-from dragoman.load.result import Check, Result, Step, Sweep, read_result, write_result
+from dragoman.load.result import Check, Result, Step, Sweep, read_result, summarise, write_result
 from dragoman.load.scrape import MAX_POINTS, Point, Scraper, ServerSeries, parse
 from dragoman.load.sweep import KneeSearch
 from dragoman.load.tally import UNSENT, Group, Outcome, Tally
@@ -265,6 +265,12 @@ def test_a_reading_that_fails_is_counted_and_points_stay_bounded() -> None:
     assert MAX_POINTS / 2 <= len(points) <= MAX_POINTS
     assert points[0].at == 0 and points[-1].at >= 2980
     assert all(a.at < b.at for a, b in itertools.pairwise(points))
+
+
+def test_a_percentile_is_shown_where_there_are_samples_enough() -> None:
+    for num, shown in ((1, ["max"]), (97, ["p50", "p90", "p95", "max"]), (1000, ["p50", "p90", "p95", "p99", "p99.9", "max"])):
+        summary = summarise(of([0.1] * num))
+        assert [name for name in summary.percentiles if summary.figure(name) is not None] == shown
 
 
 def test_a_result_is_read_as_it_was_written_and_its_figures_are_of_the_counted_time(tmp_path: Path) -> None:

@@ -179,11 +179,13 @@ def test_every_documented_command_is_understood(run_command: Run, server: LoadSe
     assert server.requests == [] and (tmp_path / "difference.html").exists()
 
 
-def test_metrics_that_cannot_be_read_end_it_before_the_run(run_command: Run, server: LoadService) -> None:
+def test_metrics_that_cannot_be_read_end_it_before_the_run(run_command: Run, server: LoadService, tmp_path: Path) -> None:
     asked = ("load", "--server", server.address, "--concurrency", 1, "--requests", 1, "--metrics", server.address)
     code, out, err = run_command(*asked)
     assert (code, out, server.requests) == (2, "", [])
     assert err.startswith(f"dragoman: --metrics: http://{server.address}/metrics cannot be read: ")
+    assert run_command(*asked, "--metrics", UNREACHABLE, "--no-probe", "--output", tmp_path / "result.json")[0] == 0
+    assert read_result(tmp_path / "result.json").settings["--metrics"] == f"{server.address} {UNREACHABLE}"
 
 
 def test_the_probe_asks_as_the_run_will_and_counts_nowhere(server: LoadService) -> None:
