@@ -1,6 +1,7 @@
 """What `dragoman translate` does: texts, a stream line by line, or a file, through a client and onto a stream."""
 
 import json
+import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
@@ -171,8 +172,9 @@ def print_file(client: Client, in_path: Path, out: TextIO, options: TranslateOpt
 def _write_answers(client: Client, lines: Iterable[str | Pause], label: str, out: TextIO, options: TranslateOptions) -> None:
     if options.is_streamed:
         texts = (line for line in lines if not isinstance(line, Pause))
+        warned: set[str] = set()
         for number, text in enumerate(texts, start=1):
-            _write_pieces(client, text, f"{label} {number}", out, options)
+            _write_pieces(client, text, f"{label} {number}", out, options, warned)
         return
     with closing(_answers(client, lines, label, options)) as answers:
         for answer in answers:
@@ -200,9 +202,12 @@ def _answers(
             scope=scope,
         )
 
+    warned: set[str] = set()
     with client.scope() as scope, closing(in_order(lines, work, scope, options.concurrency)) as answers:
         try:
             for answer in answers:
+                if answer is not None:
+                    _warn(answer, f"{label} {number}", warned)
                 yield answer
                 number += 1
         except InvalidArgument as error:
@@ -230,17 +235,19 @@ def _file_answers(
         truncate=options.truncate,
         search=options.search,
     )
+    warned: set[str] = set()
     with closing(answers):
         try:
             for line, ending in islice(zip(lines, lines.endings(), strict=True), num_done, None):
                 answer = next(answers)
+                _warn(answer, f"{lines.name}, line {num_done + 1}", warned)
                 yield line, _lines(answer if line.strip() else None, options).replace("\n", ending)
                 num_done += 1
         except InvalidArgument as error:
             raise refusal(f"{lines.name}, line {num_done + 1}", error.message) from error
 
 
-def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: TranslateOptions) -> None:
+def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: TranslateOptions, warned: set[str]) -> None:
     """Write one answer as it comes, and end its line even where it breaks off."""
     is_begun = not text.strip()
     try:
@@ -259,12 +266,21 @@ def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: T
                     is_begun = True
                     out.write(piece.text.translate(_LINE_BREAKS))
                     out.flush()
+                    if piece.result is not None:
+                        _warn(piece.result, label, warned)
     except InvalidArgument as error:
         raise refusal(label, error.message) from error
     finally:
         if is_begun:
             out.write("\n")
             out.flush()
+
+
+def _warn(result: Result, label: str, warned: set[str]) -> None:
+    """Print an answer's warnings on standard error, each once for all texts of a command."""
+    for warning in set(result.warnings) - warned:
+        print(f"dragoman: {label}: {warning.removeprefix('text: ')}", file=sys.stderr)
+        warned.add(warning)
 
 
 def _lines(result: Result | None, options: TranslateOptions) -> str:

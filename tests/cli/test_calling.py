@@ -124,6 +124,21 @@ def test_lines_come_in_order_and_a_blank_line_stays_blank(ask: Run, service: Ser
     assert ask("translate", "--scores", "a") == (0, "-0.500000\tA\n", "")
 
 
+def test_a_warning_is_printed_once(ask: Run, service: Service, files: Path) -> None:
+    def answer(request: Any) -> Any:
+        response = answer_to(request)
+        response.warnings.append("text: has several sentences")
+        return response
+
+    service.answer = answer
+    for arguments, out, place in (
+        (("a", "", "b"), "A\n\nB\n", "text 1"),
+        (("--stream", "", "a", "b"), "\nA\nB\n", "text 2"),
+        (("--in", files / "two", "--out", "-"), "A DOG\nA CAT\n", f"{files}/two, line 1"),
+    ):
+        assert ask("translate", *arguments) == (0, out, f"dragoman: {place}: has several sentences\n")
+
+
 BEAMS = {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5, "early_stopping": True, "min_new_tokens": 3}
 RULES = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "forced_prefix": "Ein"}
 DRAWING = {"do_sample": True, "temperature": 0.5, "top_k": 7, "top_p": 0.25, "seed": 9}
