@@ -98,7 +98,8 @@ export class Try {
     const { answers } = result;
     const cut = result.isTruncated ? ", the text was cut" : "";
     tell(find("status"), `${result.model} ${result.modelVersion}: ${result.usage.sourceTokens} tokens read, ${result.usage.generatedTokens} written in `
-      + `${seconds(result.timings.totalSeconds)}, first after ${seconds(result.timings.timeToFirstTokenSeconds)}${cut}.`);
+      + `${seconds(result.timings.totalSeconds)}, first after ${seconds(result.timings.timeToFirstTokenSeconds)}${cut}.`
+      + (result.warnings ?? []).map((warning) => ` Warning: ${warning.replace(/^text: /, "the text ")}.`).join(""));
     const best = element("div", { class: "answers" });
     if (answers.length > 1) {
       const list = element("ol", {}, ...answers.map((answer) => this.#choice(request, answer)));
