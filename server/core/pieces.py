@@ -22,8 +22,6 @@ ABBREVIATIONS = frozenset((
 # fmt: on
 # Of the last word before a stop.
 MAX_WORD_CHARACTERS = 64
-# Where a second sentence is looked for.
-MAX_CHARACTERS_LOOKED_AT = 1024
 _BREAK = r"[\n\r\v\f\x85\u2028\u2029]"
 # With all white space after it, and all lines that have neither letter nor digit: they are as many as bytes in a hostile text.
 _LINE = re.compile(rf"{_BREAK}\s*+(?:(?:(?!{_BREAK})[\W_])++{_BREAK}\s*+)*+")
@@ -56,15 +54,6 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
         yield match[0], False
         start = match.end()
     yield from _of_line(text[start:])
-
-
-def has_several(text: str) -> bool:
-    """Return whether a second sentence or line begins near the beginning of a text."""
-    text = text[:MAX_CHARACTERS_LOOKED_AT].strip()
-    if sum(any(map(str.isalnum, line)) for line in _LINE.split(text)) > 1:
-        return True
-    ends = ((text[max(0, found.start() - MAX_WORD_CHARACTERS) : found.end()], text[found.end() :]) for found in _END.finditer(text))
-    return any(_is_end(last.rstrip(), rest) and any(map(str.isalnum, rest)) for last, rest in ends)
 
 
 def put_together(pieces: Sequence[tuple[str, bool]], answers: Sequence[Sequence[str]], index: int) -> str:
@@ -121,3 +110,12 @@ def _trimmed(piece: str) -> Iterator[tuple[str, bool]]:
     yield text, True
     if rest := piece[before + len(text) :]:
         yield rest, False
+
+
+def has_several(text: str) -> bool:
+    """Return whether a second sentence or line begins near the beginning of a text, of which no more is looked at."""
+    text = text[:1024].strip()
+    if sum(any(map(str.isalnum, line)) for line in _LINE.split(text)) > 1:
+        return True
+    ends = ((text[max(0, found.start() - MAX_WORD_CHARACTERS) : found.end()], text[found.end() :]) for found in _END.finditer(text))
+    return any(_is_end(last.rstrip(), rest) and any(map(str.isalnum, rest)) for last, rest in ends)

@@ -96,10 +96,10 @@ export class Try {
 
   #finish(request, result) {
     const { answers } = result;
-    const cut = result.isTruncated ? ", the text was cut" : "";
+    const warnings = (result.warnings ?? []).map((warning) => `. Warning: ${warning.replace(/^text: /, "the text ")}`);
+    const cut = (result.isTruncated ? ", the text was cut" : "") + warnings.join("");
     tell(find("status"), `${result.model} ${result.modelVersion}: ${result.usage.sourceTokens} tokens read, ${result.usage.generatedTokens} written in `
-      + `${seconds(result.timings.totalSeconds)}, first after ${seconds(result.timings.timeToFirstTokenSeconds)}${cut}.`
-      + (result.warnings ?? []).map((warning) => ` Warning: ${warning.replace(/^text: /, "the text ")}.`).join(""));
+      + `${seconds(result.timings.totalSeconds)}, first after ${seconds(result.timings.timeToFirstTokenSeconds)}${cut}.`);
     const best = element("div", { class: "answers" });
     if (answers.length > 1) {
       const list = element("ol", {}, ...answers.map((answer) => this.#choice(request, answer)));
