@@ -47,7 +47,7 @@ from dragoman.export.shortlist import choose_shortlist
 from dragoman.export.tensor_names import STEP_INPUTS
 from dragoman.export.tensors import Tensors
 from dragoman.export.tracing import input_output_names
-from dragoman.model.card import domain_of, read_card
+from dragoman.model.card import domain_of, is_of_one_sentence, read_card
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.files import put_directory
@@ -123,7 +123,8 @@ def export_checkpoint(
         _write_the_rest(checkpoint, directory, listed, report, samples, card)
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
         manifest = _describe(checkpoint, name, recipe, directory, caches, origin, report)
-        (directory / MANIFEST_FILE).write_bytes(_to_json(told(msgspec.structs.replace(manifest, domain=domain_of(card)))))
+        manifest = msgspec.structs.replace(manifest, domain=domain_of(card), one_sentence=is_of_one_sentence(card))
+        (directory / MANIFEST_FILE).write_bytes(_to_json(told(manifest)))
         Bundle.open(directory, is_checked=False)  # its checksums were worked out from these very files a moment ago
         check_output(output, is_forced)
         put_directory(directory, output, Path(staging) / "replaced")

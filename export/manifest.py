@@ -137,6 +137,7 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         origin: Where it came from.
         parity: How close it is to the checkpoint.
         domain: What text the model knows, as its card says; empty where it does not.
+        one_sentence: Whether it knows one sentence at a time, as its card says.
         template: What is said to the model around every text.
         languages: Those it reads and writes; None where it is not told them.
         defaults: What a request means that does not say.
@@ -157,6 +158,7 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     origin: Origin
     parity: Parity
     domain: Line = ""
+    one_sentence: bool = False
     template: Template = Template()
     languages: Languages | None = None
     defaults: Defaults = Defaults()
@@ -296,7 +298,7 @@ def _check_entry(path: str, entry: FileEntry) -> None:
 
 
 # Fields that are left out where they have their default values, so that the bundles of a Transformer are what they ever were.
-_LATER_FIELDS = ("architecture", "has_prompts", "num_attention_layers")
+_LATER_FIELDS = ("architecture", "has_prompts", "num_attention_layers", "one_sentence")
 
 
 def told(manifest: Manifest) -> dict[str, Any]:
@@ -310,12 +312,12 @@ def content_version(manifest: Manifest) -> str:
     """Return the version that a manifest's content gives: the first 12 hex digits of a SHA-256.
 
     It covers every file and every setting, so that the same model always has the same version and another model never does. The
-    name, the origin, the parity report, the sample answers, the card and the domain are left out: they change nothing of what it
-    answers.
+    name, the origin, the parity report, the sample answers, the card, the domain and `one_sentence` are left out: they
+    change nothing of what it answers.
     """
     tells = PARITY_FILE, SAMPLES_FILE, CARD_FILE
     files = {path: entry.sha256 for path, entry in sorted(manifest.files.items()) if path not in tells}
     settings = told(manifest)
-    for field in ("name", "version", "files", "origin", "parity", "domain"):
-        del settings[field]
+    for field in ("name", "version", "files", "origin", "parity", "domain", "one_sentence"):
+        settings.pop(field, None)
     return hashlib.sha256(msgspec.json.encode([settings, files], order="sorted")).hexdigest()[:12]

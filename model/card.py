@@ -1,4 +1,4 @@
-"""A checkpoint's card, its `README.md`: what it tells people, and the one line that programs pass on, the model's domain."""
+"""A checkpoint's card, its `README.md`: what it tells people, and the two lines that programs read."""
 
 import re
 import unicodedata
@@ -16,6 +16,7 @@ MAX_CARD_BYTES = 1 << 16
 # Of a line that may be the one: what is looked at.
 _MAX_LINE_CHARACTERS = 1000
 _DOMAIN = re.compile(r"[*_]{0,2}domain[*_]{0,2}:[*_]{0,2}[ \t]+(\S.*)", re.IGNORECASE)
+_ONE_SENTENCE = re.compile(r"[*_]{0,2}sentences[*_]{0,2}:[*_]{0,2}[ \t]+one at a time\b", re.IGNORECASE)
 _LINK = re.compile(r"!?\[([^]]*)\]\([^)]*\)")
 _TAG = re.compile(r"<[^>]*>")
 _MARKS = re.compile(r"[*`<>]|(?<!\w)_+|_+(?!\w)")
@@ -51,6 +52,11 @@ def domain_of(card: str) -> str:
     """
     found = (_DOMAIN.match(line[:_MAX_LINE_CHARACTERS]) for line in _lines(card))
     return next((domain for match in found if match and (domain := plain(match[1]))), "")
+
+
+def is_of_one_sentence(card: str) -> bool:
+    """Return whether a card says that its model knows one sentence at a time: whether it has a line `Sentences: one at a time`."""
+    return any(_ONE_SENTENCE.match(line[:_MAX_LINE_CHARACTERS]) for line in _lines(card))
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -16,6 +16,8 @@ class DataError(InputError):
 def read_lines(path: Path) -> list[str]:
     """Read a text file, one sentence a line, gunzipping `.gz`; only a line feed ends a line (a carriage return before it goes).
 
+    A byte order mark is left out.
+
     Raises:
         DataError: If the file is missing, empty, not gzip though called so, or not UTF-8 (with the line number).
     """
@@ -30,7 +32,7 @@ def read_lines(path: Path) -> list[str]:
     lines = []
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), start=1):
         try:
-            lines.append(line.removesuffix(b"\r").decode("utf-8"))
+            lines.append(line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
             raise DataError(f"{path}, line {number}: not UTF-8: {error.reason} at byte {error.start}") from error
     return lines

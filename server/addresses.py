@@ -24,6 +24,11 @@ def addresses_of(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple
     return [(family, tuple(address)) for family, address in addresses]
 
 
+def in_url(host: str) -> str:
+    """Return a host as URLs have it: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def cannot_listen(setting: str, host: str, port: int, error: BaseException | None) -> ConfigError:
     """Return the error that names the setting of a port; anything but an `OSError` is a name that IDNA cannot encode."""
     if not isinstance(error, OSError):

@@ -308,7 +308,9 @@ class ServerConfig(BaseSettings):
     max_deadline_seconds: Seconds = Field(0.0, description="Longest time that any request may take; 0 for any time.")
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level that is logged.")
-    log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text for a terminal.")
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="One JSON object a line, or text to read; by default text on a terminal, otherwise JSON."
+    )
     latency_buckets: Annotated[tuple[float, ...], NoDecode] = Field(
         LATENCY_BUCKETS, description="Upper bounds in seconds of the latency histograms, rising; commas between them in a variable."
     )

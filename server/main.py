@@ -1,6 +1,7 @@
 """The server process: put the parts together, run until a signal, drain, stop.
 
-The exit code is 0 after a drain, 1 if an engine or a front end cannot start, 2 if a setting or a bundle cannot be used.
+The exit code is 0 after a drain, 1 if an engine or a front end cannot start or a store does not answer, 2 if a setting or a bundle
+cannot be used.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.export.signing import Keys
 from dragoman.server import config as settings
+from dragoman.server.addresses import in_url
 from dragoman.server.allocator import give_back_large_blocks
 from dragoman.server.config import ServerConfig
 from dragoman.server.engine_plan import plan_engines
@@ -64,6 +66,7 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
 
     Raises:
         InputError: If a setting or a bundle cannot be used.
+        StoreError: If there is no bundle here, and the store of `models` does not answer.
     """
     config = settings.load(overrides, config_file)
     sampler = logs.configure_logging(config.log_level, config.log_format)
@@ -181,7 +184,7 @@ class Service:
                     models = self.repository.all()
                     engines = {model.name: f"{model.engine.num_replicas} x {model.engine.settings.num_threads}" for model in models}
                     names = [model.name for model in models]
-                    log.info("serving", **self._ports(admin), models=names, engines_and_threads=engines)
+                    log.info("serving", **self._console(), **self._ports(admin), models=names, engines_and_threads=engines)
                     keep_what_is_there()
                     await stopping.wait()
                     self._operators.drain()
@@ -210,6 +213,14 @@ class Service:
         """Return the ports that are answered, by what the log calls them."""
         ports = {"port": self.front.port, "http_port": self.front.http_port, "metrics_port": admin.port}
         return {name: port for name, port in ports.items() if port is not None}
+
+    def _console(self) -> dict[str, str]:
+        """Return where a browser finds the console, unless it is turned off."""
+        if not (self.config.http and self.config.console):
+            return {}
+        scheme = "http" if self.config.tls_certificate is None else "https"
+        host = "localhost" if self.config.http_host in settings.ANY_ADDRESS else in_url(self.config.http_host)
+        return {"console": f"{scheme}://{host}:{self.front.http_port}/"}
 
     async def _start_engines(self) -> None:
         """Start every engine at once; done when all that must be are ready, and who answers knows it."""

@@ -73,6 +73,7 @@ class ModelSource:
 
         Raises:
             BundleError: If there is nothing to be served; it says why.
+            StoreError: If that is because the store does not answer.
         """
         if self._mirror is None:
             return
@@ -81,7 +82,8 @@ class ModelSource:
             synced = self._mirror.sync()  # now that a model's own file may be here, which says what is wanted
         if not any(self.folder.glob("*/*/bundle.json")) and not any(self.folder.glob("*/bundle.json")):
             reasons = [synced.reason, *synced.problems.values()]
-            raise BundleError("\n".join(filter(None, reasons)) or f"{self._address.text}: holds no bundle")
+            message = "\n".join(filter(None, reasons)) or f"{self._address.text}: holds no bundle"
+            raise StoreError(message) if synced.is_away else BundleError(message)
 
     async def follow(self, on_change: Callable[[], Awaitable[None]], is_used: Callable[[Path], bool]) -> None:
         """Look into the store for ever.

@@ -28,6 +28,7 @@ from dragoman.cli import (
     translating,
 )
 from dragoman.cli.connection import CallFailed, Interrupted
+from dragoman.load.plain_help import PlainCommand
 from dragoman.model.errors import InputError
 
 app = typer.Typer(
@@ -46,9 +47,11 @@ for panel, groups in {
 }.items():
     for group in groups:
         for command in group.app.registered_commands:
-            command.rich_help_panel = panel
+            command.rich_help_panel, command.cls = panel, PlainCommand
         for several in group.app.registered_groups:
             several.rich_help_panel = panel
+            for command in several.typer_instance.registered_commands if several.typer_instance else ():
+                command.cls = PlainCommand
         app.add_typer(group.app)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dragoman.cli.connection import CallFailed
 from dragoman.model.errors import InputError
 
 app = typer.Typer()
@@ -29,10 +30,14 @@ def serve(
 ) -> None:
     """Serve models over gRPC and HTTP until SIGTERM or Ctrl-C, then drain."""
     from dragoman.server.main import serve as run_server
+    from dragoman.server.stores.store import StoreError
 
     flags = {"models": models, "host": host, "port": port, "http_port": http_port, "metrics_port": metrics_port}
     flags |= _parse_flags(context.args)
-    run_server(flags, config)
+    try:
+        run_server(flags, config)
+    except StoreError as error:
+        raise CallFailed(str(error)) from error
 
 
 def _parse_flags(arguments: list[str]) -> dict[str, str]:

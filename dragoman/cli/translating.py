@@ -34,7 +34,7 @@ app = typer.Typer()
 def translate(
     texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, lines of stdin.")] = None,
     in_: Annotated[Path | None, typer.Option("--in", metavar="FILE", help="Translate a file, line by line.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where its translation goes.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where its translation goes; - to print it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with --out where an earlier run broke off.")] = False,
     model: ModelOption = "",
     model_version: ModelVersionOption = "",
@@ -112,7 +112,7 @@ def translate(
     breaks off, what is done stays beside --out, and --resume goes on from there.
     """
     from dragoman.client.search import Search
-    from dragoman.client.translate import TranslateOptions, translate_file, translate_lines, translate_texts
+    from dragoman.client.translate import TranslateOptions, print_file, translate_file, translate_lines, translate_texts
 
     search = Search(
         num_beams=num_beams,
@@ -152,8 +152,12 @@ def translate(
         raise InputError("give texts or --in, not both")
     if resume and in_ is None:
         raise InputError("--resume goes with --in and --out")
+    if resume and out == Path("-"):
+        raise InputError("--resume goes on with a file: --out - prints")
     with connect(server, timeout, token, ca, certificate, key, server_name) as client:
-        if in_ is not None and out is not None:
+        if in_ is not None and out == Path("-"):
+            print_file(client, in_, sys.stdout, options)
+        elif in_ is not None and out is not None:
             translate_file(client, in_, out, options, sys.stderr, resume)
         elif texts:
             translate_texts(client, texts, sys.stdout, options)

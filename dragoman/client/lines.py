@@ -39,6 +39,11 @@ class LineFile:
         for number, line in enumerate(BytesIO(self._content), start=1):
             yield decode_line(line, self.name, number)
 
+    def endings(self) -> Iterator[str]:
+        """Yield what ends each line: a line feed, or a carriage return and one."""
+        for line in BytesIO(self._content):
+            yield "\r\n" if line.endswith(b"\r\n") else "\n"
+
 
 def stream_lines(stream: BinaryIO, name: str) -> Iterator[str | Pause]:
     """Yield the lines of a stream as they come, and `PAUSE` where the next is not there yet.
@@ -67,9 +72,9 @@ def stream_lines(stream: BinaryIO, name: str) -> Iterator[str | Pause]:
 
 
 def decode_line(line: bytes, name: str, number: int) -> str:
-    """Decode a line without its end; raises `InputError` naming it if it is not UTF-8."""
+    """Decode a line without its end, the first without a byte order mark; raises `InputError` naming it if it is not UTF-8."""
     try:
-        return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{name}, line {number}: not UTF-8: {error.reason} at byte {error.start}") from error
 

@@ -100,6 +100,7 @@ class Result:
             log-probability of the token they differ in.
         seed: What the samples were drawn with; None without sampling.
         shortlist_tokens: Tokens that the answers were chosen from; 0 for the model's whole vocabulary.
+        warnings: What a person should know of the answer, such as that the text has more sentences than the model knows at a time.
     """
 
     text: str
@@ -114,6 +115,7 @@ class Result:
     answers: tuple[Answer, ...]
     seed: int | None = None
     shortlist_tokens: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ def result_from_proto(message: generation_pb2.GenerateResponse) -> Result:
         answers=tuple(_answer_from_proto(answer, message.request_id) for answer in message.answers),
         seed=message.seed if message.HasField("seed") else None,
         shortlist_tokens=message.shortlist_tokens,
+        warnings=tuple(message.warnings),
     )
 
 

@@ -1,6 +1,7 @@
 """What `dragoman translate` does: texts, a stream line by line, or a file, through a client and onto a stream."""
 
 import json
+import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
@@ -125,41 +126,55 @@ def translate_file(
 ) -> int:
     """Translate a file line by line into another, which appears when all of it is done, and return the number of lines.
 
+    Each line ends as that which it was made of.
     What is done when it breaks off stays beside the file, as `OutputFile` says, and the error has a note that names it.
 
     Args:
         client: Where to ask.
         in_path: Lines of UTF-8; blank ones stay blank.
-        out_path: File to write or replace; may be the same.
+        out_path: File to write or replace; another than the one that is read.
         options: What to ask for.
         progress: Where to show a progress bar if it is a terminal.
         is_resumed: Go on with what an earlier run left, if it did.
 
     Raises:
-        InputError: If a file cannot be read or written, a line is not UTF-8 or the server refuses it, naming the line; if what an
-            earlier run left cannot be gone on with.
+        InputError: If a file cannot be read or written, or both are the same; a line is not UTF-8 or the server refuses it, naming
+            the line; if what an earlier run left cannot be gone on with.
         CallError: If a call fails for any other reason.
     """
-    if options.is_streamed:
-        raise InputError("--stream is for texts and standard input, not for files")
-    lines = LineFile(in_path)
+    lines = _read(in_path, options)
+    if out_path.exists() and in_path.samefile(out_path):
+        raise InputError(f"--out: {out_path} is the file that is translated, {in_path}")
     with (
         OutputFile(out_path, lines, options.by_flag(), is_resumed) as file,
         line_progress(progress, in_path.name, len(lines), file.num_done) as advance,
+        closing(_file_answers(client, lines, file.num_done, options)) as answers,
     ):
-        first = file.num_done
-        with closing(_file_answers(client, islice(lines, first, None), f"{in_path}, line", options, first + 1)) as answers:
-            for line, answer in zip(islice(lines, first, None), answers, strict=True):
-                file.write(line, _lines(answer if line.strip() else None, options))
-                advance()
+        for line, answer in answers:
+            file.write(line, answer)
+            advance()
     return len(lines)
+
+
+def print_file(client: Client, in_path: Path, out: TextIO, options: TranslateOptions) -> None:
+    """Translate a file line by line onto a stream.
+
+    Raises:
+        InputError: If the file cannot be read, a line is not UTF-8 or the server refuses it, naming the line.
+        CallError: If a call fails for any other reason.
+    """
+    with closing(_file_answers(client, _read(in_path, options), 0, options)) as answers:
+        for _, answer in answers:
+            out.write(answer)
+            out.flush()
 
 
 def _write_answers(client: Client, lines: Iterable[str | Pause], label: str, out: TextIO, options: TranslateOptions) -> None:
     if options.is_streamed:
         texts = (line for line in lines if not isinstance(line, Pause))
+        warned: set[str] = set()
         for number, text in enumerate(texts, start=1):
-            _write_pieces(client, text, f"{label} {number}", out, options)
+            _write_pieces(client, text, f"{label} {number}", out, options, warned)
         return
     with closing(_answers(client, lines, label, options)) as answers:
         for answer in answers:
@@ -187,21 +202,30 @@ def _answers(
             scope=scope,
         )
 
+    warned: set[str] = set()
     with client.scope() as scope, closing(in_order(lines, work, scope, options.concurrency)) as answers:
         try:
             for answer in answers:
+                if answer is not None:
+                    _warn(answer, f"{label} {number}", warned)
                 yield answer
                 number += 1
         except InvalidArgument as error:
             raise refusal(f"{label} {number}", error.message) from error
 
 
+def _read(in_path: Path, options: TranslateOptions) -> LineFile:
+    if options.is_streamed:
+        raise InputError("--stream is for texts and standard input, not for files")
+    return LineFile(in_path)
+
+
 def _file_answers(
-    client: Client, lines: Iterable[str], label: str, options: TranslateOptions, number: int
-) -> Generator[Result, None, None]:
-    """Yield the answer to each line of a file in order; the first has this number. All share one stream."""
+    client: Client, lines: LineFile, num_done: int, options: TranslateOptions
+) -> Generator[tuple[str, str], None, None]:
+    """Yield each line of a file that is not done, and what is printed for it, in order. All share one stream."""
     answers = client.generate_many(
-        lines,
+        islice(lines, num_done, None),
         concurrency=options.concurrency,
         model=options.model,
         model_version=options.model_version,
@@ -211,16 +235,19 @@ def _file_answers(
         truncate=options.truncate,
         search=options.search,
     )
+    warned: set[str] = set()
     with closing(answers):
         try:
-            for answer in answers:
-                yield answer
-                number += 1
+            for line, ending in islice(zip(lines, lines.endings(), strict=True), num_done, None):
+                answer = next(answers)
+                _warn(answer, f"{lines.name}, line {num_done + 1}", warned)
+                yield line, _lines(answer if line.strip() else None, options).replace("\n", ending)
+                num_done += 1
         except InvalidArgument as error:
-            raise refusal(f"{label} {number}", error.message) from error
+            raise refusal(f"{lines.name}, line {num_done + 1}", error.message) from error
 
 
-def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: TranslateOptions) -> None:
+def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: TranslateOptions, warned: set[str]) -> None:
     """Write one answer as it comes, and end its line even where it breaks off."""
     is_begun = not text.strip()
     try:
@@ -239,12 +266,21 @@ def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: T
                     is_begun = True
                     out.write(piece.text.translate(_LINE_BREAKS))
                     out.flush()
+                    if piece.result is not None:
+                        _warn(piece.result, label, warned)
     except InvalidArgument as error:
         raise refusal(label, error.message) from error
     finally:
         if is_begun:
             out.write("\n")
             out.flush()
+
+
+def _warn(result: Result, label: str, warned: set[str]) -> None:
+    """Print an answer's warnings on standard error, each once for all texts of a command."""
+    for warning in set(result.warnings) - warned:
+        print(f"dragoman: {label}: {warning.removeprefix('text: ')}", file=sys.stderr)
+        warned.add(warning)
 
 
 def _lines(result: Result | None, options: TranslateOptions) -> str:

@@ -114,7 +114,7 @@ def sweep_charts(result: Result) -> str:
     y = linear_axis("a second", max(step.requests_per_second for step in steps))
     pictures = [plot("Throughput by offered rate", x, y, rates, marks=marks)]
     times = [
-        Line(name, [(s.rate, _scaled(s.times["e2e"].percentiles[name])) for s in steps if "e2e" in s.times], colour)
+        Line(name, [(s.rate, _scaled(s.times["e2e"].figure(name))) for s in steps if "e2e" in s.times], colour)
         for name, colour in (("p50", 1), ("p95", 0), ("p99", 4))
     ]
     values = [max(value, 1e-3) for line in times for _, value in line.points if value is not None]
@@ -134,8 +134,8 @@ def server_charts(series: ServerSeries, seconds: float) -> str:
         ("Decode batch", "rows", {"slots in use": "slots_in_use", "rows in a step": "rows_per_step"}, 1),
         ("Step and queue", "milliseconds", {"step": "step_seconds", "queue": "queue_seconds"}, 1e3),
         ("Tokens the server generated", "tokens a second", {"tokens": "tokens_per_second"}, 1),
-        ("Processor", "cores", {"cores": "cpu_cores"}, 1),
-        ("Memory", "MiB", {"resident": "rss_bytes"}, 1 / _MEGABYTE),
+        ("Processor", "cores", {"all processes of the server": "cpu_cores"}, 1),
+        ("Memory", "MiB", {"all processes of the server": "rss_bytes"}, 1 / _MEGABYTE),
     )
     return "".join(_server_chart(points, seconds, *kind) for kind in kinds)
 

@@ -278,8 +278,8 @@ def _check(plan: Plan, options: SessionOptions) -> None:
 def _settings(context: typer.Context, server: str) -> dict[str, str]:
     """Return what was asked for, by flag, without what is secret or says only where the result goes."""
     given = {name: value for name, value in context.params.items() if name not in _NOT_SHOWN and _is_given(context, name)}
-    flags = {_FLAGS.get(name, f"--{name.replace('_', '-')}"): str(value) for name, value in given.items()}
-    return {"--server": server} | flags
+    texts = {name: " ".join(value) if isinstance(value, tuple) else str(value) for name, value in given.items()}
+    return {"--server": server} | {_FLAGS.get(name, f"--{name.replace('_', '-')}"): text for name, text in texts.items()}
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -71,14 +71,18 @@ def section(title: str, content: str) -> str:
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; the first cell of a row is its heading, the others are figures."""
+    """Return a table; the first cell of a row is its heading, the others are figures, which have their names on a narrow screen."""
     columns = "".join(f'<th scope="col">{_text(name)}</th>' for name in head)
+    is_wide = len(head) > 2
+    opened = [f'<td data-column="{_text(name)}">' if is_wide else "<td>" for name in head[1:]]
     lines = "".join(
-        f'<tr><th scope="row">{_text(row[0])}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in row[1:])}</tr>' for row in rows
+        f'<tr><th scope="row">{_text(row[0])}</th>'
+        f"{''.join(f'{tag}{_text(cell)}</td>' for tag, cell in zip(opened, row[1:], strict=True))}</tr>"
+        for row in rows
     )
     return (
-        f'<div class="table"><table><caption>{_text(caption)}</caption><thead><tr>{columns}</tr></thead>'
-        f"<tbody>{lines}</tbody></table></div>"
+        f'<div class="table"><table class="{"wide" if is_wide else "narrow"}"><caption>{_text(caption)}</caption>'
+        f"<thead><tr>{columns}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
 
@@ -99,7 +103,8 @@ def _target(result: Result) -> str:
 
 
 def _subtitle(result: Result) -> str:
-    models = ", ".join(f"{m['name']} {m['version']} ({m['precision']}, {m['device']})" for m in result.models)
+    asked = [model for model in result.models if model["name"] == result.settings.get("--model", model["name"])]
+    models = " or ".join(f"{m['name']} {m['version']} ({m['precision']}, {m['device']})" for m in asked)
     when = result.created.replace("T", " ").replace("+00:00", " UTC")
     return f"{when}; {result.seconds:.1f} s, the first {result.warmup_seconds:.1f} s not counted; {models or 'models unknown'}"
 
@@ -132,9 +137,9 @@ def _tiles(result: Result) -> str:
         wanted = 0.99 if result.sweep is None else result.sweep.share
         tiles.append(tile(f"goodput, {share(good)}", number(total.goodput), "/s", "good" if (good or 0) >= wanted else "bad"))
     for name in ("p50", "p95", "p99"):
-        tiles.append(tile(f"end to end, {name}", milliseconds(e2e.percentiles[name] if e2e else None), " ms"))
+        tiles.append(tile(f"end to end, {name}", milliseconds(e2e.figure(name) if e2e else None), " ms"))
     if ttft is not None:
-        tiles.append(tile("first token, p95", milliseconds(ttft.percentiles["p95"]), " ms"))
+        tiles.append(tile("first token, p95", milliseconds(ttft.figure("p95")), " ms"))
     failed = total.num_failed
     tiles.append(tile("errors", f"{failed:,}", f" of {total.counts.num:,}", "bad" if failed else "good"))
     return f'<div class="tiles">{"".join(tiles)}</div>'
@@ -146,7 +151,7 @@ def _sweep_section(result: Result) -> str:
     rows = []
     for step in sorted(result.sweep.steps, key=lambda step: step.rate):
         e2e = step.times.get("e2e")
-        times = [milliseconds(e2e.percentiles[name] if e2e else None) for name in ("p50", "p95", "p99")]
+        times = [milliseconds(e2e.figure(name) if e2e else None) for name in ("p50", "p95", "p99")]
         rates = (number(step.requests_per_second), number(step.goodput))
         held = "yes" if step.is_passed else "no"
         rows.append((number(step.rate), held, share(step.share_good), *rates, *times, f"{sum(step.failures.values()):,}"))

@@ -1,31 +1,24 @@
-"""A command whose help is shown as it is written.
-
-Typer reads help as markup of rich, in which `uniform:A:B` has an emoji and `[x]` is a style.
-"""
+"""A command whose help is plain text; rich cuts long names of options on a narrow terminal, and reads `[x]` and `:A:` as markup."""
 
 from typing import Any
 
-from rich.markup import escape
 from typer.core import TyperCommand
-
-# A style that changes nothing stands in every colon, so that no two of them enclose the name of an emoji.
-_COLON = ":[none][/none]"
 
 
 class PlainCommand(TyperCommand):
-    """A command whose own help and that of its options is plain text."""
+    """A command whose options are listed under the panels that they name."""
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        if self.rich_markup_mode is None:  # plain text already
-            return
-        self.help = plain(self.help)
-        for parameter in self.params:
-            text = getattr(parameter, "help", None)
-            if text is not None:
-                parameter.help = plain(text)  # type: ignore[attr-defined]
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords | {"rich_markup_mode": None})
 
-
-def plain(text: str | None) -> str | None:
-    """Return markup that rich shows as this text."""
-    return None if text is None else escape(text).replace(":", _COLON)
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, each panel's below its name."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            described = parameter.get_help_record(ctx)
+            if described:
+                panel = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or panel, []).append(described)
+        for panel, options in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(options)

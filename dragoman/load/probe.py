@@ -28,8 +28,8 @@ _NUM_DRAWN = 16
 # What the fields of a request are called on the command line, where not by their own name.
 _FLAGS = {"do_sample": "--sample", "source_language": "--from", "target_language": "--to"}
 _FIELDS = frozenset(generation_pb2.GenerateRequest.DESCRIPTOR.fields_by_name)
-# What the user has to mend; everything else is the server's.
-_MISTAKES = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "PERMISSION_DENIED", "UNAUTHENTICATED"})
+# What is wrong with the options, whatever the server has.
+_MISTAKES = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE"})
 
 
 class Findings(msgspec.Struct, frozen=True):

@@ -30,6 +30,11 @@ class Summary(msgspec.Struct, frozen=True):
     mean: float | None
     percentiles: dict[str, float | None]
 
+    def figure(self, name: str) -> float | None:
+        """Return a percentile to show; None where there are too few samples for it to be another than the largest."""
+        fewest = 1.0 if name == "max" else 1 / (1 - float(name[1:]) / 100)
+        return self.percentiles[name] if self.num >= round(fewest) else None
+
 
 class GroupResult(msgspec.Struct, frozen=True):
     """Requests that are counted together.

@@ -5,7 +5,7 @@ import math
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -17,16 +17,21 @@ TIMEOUT_SECONDS = 2.0
 MAX_POINTS = 600
 _MAX_BYTES = 16 * 1024 * 1024
 
-# Series of the report: how they are called, the metric, and whether its value is shown, its growth a second, or for a pair of a
-# histogram's sum and count the mean of what was observed since the last time.
+# The process that was started, and those that it started.
+_PROCESSES = ("process", "dragoman_engine", "dragoman_front_end")
+# Series of the report: how they are called, the metrics that are added up, and whether their value is shown, their growth a second,
+# or for a pair of a histogram's sum and count the mean of what was observed since the last time.
 GAUGES = {
-    "waiting": "dragoman_num_requests_waiting",
-    "running": "dragoman_num_requests_running",
-    "slots_in_use": "dragoman_slots_in_use",
-    "rss_bytes": "process_resident_memory_bytes",
-    "open_fds": "process_open_fds",
+    "waiting": ("dragoman_num_requests_waiting",),
+    "running": ("dragoman_num_requests_running",),
+    "slots_in_use": ("dragoman_slots_in_use",),
+    "rss_bytes": tuple(f"{name}_resident_memory_bytes" for name in _PROCESSES),
+    "open_fds": tuple(f"{name}_open_fds" for name in _PROCESSES),
 }
-RATES = {"cpu_cores": "process_cpu_seconds_total", "tokens_per_second": "dragoman_generation_tokens_total"}
+RATES = {
+    "cpu_cores": tuple(f"{name}_cpu_seconds_total" for name in _PROCESSES),
+    "tokens_per_second": ("dragoman_generation_tokens_total",),
+}
 MEANS = {
     "step_seconds": "dragoman_step_duration_seconds",
     "rows_per_step": "dragoman_step_batch_size",
@@ -172,8 +177,15 @@ def full_url(text: str) -> str:
     return url if "/" in url.partition("://")[2] else f"{url}/metrics"
 
 
+def _there(series: dict[str, tuple[str, ...]], totals: dict[str, float]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each series that the server tells, with the metrics of it that there are."""
+    for name, metrics in series.items():
+        if there := [metric for metric in metrics if metric in totals]:
+            yield name, there
+
+
 def _values(totals: dict[str, float], last: tuple[float, dict[str, float]] | None, now: float) -> dict[str, float]:
-    values = {name: totals[metric] for name, metric in GAUGES.items() if metric in totals}
+    values = {name: sum(totals[each] for each in there) for name, there in _there(GAUGES, totals)}
     if last is None or now <= last[0]:
         return values
     before, earlier = last
@@ -183,9 +195,8 @@ def _values(totals: dict[str, float], last: tuple[float, dict[str, float]] | Non
         grown = totals[metric] - earlier[metric] if metric in earlier else 0.0
         return grown if grown >= 0 else totals[metric]
 
-    for name, metric in RATES.items():
-        if metric in totals:
-            values[name] = growth(metric) / (now - before)
+    for name, there in _there(RATES, totals):
+        values[name] = sum(map(growth, there)) / (now - before)
     for name, metric in MEANS.items():
         if f"{metric}_count" in totals and (count := growth(f"{metric}_count")) > 0:
             values[name] = growth(f"{metric}_sum") / count

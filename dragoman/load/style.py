@@ -50,5 +50,8 @@ thead th{color:var(--soft);font-weight:500;font-size:13px}
 .warnings{background:var(--warn);border-radius:8px;padding:8px 14px;margin:14px 0}
 .warnings ul{margin:0;padding-left:18px}
 .beyond{font-weight:600}
+@media (max-width:600px){.wide,.wide caption,.wide tbody,.wide tr,.wide th{display:block}.wide thead{display:none}
+.wide td{display:flex;justify-content:space-between}.wide td::before{content:attr(data-column);color:var(--soft)}
+.wide tbody th{font-weight:600}th,td{white-space:normal;overflow-wrap:anywhere}}
 @media print{main{max-width:none}.plots{display:block}figure{break-inside:avoid;margin-bottom:10px}}
 """

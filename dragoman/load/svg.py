@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dragoman.load.show import number
 
 WIDTH, HEIGHT = 720, 270
-LEFT, RIGHT, TOP, BOTTOM = 70, 16, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 70, 28, 18, 44
 NUM_COLOURS = 6
 
 

@@ -38,7 +38,7 @@ def print_result(result: Result, stream: TextIO) -> None:
     for line in error_lines(result):
         console.print(line, markup=False, soft_wrap=True)
     sender = result.sender
-    lag = f"calls left {duration(sender.lag.percentiles['p99'])} late (p99), " if sender.lag.num else ""
+    lag = f"calls left {duration(sender.lag.figure('p99'))} late (p99), " if sender.lag.num else ""
     console.print(f"sender: {number(sender.num_sent)} calls, {lag}{sender.cpu_cores:.2f} cores in the busiest process")
     if result.sweep is not None:
         console.print(_sweep(result))
@@ -94,7 +94,7 @@ def _times(result: Result) -> Table:
 
 def time_cells(summary: Summary) -> list[str]:
     """Return the cells of a row: number of samples, then milliseconds."""
-    return [f"{summary.num:,}", milliseconds(summary.mean), *(milliseconds(value) for value in summary.percentiles.values())]
+    return [f"{summary.num:,}", milliseconds(summary.mean), *(milliseconds(summary.figure(name)) for name in summary.percentiles)]
 
 
 def _groups(result: Result) -> Table:
@@ -127,7 +127,7 @@ def _sweep(result: Result) -> Table:
         table.add_column(name, justify="right")
     for step in sorted(sweep.steps, key=lambda step: step.rate):
         e2e = step.times.get("e2e")
-        times = [milliseconds(e2e.percentiles[name]) if e2e else milliseconds(None) for name in ("p50", "p95", "p99")]
+        times = [milliseconds(e2e.figure(name) if e2e else None) for name in ("p50", "p95", "p99")]
         rates = (number(step.requests_per_second), number(step.goodput))
         held = "yes" if step.is_passed else "no"
         table.add_row(number(step.rate), held, share(step.share_good), *rates, *times, f"{sum(step.failures.values()):,}")

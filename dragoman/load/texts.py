@@ -102,7 +102,7 @@ class FileTexts:
         """
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                lines = file.read().decode("utf-8").split("\n")
+                lines = file.read().decode("utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: not UTF-8 at byte {error.start}") from error
         except (EOFError, zlib.error) as error:

@@ -9,9 +9,12 @@ from msgspec import Struct
 from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.core.calls import Call
 from dragoman.server.core.continuation import decode_after
+from dragoman.server.core.pieces import has_several
 from dragoman.server.core.ports import Model
 from dragoman.server.core.validation import Prepared
 from dragoman.server.engine import messages
+
+SEVERAL_SENTENCES = "text: has several sentences; this model knows one at a time and may leave some out"
 
 
 class TokenLogProb(NamedTuple):
@@ -72,6 +75,7 @@ class Generated(Struct, frozen=True):
         timings: Where the time went.
         seed: What samples were drawn with; None for other searches.
         shortlist_tokens: Tokens that the answers were chosen from; 0 for the whole vocabulary.
+        warnings: What a person should know of the answer, in English.
     """
 
     request_id: str
@@ -84,6 +88,7 @@ class Generated(Struct, frozen=True):
     timings: Timings
     seed: int | None
     shortlist_tokens: int = 0
+    warnings: Sequence[str] = ()
 
     @property
     def best(self) -> Answer:
@@ -105,11 +110,12 @@ class Piece(Struct, frozen=True):
     result: Generated | None = None
 
 
-def to_generated(call: Call, model: Model, prepared: Prepared, finished: messages.Finished, text: str) -> Generated:
+def to_generated(call: Call, source: str, model: Model, prepared: Prepared, finished: messages.Finished, text: str) -> Generated:
     """Return what a request is answered with.
 
     Args:
         call: The request's record.
+        source: Its text.
         model: What answered.
         prepared: The request.
         finished: How it ended.
@@ -138,7 +144,14 @@ def to_generated(call: Call, model: Model, prepared: Prepared, finished: message
         ),
         seed=None if sampling is None else sampling.seed,
         shortlist_tokens=shortlist_tokens(model),
+        warnings=_warnings(source, model),
     )
+
+
+def _warnings(source: str, model: Model) -> Sequence[str]:
+    own = model.traits.one_sentence
+    is_of_one = model.manifest.one_sentence if own is None else own
+    return (SEVERAL_SENTENCES,) if is_of_one and has_several(source) else ()
 
 
 def shortlist_tokens(model: Model) -> int:

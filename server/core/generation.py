@@ -138,7 +138,7 @@ class Generation:
             self._check(call, model, prepared, finished)
             before = prepared.frame.before(prepared.request)
             text = decode_after(model.tokenizers.target, before, finished.answers[0].token_ids)
-            return to_generated(call, model, prepared, finished, text)
+            return to_generated(call, request.text, model, prepared, finished, text)
 
     @asynccontextmanager
     async def stream(
@@ -222,7 +222,7 @@ class Generation:
         self._check(call, model, prepared, finished)
         rest = finished.answers[0].token_ids[num_sent:]
         texts.append(detokenizer.push(rest) + detokenizer.finish())
-        yield Piece(texts[-1], rest, to_generated(call, model, prepared, finished, "".join(texts)))
+        yield Piece(texts[-1], rest, to_generated(call, request.text, model, prepared, finished, "".join(texts)))
 
     def _hold(
         self, request: GenerateRequest | ScoreRequest, call: Call, remaining_seconds: float | None

@@ -124,10 +124,12 @@ class Traits(Struct, frozen=True, array_like=True):
     Attributes:
         max_priority: Highest priority that a request for it may have; None for any.
         is_ready_needed: Whether the server is ready only while it is; None for what `ready_when` says.
+        one_sentence: Whether it knows one sentence at a time; None for what the bundle says.
     """
 
     max_priority: int | None = None
     is_ready_needed: bool | None = None
+    one_sentence: bool | None = None
 
 
 NO_TRAITS = Traits()

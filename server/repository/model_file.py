@@ -104,6 +104,7 @@ class ModelSettings(_Table):
 
     Attributes:
         max_priority: Highest priority that a request for it may have; None for any.
+        one_sentence: Whether it knows one sentence at a time; None for what the bundle says.
         is_ready_needed: Whether it counts for the server's readiness; None for what `ready_when` says.
         keep_loaded: Seconds without a request after which it may be unloaded, infinite for never; None where nothing is said.
     """
@@ -118,12 +119,13 @@ class ModelSettings(_Table):
     max_waiting_tokens: Count | None = None
     max_priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     is_ready_needed: bool | None = None
+    one_sentence: bool | None = None
     keep_loaded: KeepLoaded | None = None
 
     @property
     def traits(self) -> Traits:
         """Those of them that no setting of the server is."""
-        return Traits(self.max_priority, self.is_ready_needed)
+        return Traits(self.max_priority, self.is_ready_needed, self.one_sentence)
 
     def within(self, config: ServerConfig) -> ServerConfig:
         """Return the settings that the model's engines are started with.

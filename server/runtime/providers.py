@@ -5,6 +5,7 @@ first, and what is missing is named.
 """
 
 import contextlib
+import ctypes
 import io
 import re
 from collections.abc import Callable
@@ -59,7 +60,8 @@ def choose_device(request: str, precision: str, check_cuda: "Callable[[int], str
     ordinal = int(found[1] or 0)
     fits_cuda, fits_cpu = precision in HALF_PRECISIONS, precision in CPU_PRECISIONS
     if request.startswith("cuda") and not fits_cuda:
-        raise DeviceError(f"--device {request}: CUDA runs fp16 and bf16 bundles, and this one is {precision}; export it anew")
+        reason = f"CUDA runs fp16 and bf16 bundles, and this one is {precision}; export it anew"
+        raise DeviceError(f"--device {request}: {_no_gpu()}{reason}")
     if request == "cpu" and not fits_cpu:
         raise DeviceError(f"--device cpu: the CPU does not run {precision} bundles; export one of {', '.join(CPU_PRECISIONS)}")
     if request == "cpu":
@@ -78,7 +80,18 @@ def choose_device(request: str, precision: str, check_cuda: "Callable[[int], str
 
 def cuda_obstacle(ordinal: int) -> str:
     """Return what keeps a CUDA device from being used, in words for the operator; nothing if it can be used."""
-    return wheel_obstacle() or driver_obstacle(ordinal) or library_obstacle()
+    if reason := wheel_obstacle():
+        return _no_gpu() + reason
+    return driver_obstacle(ordinal) or library_obstacle()
+
+
+def _no_gpu() -> str:
+    """Return that there is no GPU, if so, before another reason whose cure would not help."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "this machine has no NVIDIA GPU, or no driver for it; "
+    return ""
 
 
 def wheel_obstacle() -> str:

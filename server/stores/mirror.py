@@ -41,12 +41,14 @@ class Synced:
         added: Versions that are new here.
         removed: Directories that are gone.
         problems: Why a bundle of the store is not here, by its folder there.
+        is_away: Whether it was not asked because it does not answer.
     """
 
     reason: str = ""
     added: list[Pulled] = field(default_factory=list)
     removed: list[Path] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
+    is_away: bool = False
 
     @property
     def is_changed(self) -> bool:
@@ -109,7 +111,7 @@ class Mirror:
             raise
         except (StoreError, BundleError) as error:
             self._say({"": str(error)}, "the store cannot be read; what is here stays")
-            return Synced(reason=str(error))
+            return Synced(reason=str(error), is_away=isinstance(error, StoreError))
         if listing.address != self._resolved:
             log.info("the address was resolved", address=self._store.address, is_now=listing.address)
             self._resolved = listing.address

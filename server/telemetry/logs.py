@@ -23,7 +23,7 @@ from structlog.types import Processor
 
 from dragoman.server.telemetry.sampling import Sampler
 
-LogFormat = Literal["json", "console"]
+LogFormat = Literal["auto", "json", "console"]
 # What gRPC logs, as an error and with a traceback, where a caller is gone before its answer has been sent.
 CALLER_LEFT = "ExecuteBatchError raised in core by servicer method"
 
@@ -35,12 +35,14 @@ def configure_logging(
 
     Args:
         level: Least severe level that is written: `debug`, `info`, `warning` or `error`.
-        log_format: `json` or `console`.
+        log_format: `json`, `console`, or `auto`: the latter on a terminal, otherwise the former.
         stream: Where to; standard error if None, and nowhere if the process was started without one.
         fields: What every line has.
     """
     # Opened even to lose what is written: otherwise the next socket gets the descriptor that C libraries write warnings to.
     target = cast(TextIO, _Lossy(stream or sys.stderr or open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115
+    if log_format == "auto":
+        log_format = "console" if target.isatty() else "json"
     threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         *([_adding(fields)] if fields else []),

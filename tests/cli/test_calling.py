@@ -45,6 +45,14 @@ def test_a_command_says_that_the_server_is_not_there(run_command: Run, files: Pa
         assert run_command(*command(name, files), "--server", UNREACHABLE) == told
 
 
+def test_a_store_that_does_not_answer_fails_pull_and_serve_alike(start, tmp_path: Path) -> None:
+    store = "https://127.0.0.1:1/models/"
+    for command in (("pull", store, tmp_path / "a"), ("serve", "--models", store, "--models-folder", tmp_path / "b")):
+        process = start(*command)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 1 and f"dragoman: {store}bundle.json: " in err.decode()
+
+
 def test_waiting_for_a_server_lists_its_models_or_gives_the_reason(run_command: Run, serve, server: str) -> None:
     code, out, err = run_command("models", "--server", server, "--wait", "60")
     assert (code, err) == (0, "") and "en-de" in out
@@ -108,11 +116,27 @@ def test_lines_come_in_order_and_a_blank_line_stays_blank(ask: Run, service: Ser
     assert told == (0, "-1.500000\t-7.500000\n\n-1.500000\t-1.500000\n", "")
     assert ask("translate", "--in", files / "empty", "--out", files / "out") == (0, "", "")
     assert (files / "out").read_bytes() == b""
+    assert ask("translate", "--in", files / "a", "--out", "-") == (0, "DOG\n\nCAT\n", "")
     # A model may have several answers by default; a line in is a line out unless the caller asks for more.
     service.answer = lambda request: answer_to(generation_pb2.GenerateRequest(text=request.text, num_return_sequences=3))
     assert ask("translate", "a", "", "b") == (0, "A\n\nB\n", "")
     assert ask("translate", "--num-return-sequences", 2, "a", "", "b") == (0, "A\nA!\n\n\nB\nB!\n", "")
     assert ask("translate", "--scores", "a") == (0, "-0.500000\tA\n", "")
+
+
+def test_a_warning_is_printed_once(ask: Run, service: Service, files: Path) -> None:
+    def answer(request: Any) -> Any:
+        response = answer_to(request)
+        response.warnings.append("text: has several sentences")
+        return response
+
+    service.answer = answer
+    for arguments, out, place in (
+        (("a", "", "b"), "A\n\nB\n", "text 1"),
+        (("--stream", "", "a", "b"), "\nA\nB\n", "text 2"),
+        (("--in", files / "two", "--out", "-"), "A DOG\nA CAT\n", f"{files}/two, line 1"),
+    ):
+        assert ask("translate", *arguments) == (0, out, f"dragoman: {place}: has several sentences\n")
 
 
 BEAMS = {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5, "early_stopping": True, "min_new_tokens": 3}

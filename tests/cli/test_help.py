@@ -36,9 +36,9 @@ def test_without_arguments_the_commands_are_listed_by_what_they_are_for(run_comm
 
 
 def test_help_is_printed_as_it_is_written(run_command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rich would take `:A:` for an emoji and `[x]` for a style."""
-    monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setenv("TERMINAL_WIDTH", "400")
+    """Rich would take `:A:` for an emoji and `[x]` for a style, and cut long names on a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
     for command in COMMANDS:
         code, out, err = run_command(*command.split(), "--help")
         assert run_command(*command.split(), "-h") == (code, out, err) == (0, out, "") and f"Usage: dragoman {command}" in out
@@ -49,6 +49,7 @@ def test_help_is_printed_as_it_is_written(run_command: Run, monkeypatch: pytest.
         assert not EMOJI.search(out) and words(described.help.split("\n\n")[0]) in out
         for parameter in described.params:
             assert words(getattr(parameter, "help", None) or "") in out, parameter.name
+            assert parameter.param_type_name == "argument" or all(name in out for name in parameter.opts + parameter.secondary_opts)
     for command in ("serve --models x -h", "translate hello -h", "load --rate 1 -h"):
         code, out, _ = run_command(*command.split())
         assert code == 0 and "Usage: dragoman" in out

@@ -173,9 +173,18 @@ def test_a_file_is_translated_in_order(sync_client, service, source: Path, tmp_p
     assert file.getvalue() == ""
     assert len(service.requests) == 9
     for num_lines in (0, 300):
-        path.write_text("".join(f"line {n}\n" for n in range(num_lines)))
-        assert translate_file(sync_client, path, path, PLAIN) == num_lines
-        assert path.read_text() == "".join(f"LINE {n}\n" for n in range(num_lines))
+        path.write_bytes(b"".join(b"line %d\r\n\n" % n for n in range(num_lines)))
+        assert translate_file(sync_client, path, tmp_path / "out.txt", PLAIN) == 2 * num_lines
+        assert (tmp_path / "out.txt").read_bytes() == path.read_bytes().upper()  # ends of lines are kept, too
+
+
+def test_a_file_is_not_overwritten_by_its_translation(sync_client, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "hard").hardlink_to(source)
+    for out in (source, tmp_path / "link", tmp_path / "hard", tmp_path / ".." / tmp_path.name / "in.txt"):
+        with pytest.raises(InputError, match=f"^--out: {out} is the file that is translated"):
+            translate_file(sync_client, source, out, PLAIN)
+    assert source.read_text(encoding="utf-8") == TEXT and len(os.listdir(tmp_path)) == 3
 
 
 @pytest.mark.parametrize(("code", "kind"), [("INTERNAL", InternalError), ("INVALID_ARGUMENT", InputError)])
@@ -229,6 +238,7 @@ def test_only_a_line_feed_ends_a_line_of_a_file_or_a_stream(tmp_path: Path) -> N
         (b"a\r\nb\r\n", ["a", "b"]),
         ("a\u2028b\x0bc\x85d\re\nf".encode(), ["a\u2028b\x0bc\x85d\re", "f"]),
         (f"a\n{'ä' * 300_000}\nb".encode(), ["a", "ä" * 300_000, "b"]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb", ["a", "\ufeffb"]),  # a byte order mark is no text
     ):
         (tmp_path / "in.txt").write_bytes(content)
         file = LineFile(tmp_path / "in.txt")

@@ -387,7 +387,13 @@ def test_version_follows_what_the_model_answers_and_nothing_else(manifest: Manif
     def without(path: str) -> Fields:
         return {"files": {name: entry for name, entry in manifest.files.items() if name != path}}
 
-    same: list[Fields] = [{}, {"name": "other"}, {"domain": "other"}, {"files": dict(reversed(manifest.files.items()))}]
+    same: list[Fields] = [
+        {},
+        {"name": "other"},
+        {"domain": "other"},
+        {"one_sentence": True},
+        {"files": dict(reversed(manifest.files.items()))},
+    ]
     same += [change(path) for path in (PARITY_FILE, SAMPLES_FILE, CARD_FILE) for change in (other, without)]
     assert {version(**change) for change in same} == {manifest.version}
     changed: list[Fields] = [other("decoder.weights"), other("tokenizer/tokenizer.json"), {"decoder_start_id": 3}]

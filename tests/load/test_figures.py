@@ -14,7 +14,7 @@ from dragoman.load.conditions import parse_conditions, share_good
 from dragoman.load.failures import MAX_CHARACTERS, MAX_MESSAGES, OTHERS, Failure, Failures
 from dragoman.load.histogram import PERCENTS, Histogram, of
 from dragoman.load.lateness import late_seconds, slow_sender
-from dragoman.load.result import Check, Result, Step, Sweep, read_result, write_result
+from dragoman.load.result import Check, Result, Step, Sweep, read_result, summarise, write_result
 from dragoman.load.scrape import MAX_POINTS, Point, Scraper, ServerSeries, parse
 from dragoman.load.sweep import KneeSearch
 from dragoman.load.tally import UNSENT, Group, Outcome, Tally
@@ -215,6 +215,7 @@ METRICS = """\
 dragoman_slots_in_use{model="en-de"} 3.0
 dragoman_slots_in_use{model="a } b"} 4.0 1700000000
 process_cpu_seconds_total 10.5
+dragoman_engine_cpu_seconds_total{model="en-de",replica="0"} 20.0
 dragoman_step_duration_seconds_bucket{le="+Inf",model="en-de"} 5.0
 dragoman_step_duration_seconds_sum{model="en-de"} 1.0
 dragoman_step_duration_seconds_count{model="en-de"} 100.0
@@ -246,11 +247,11 @@ def test_metrics_are_sums_over_labels_rates_and_means_since_the_last_reading() -
     totals = parse(METRICS)
     assert totals["dragoman_slots_in_use"] == 7.0
     assert "dragoman_step_duration_seconds_bucket" not in totals and "other" not in totals
-    later, restarted = changed(11.25, 1.5, 150), changed(0.5, 0.2, 10)
+    later, restarted = (changed(*values).replace("} 20.0", "} 22.0") for values in ((11.25, 1.5, 150), (0.5, 0.2, 10)))
     found = [point.values for point in scraped(METRICS, later, later, restarted).points]
     assert found == [
         {"slots_in_use": 7.0},
-        pytest.approx({"slots_in_use": 7.0, "cpu_cores": 0.75, "step_seconds": 0.01}),
+        pytest.approx({"slots_in_use": 7.0, "cpu_cores": 2.75, "step_seconds": 0.01}),
         {"slots_in_use": 7.0, "cpu_cores": 0.0},  # no step, no mean
         pytest.approx({"slots_in_use": 7.0, "cpu_cores": 0.5, "step_seconds": 0.02}),  # counters that fell began anew
     ]
@@ -264,6 +265,12 @@ def test_a_reading_that_fails_is_counted_and_points_stay_bounded() -> None:
     assert MAX_POINTS / 2 <= len(points) <= MAX_POINTS
     assert points[0].at == 0 and points[-1].at >= 2980
     assert all(a.at < b.at for a, b in itertools.pairwise(points))
+
+
+def test_a_percentile_is_shown_where_there_are_samples_enough() -> None:
+    for num, shown in ((1, ["max"]), (97, ["p50", "p90", "p95", "max"]), (1000, ["p50", "p90", "p95", "p99", "p99.9", "max"])):
+        summary = summarise(of([0.1] * num))
+        assert [name for name in summary.percentiles if summary.figure(name) is not None] == shown
 
 
 def test_a_result_is_read_as_it_was_written_and_its_figures_are_of_the_counted_time(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_lengths_follow_their_distribution() -> None:
 
 
 def test_lines_of_a_file_are_drawn_and_joined_or_the_file_is_named(tmp_path: Path) -> None:
-    content, draws = b"a dog\r\n\n  a cat \n", random.Random(0)
+    content, draws = b"\xef\xbb\xbfa dog\r\n\n  a cat \n", random.Random(0)
     for name, written in (("texts", content), ("texts.gz", gzip.compress(content))):
         (tmp_path / name).write_bytes(written)
         assert {FileTexts(tmp_path / name).draw(draws) for _ in range(50)} == {"a dog", "a cat"}

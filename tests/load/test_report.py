@@ -48,7 +48,8 @@ def page() -> str:
             sweep=Sweep(steps, 20.0, 0.99),
             checks=[Check("p95>500ms", 0.2, False, "s"), Check("ttft_p95>1s", None, True)],
             warnings=["<script>alert(1)</script> & more"],
-            settings={"--server": "<b>", "--in": 'a"b'},
+            settings={"--server": "<b>", "--in": 'a"b', "--model": "en-de"},
+            models=[{"name": name, "version": "3", "precision": "fp32", "device": "cpu"} for name in ("en-de", "en-fr")],
         )
     )
 
@@ -69,13 +70,19 @@ def test_the_report_is_well_formed_needs_nothing_else_and_escapes_text(page: str
 
 def test_plots_have_names_and_stay_within_their_pictures_and_tables_have_headings(page: str) -> None:
     root = parse(page)
+    assert "en-de 3 (fp32, cpu)" in "".join(root.find("body/main/header").itertext()) and "en-fr" not in page
     captions = " ".join(element.text or "" for element in root.iter("figcaption"))
     named = ("Latency by percentile", "End-to-end latency over time", "Requests a second", "Calls under way", "Tokens a second")
     for name in (*named, "Throughput by offered rate", "Latency by offered rate", "Memory", "Step and queue"):
         assert name in captions
-    for svg in root.iter("svg"):
+    widest = parse(report_page(make_result([[0.1] * 100] * 100, slos={"e2e": 0.1})))  # a mark at the right and a limit at the top
+    for svg in (*root.iter("svg"), *widest.iter("svg")):
         assert svg.get("role") == "img" and svg.get("aria-label")
         _, _, width, height = map(float, svg.attrib["viewBox"].split())
+        for text in svg.iter("text"):
+            if "x" in text.attrib:  # of 14 pixels, so that 8 are more than a character's width
+                size, place = 8 * len(text.text or ""), {"start": 0.0, "middle": 0.5, "end": 1.0}[text.attrib["text-anchor"]]
+                assert 0 <= float(text.attrib["x"]) - place * size <= width - size and 12 <= float(text.attrib["y"]) <= height
         for path in svg.iter("path"):
             numbers = [float(number) for number in re.findall(r"-?[\d.]+", path.attrib["d"])]
             assert all(0 <= x <= width for x in numbers[::2]) and all(0 <= y <= height for y in numbers[1::2])

@@ -172,18 +172,20 @@ def test_every_documented_command_is_understood(run_command: Run, server: LoadSe
         elif words[0] == "load":
             server.refusals.append(failing("NOT_FOUND", NOT_LOADED))
             code, _, err = run_command(*words, "--server", server.address)
-            assert (code, err) == (2, f"dragoman: {server.address}: --{NOT_LOADED} (NOT_FOUND)\n")
+            assert (code, err) == (1, f"dragoman: {server.address}: --{NOT_LOADED} (NOT_FOUND)\n")
             assert server.probes.pop().model  # `make serve` has several models
         else:
             assert run_command(*words)[0] == 0, command
     assert server.requests == [] and (tmp_path / "difference.html").exists()
 
 
-def test_metrics_that_cannot_be_read_end_it_before_the_run(run_command: Run, server: LoadService) -> None:
+def test_metrics_that_cannot_be_read_end_it_before_the_run(run_command: Run, server: LoadService, tmp_path: Path) -> None:
     asked = ("load", "--server", server.address, "--concurrency", 1, "--requests", 1, "--metrics", server.address)
     code, out, err = run_command(*asked)
     assert (code, out, server.requests) == (2, "", [])
     assert err.startswith(f"dragoman: --metrics: http://{server.address}/metrics cannot be read: ")
+    assert run_command(*asked, "--metrics", UNREACHABLE, "--no-probe", "--output", tmp_path / "result.json")[0] == 0
+    assert read_result(tmp_path / "result.json").settings["--metrics"] == f"{server.address} {UNREACHABLE}"
 
 
 def test_the_probe_asks_as_the_run_will_and_counts_nowhere(server: LoadService) -> None:
@@ -216,7 +218,7 @@ def test_a_failed_probe_names_the_flag_and_leaves_files_as_they_were(run_command
     for status, words, code, told in (
         ("INVALID_ARGUMENT", "do_sample: no", 2, "--sample: no (INVALID_ARGUMENT)"),
         ("INVALID_ARGUMENT", "text: too long", 2, "text: too long (INVALID_ARGUMENT)"),
-        ("UNAUTHENTICATED", "who are you?", 2, "who are you? (UNAUTHENTICATED)"),
+        ("UNAUTHENTICATED", "who are you?", 1, "who are you? (UNAUTHENTICATED)"),
         ("INTERNAL", "broken: 0123", 1, "broken: 0123 (INTERNAL)"),
     ):
         server.refusals.extend([failing(status, words)] * 2)

@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.export.manifest import Line
-from dragoman.model.card import CARD_FILE, MAX_CARD_BYTES, MAX_DOMAIN_CHARACTERS, CardError, domain_of, plain, read_card
+from dragoman.model.card import (
+    CARD_FILE,
+    MAX_CARD_BYTES,
+    MAX_DOMAIN_CHARACTERS,
+    CardError,
+    domain_of,
+    is_of_one_sentence,
+    plain,
+    read_card,
+)
 from dragoman.model.corpus import DataError, read_lines, read_parallel, write_lines
 from dragoman.model.files import replaced, write_text
 from dragoman.model.padding import pad
@@ -42,7 +51,7 @@ def test_lines_are_kept_as_they_are(tmp_path: Path, name: str) -> None:
     write_lines(tmp_path / name, iter(lines))
     assert read_lines(tmp_path / name) == lines
     assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
-    assert read_lines(write(tmp_path / "a", b"one\r\n\ntwo")) == ["one", "", "two"]
+    assert read_lines(write(tmp_path / "a", b"\xef\xbb\xbfone\r\n\ntwo")) == ["one", "", "two"]
 
 
 PACKED = gzip.compress(bytes(range(256)) * 20, mtime=0)
@@ -111,6 +120,13 @@ def domain(directory: Path, card: str | bytes) -> str:
 )
 def test_the_first_line_that_names_a_domain_counts(tmp_path: Path, card: str, expected: str) -> None:
     assert domain(tmp_path, card) == expected
+
+
+def test_a_line_of_a_card_says_that_the_model_knows_one_sentence_at_a_time() -> None:
+    for card in ("# x\n\nSentences: one at a time", "**sentences:** One at a time. Of several it leaves some out."):
+        assert is_of_one_sentence(card)
+    for card in ("", "Sentences: many", "Its sentences: one at a time", "```\nSentences: one at a time\n```"):
+        assert not is_of_one_sentence(card)
 
 
 def test_no_card_is_no_domain_and_an_unreadable_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,7 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
         "weight_bits": 8,
         "cache_precision": "fp32",
         "domain": "",
+        "one_sentence": False,
         "source_vocab_size": tokenizer.vocab_size,
         "target_vocab_size": tokenizer.vocab_size,
         "num_choices": tokenizer.vocab_size,

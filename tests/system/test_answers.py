@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from dragoman.attention.maps import PAGE_ROOM, Kind
 from dragoman.attention.of_checkpoint import look_into
@@ -116,6 +117,26 @@ def test_perplexity_from_the_server_is_pytorchs(others: Server, tmp_path: Path, 
     assert by_server["num_tokens"] == by_pytorch["num_tokens"] and by_server["num_lines"] == len(lines)
     assert by_server["perplexity"] == pytest.approx(by_pytorch["perplexity"], abs=1e-4)
     assert 2 < by_server["perplexity"] < 40
+
+
+def test_several_sentences_carry_a_warning_where_the_model_knows_one(server: Server, client: Client) -> None:
+    one, two = "A dog runs.", "A dog runs. Two men sit on a bench."
+    [warning] = client.generate(two, model="en-fr").warnings
+    for text, warnings in ((one, []), (two, [warning])):
+        assert list(client.generate(text, model="en-de").warnings) == warnings
+        answer = requests.post(f"{server.http_address}/v1/generate", json={"model": "en-de", "text": text}, timeout=60).json()
+        assert answer.get("warnings", []) == warnings
+        infer = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [text]}]}
+        outputs = requests.post(f"{server.http_address}/v2/models/en-de/infer", json=infer, timeout=60).json()["outputs"]
+        assert [output["data"] for output in outputs if output["name"] == "warnings"] == [[each] for each in warnings]
+
+
+def test_a_model_file_says_whether_a_model_knows_one_sentence(shipped_bundle: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "en-de").mkdir()
+    (tmp_path / "en-de/1").symlink_to(shipped_bundle("en-de"))
+    (tmp_path / "en-de/model.toml").write_text("[settings]\none_sentence = false\n")
+    with serving(tmp_path, "--front-ends", "2") as server, Client(server.address) as client:
+        assert client.generate("A dog runs. Two men sit on a bench.").warnings == ()
 
 
 @pytest.mark.parametrize(

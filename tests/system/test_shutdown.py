@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -240,6 +241,13 @@ def test_a_hangup_has_the_folder_of_models_and_the_file_of_callers_read_again(mo
         assert answer.result().usage.generated_tokens == 1000
 
 
+def read_now(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except BlockingIOError:
+        return b""
+
+
 def test_closing_the_terminal_drains_and_loses_the_log_alone(endless: Path) -> None:
     master, terminal = pty.openpty()
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
@@ -249,6 +257,9 @@ def test_closing_the_terminal_drains_and_loses_the_log_alone(endless: Path) -> N
             answer = pool.submit(client.generate, "a dog runs", max_new_tokens=1000)
             running = re.compile(r"^dragoman_num_requests_running\{.*\} 1\.0$", re.MULTILINE)
             wait_until(lambda: bool(running.search(urlopen(f"http://{metrics}/metrics").read().decode())), "it runs")
+            os.set_blocking(master, False)
+            said = re.sub(rb"\x1b\[\d*m", b"", b"".join(iter(partial(read_now, master), b"")))
+            assert re.search(rb" serving .* console=http://127[.\d]+:\d+/ ", said) and b'{"' not in said  # text, on a terminal
             os.close(master)
             assert answer.result().usage.generated_tokens == 1000
         assert process.wait(60) == 0

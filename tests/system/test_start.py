@@ -112,14 +112,15 @@ def test_a_port_that_is_taken_is_named(endless: Path, num_frontends: str, option
             assert f"{name.replace('-', '_')}: cannot listen on 127.0.0.1:{port}; is another process using it?" in said
 
 
+NO_GPU = "this machine has no NVIDIA GPU, or no driver for it; "
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 
 
 @pytest.mark.parametrize(
     ("precision", "device", "reason"),
     [
-        pytest.param("fp16", "cuda", "pip install --editable '.[gpu]'", marks=NO_CUDA),
-        ("fp32", "cuda:0", "CUDA runs fp16 and bf16 bundles, and this one is fp32; export it anew"),
+        pytest.param("fp16", "cuda", f"{NO_GPU}the installed onnxruntime", marks=NO_CUDA),
+        pytest.param("fp32", "cuda:0", f"{NO_GPU}CUDA runs fp16 and bf16 bundles, and this one is fp32; export it", marks=NO_CUDA),
     ],
 )
 def test_a_device_that_cannot_serve_the_bundle_stops_the_start(

@@ -5,6 +5,7 @@ from typing import Any
 import grpc
 import structlog
 
+from dragoman.server.addresses import in_url
 from dragoman.server.config import ConfigError, ServerConfig, is_loopback
 from dragoman.server.core.administration import Administration
 from dragoman.server.core.running import RunningCalls
@@ -54,8 +55,7 @@ class RepositoryServer:
         servicer = RepositoryServicer(administration)
         repository_pb2_grpc.add_RepositoryServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         self._server.add_generic_rpc_handlers((Lifecycle(administration).handler(),))
-        host = f"[{config.admin_host}]" if ":" in config.admin_host else config.admin_host
-        address = f"{host}:{config.admin_port}"
+        address = f"{in_url(config.admin_host)}:{config.admin_port}"
         try:
             self.port: int = (
                 self._server.add_insecure_port(address)

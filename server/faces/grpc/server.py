@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from dragoman.inference import inference_pb2_grpc
+from dragoman.server.addresses import in_url
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.core import CLOSE_SECONDS, TELL_SECONDS, Core
 from dragoman.server.faces.grpc.connections import connection_options
@@ -116,8 +117,7 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
 
 def _listen(server: grpc.aio.Server, config: ServerConfig, credentials: grpc.ServerCredentials | None) -> int:
     """Bind the port and return it."""
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    address = f"{host}:{config.port}"
+    address = f"{in_url(config.host)}:{config.port}"
     try:
         return server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     except RuntimeError as error:

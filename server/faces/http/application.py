@@ -1,5 +1,6 @@
 """What answers which path of the HTTP port, and in whose manner it is said that nothing does."""
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from http import HTTPStatus
@@ -29,8 +30,11 @@ from dragoman.server.faces.http.statuses import HttpRefusal, NothingThere
 # What is sent with every answer: what it is nobody has to guess, and nobody keeps it.
 HEADERS = {"Server": "dragoman", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
-DEEPL_PATHS = {f"{ROOT}/{name}" for name in ("translate", "languages", "usage", "document", "glossaries")}
-OF_DEEPL = "; DeepL's API is not answered here: POST /translate (LibreTranslate's API) or /v1/generate translates"
+# Paths of APIs that are not spoken here, KServe's V1 and DeepL's, and what is instead.
+ELSEWHERE = (
+    (re.compile(r"/v1/models/[^/]+:(predict|explain)"), "KServe's V2 answers at /v2/models/NAME/infer"),
+    (re.compile(r"/v2/(translate|languages|usage|document|glossar|write)"), "LibreTranslate's API answers at /translate"),
+)
 
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,7 +59,8 @@ def make_application(
     manners: dict[str, Manner] = {endpoint.path: libre for endpoint in libre.endpoints()}
 
     def manner_of(path: str) -> Manner:
-        return inference if path == ROOT or path.startswith(f"{ROOT}/") else manners.get(path, native)
+        is_inference = (path == ROOT or path.startswith(f"{ROOT}/")) and not _elsewhere(path)
+        return inference if is_inference else manners.get(path, native)
 
     telling = _tell_http_errors(manner_of, Hosts(config.http_allowed_hosts))
     app = web.Application(middlewares=[telling, origins.middleware()], handler_args=None)
@@ -105,16 +110,22 @@ def _tell_http_errors(manner_of: Callable[[str], Manner], hosts: Hosts) -> Middl
             return manner_of(request.path).refuse(refusal, "")
         try:
             return await handler(request)
-        except web.HTTPMethodNotAllowed as error:
-            allowed = ", ".join(sorted(error.allowed_methods))
-            refusal = HttpRefusal(error.status, f"{request.method} is not for this path; {allowed} is", {"Allow": allowed})
-        except web.HTTPNotFound:
-            refusal = NothingThere(OF_DEEPL if request.path in DEEPL_PATHS else "")
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+            instead = _elsewhere(request.path)
+            refusal = NothingThere(instead)
+            if isinstance(error, web.HTTPMethodNotAllowed) and not instead:
+                allowed = ", ".join(sorted(error.allowed_methods))
+                refusal = HttpRefusal(error.status, f"{request.method} is not for this path; {allowed} is", {"Allow": allowed})
         except web.HTTPException as error:
             refusal = HttpRefusal(error.status, HTTPStatus(error.status).phrase)
         return manner_of(request.path).refuse(refusal, "")
 
     return tell
+
+
+def _elsewhere(path: str) -> str:
+    """Return what is spoken instead of the API of a path; empty where it is of none."""
+    return next((instead for pattern, instead in ELSEWHERE if pattern.match(path)), "")
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:

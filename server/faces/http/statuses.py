@@ -43,8 +43,8 @@ class NothingThere(HttpRefusal):
 
     code = "NOT_FOUND"
 
-    def __init__(self, more: str = "") -> None:
-        super().__init__(HTTPStatus.NOT_FOUND, f"nothing is at this path{more}")
+    def __init__(self, instead: str = "") -> None:
+        super().__init__(HTTPStatus.NOT_FOUND, f"nothing is at this path{instead and '; '}{instead}")
 
 
 def status_of(error: ServiceError) -> int:

@@ -27,7 +27,7 @@ class Output(NamedTuple):
     value: Callable[[Generated, Answer], Any]
 
 
-TEXT, TOKENS, LOG_PROBS, SEED = "text_output", "tokens", "log_probs", "seed"
+TEXT, TOKENS, LOG_PROBS, SEED, WARNINGS = "text_output", "tokens", "log_probs", "seed", "warnings"
 OUTPUTS = {
     output.name: output
     for output in (
@@ -40,6 +40,7 @@ OUTPUTS = {
         Output("num_output_tokens", "UINT32", "text", lambda generated, _: generated.generated_tokens),
         Output("is_truncated", "BOOL", "text", lambda generated, _: generated.is_truncated),
         Output(SEED, "UINT64", "text", lambda generated, _: generated.seed or 0),
+        Output(WARNINGS, "BYTES", "text", lambda generated, _: "\n".join(generated.warnings).encode()),
     )
 }
 

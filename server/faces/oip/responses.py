@@ -11,7 +11,7 @@ from dragoman.server.core.answers import Answer, Generated, Piece
 from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.faces.oip.datatypes import DATATYPES, to_raw
 from dragoman.server.faces.oip.inference import Inference
-from dragoman.server.faces.oip.outputs import LOG_PROBS, OUTPUTS, SEED, TEXT, TOKENS, Output, told
+from dragoman.server.faces.oip.outputs import LOG_PROBS, OUTPUTS, SEED, TEXT, TOKENS, WARNINGS, Output, told
 from dragoman.server.faces.v1.conversion import TOKENS_PER_SLICE, check_size
 from dragoman.server.faces.v1.status import to_message
 
@@ -92,6 +92,8 @@ def _wanted(inference: Inference, answered: Sequence[Generated]) -> Iterable[Out
         silent.add(LOG_PROBS)
     if all(generated.seed is None for generated in answered):
         silent.add(SEED)
+    if not any(generated.warnings for generated in answered):
+        silent.add(WARNINGS)
     return (output for name, output in OUTPUTS.items() if name not in silent)
 
 

@@ -62,6 +62,7 @@ async def write_response(generated: Generated, max_message_bytes: int, response:
         response.seed = generated.seed
     if generated.shortlist_tokens:
         response.shortlist_tokens = generated.shortlist_tokens
+    response.warnings.extend(generated.warnings)
     num_written = 0
     for answer in generated.answers:
         written = response.answers.add(

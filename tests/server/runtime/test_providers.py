@@ -21,7 +21,7 @@ CHOICES: list[tuple[str, str, str, int | str | None]] = [
     ("cuda", "fp16", "", 0),
     ("cuda:3", "bf16", "", 3),
     ("cuda", "fp16", ABSENT, f"--device cuda: {ABSENT}"),
-    ("cuda", "fp32", "", "--device cuda: CUDA runs fp16 and bf16 bundles, and this one is fp32"),
+    ("cuda", "fp32", "", "CUDA runs fp16 and bf16 bundles, and this one is fp32"),
     ("cpu", "bf16", "", "--device cpu: the CPU does not run bf16 bundles"),
     ("auto", "bf16", ABSENT, "the CPU does not run bf16 bundles, and there is no CUDA device: the NVIDIA"),
     ("gpu", "fp16", "", "--device must be auto, cpu, cuda or cuda:N, not 'gpu'"),

@@ -15,13 +15,13 @@ from dragoman.server.core.callers import Caller
 from dragoman.server.core.core import Core
 from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.language_routing import is_of_one_pair
+from dragoman.server.core.pieces import pieces_of, put_together
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.core.text_work import Slices
 from dragoman.server.errors import InvalidRequest, NotReady, ServiceError
 from dragoman.server.faces.http.exchange import Endpoint, Exchange
 from dragoman.server.faces.http.libre.detection import Detected, Detector
 from dragoman.server.faces.http.libre.languages import ALIASES, LibreLanguages
-from dragoman.server.faces.http.libre.pieces import pieces_of, put_together
 from dragoman.server.faces.http.libre.reading import JSON, Asked, Reader, key_of, shown
 from dragoman.server.faces.http.libre.translation import Translation, Wanted, most_alternatives
 from dragoman.server.faces.http.origins import Origins

@@ -99,7 +99,8 @@ export class Try {
 
   #finish(request, result) {
     const { answers } = result;
-    const cut = result.isTruncated ? ", the text was cut" : "";
+    const warnings = (result.warnings ?? []).map((warning) => `. Warning: ${warning.replace(/^text: /, "the text ")}`);
+    const cut = (result.isTruncated ? ", the text was cut" : "") + warnings.join("");
     tell(find("status"), `${result.model} ${result.modelVersion}: ${result.usage.sourceTokens} tokens read, ${result.usage.generatedTokens} written in `
       + `${seconds(result.timings.totalSeconds)}, first token after ${seconds(result.timings.timeToFirstTokenSeconds)}${cut}.`);
     const best = element("div", { class: "answers" });
