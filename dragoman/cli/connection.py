@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class CallFailed(Exception):
-    """A call failed; the message says it in one line, by flags. The command line prints it and exits with 1."""
+    """What was tried failed; the message says it in one line, by flags. The command line prints it and exits with 1."""
 
 
 class Interrupted(Exception):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dragoman.cli.connection import CallFailed
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def train(
         torch.set_num_threads(threads)
     chosen = "cuda" if device is Device.CUDA or (device is Device.AUTO and torch.cuda.is_available()) else "cpu"
     if chosen == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: PyTorch sees no CUDA device")
+        raise CallFailed("--device cuda: PyTorch sees no CUDA device")
     Trainer(prepared, torch.device(chosen)).run(progress_on(sys.stderr))
     typer.echo(f"wrote {prepared.output}")
 

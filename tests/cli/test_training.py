@@ -56,6 +56,12 @@ def test_training_without_a_terminal_tells_how_it_goes_and_goes_on_from_a_checkp
     assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_training_on_a_gpu_that_is_not_there_fails(run_command: Run, files: Path) -> None:
+    code, out, err = run_command("train", files / "small.toml", "--output", files / "out", "--device", "cuda")
+    assert (code, out) == (1, "") and err.endswith("dragoman: --device cuda: PyTorch sees no CUDA device\n")
+
+
 def test_the_nearest_candidates_are_written(run_command: Run, files: Path) -> None:
     (files / "more").write_text("the cow\na dog\ncats\na cat\n")
     output = files / "nearest.gz"
