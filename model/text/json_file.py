@@ -201,6 +201,8 @@ def _hide_names(description: dict[str, Any], shown: Mapping[str, SpecialToken] =
         model["vocab"] = {secret.get(token, token): token_id for token, token_id in model["vocab"].items()}
     if isinstance(unknown := model.get("unk_token"), str):
         model["unk_token"] = secret.get(unknown, unknown)
+    if "dropout" in model:
+        model["dropout"] = None  # of training: a text would have other ids each time
     if isinstance(merges := model.get("merges"), list):
         model["merges"] = [merge for merge in merges if _merged(merge) not in secret]
     return tokens

@@ -37,7 +37,7 @@ _LAST_WORD = re.compile(r"((?:[^\W_]++\.)+)[\"'”’»«)\]]*+\Z")
 def pieces_of(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
     """Yield a text's pieces, which together are it, and whether each is to be translated; of two in turn one always is.
 
-    A sentence that has more than `max_characters` goes on to the end of its line.
+    A sentence that has more than `max_characters` goes on to the end of its line. A piece may be empty: where there is none yet.
     """
     begin = end = 0
     for part, is_translated in _parts(text, max_characters):
@@ -46,6 +46,8 @@ def pieces_of(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
                 yield text[begin:end], False
             yield part, True
             begin = end + len(part)
+        else:
+            yield "", False
         end += len(part)
     if begin < end:
         yield text[begin:end], False
@@ -90,6 +92,8 @@ def _of_line(line: str, max_characters: int) -> Iterator[tuple[str, bool]]:
         if _is_end(last, line[position : position + 8]):
             yield from _trimmed(line[start:position])
             start = position
+        else:
+            yield "", False
     yield from _trimmed(line[start:])
 
 

@@ -26,16 +26,17 @@ class Slices:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
-    async def collect(self, items: Iterator[T]) -> list[T]:
-        """Return all items of an iterator, each of which must cost little."""
+    async def collect(self, items: Iterator[T | None]) -> list[T]:
+        """Return all items of an iterator, each of which must cost little, but None."""
         taken: list[T] = []
         while True:
             async with self._turn:
                 end = time.perf_counter() + SLICE_SECONDS
                 for item in items:
-                    taken.append(item)
+                    if item is not None:
+                        taken.append(item)
                     if time.perf_counter() > end:
                         break
                 else:
                     return taken
-            await asyncio.sleep(0)
+                await asyncio.sleep(0)  # in its turn: of all slices there is one between others' work

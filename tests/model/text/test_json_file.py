@@ -86,6 +86,14 @@ def test_a_merge_that_makes_a_name_is_left_out() -> None:
     assert tokenizer.encode("pad") == [size, found["model"]["vocab"]["d"]] and tokenizer.token_bytes(size + 1) == b""
 
 
+def test_what_drops_merges_in_training_reads_a_text_as_the_same_ids_each_time() -> None:
+    described = json.loads(bpe().to_str())
+    described["model"]["dropout"] = 0.9
+    tokenizer = made(described)
+    for encode in (tokenizer.encode, tokenizer.reading(())):
+        assert len({tuple(encode("A dog runs in the street.")) for _ in range(20)}) == 1
+
+
 @pytest.mark.parametrize(
     ("decoder", "name"),
     [

@@ -271,8 +271,13 @@ def test_no_end_is_looked_for_in_a_sentence_that_is_too_long() -> None:
 @pytest.mark.parametrize("line", ["-", "_", "\u2013 ", ". ", "\r"])
 def test_lines_without_text_are_one_piece_however_many(line: str) -> None:
     rest = f"\n{line}" * 100_000
-    pieces = list(pieces_of(f"{rest}\nOne.{rest}\nTwo{rest}", 100))
+    pieces = [piece for piece in pieces_of(f"{rest}\nOne.{rest}\nTwo{rest}", 100) if piece[0]]
     assert [piece for piece, is_translated in pieces if is_translated] == ["One.", "Two"] and len(pieces) == 5
+
+
+@pytest.mark.parametrize("stop", ["。 ", "Mr. "])
+def test_others_have_their_turn_at_stops_that_end_no_sentence(stop: str) -> None:
+    assert list(pieces_of(stop * 1000, 10**6)).count(("", False)) >= 999
 
 
 @given(st.text(alphabet=st.sampled_from("aB1.!? \n\r\t\"'()-。😀é\x00"), max_size=60), st.integers(0, 20))

@@ -28,8 +28,9 @@ from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.statuses import HttpRefusal, headers_of, status_of
 
 AUTO = "auto"
-# Sentences of a call.
+# Sentences of a call, and stops that end none.
 MAX_PIECES = 4096
+MAX_STOPS = 64 * MAX_PIECES
 # As LibreTranslate has them, where that differs from everybody else's.
 STATUSES = {"UNAUTHENTICATED": HTTPStatus.FORBIDDEN, "NOT_FOUND": HTTPStatus.BAD_REQUEST, "UNIMPLEMENTED": HTTPStatus.BAD_REQUEST}
 # What a refusal names as the core does, and LibreTranslate's callers do not know.
@@ -216,8 +217,8 @@ def _check_texts(asked: Asked) -> None:
         raise InvalidRequest("q", "is missing")
 
 
-def _pieces(texts: Sequence[str], max_characters: int, check: Callable[[str], None]) -> Iterator[tuple[int, str, bool]]:
-    """Yield the index of a text, a piece of it, and whether that is to be translated.
+def _pieces(texts: Sequence[str], max_characters: int, check: Callable[[str], None]) -> Iterator[tuple[int, str, bool] | None]:
+    """Yield the index of a text, a piece of it, and whether that is to be translated; None for a piece that is empty.
 
     Args:
         texts: To be translated.
@@ -227,15 +228,16 @@ def _pieces(texts: Sequence[str], max_characters: int, check: Callable[[str], No
     Raises:
         InvalidRequest: If a piece is too long, or more are to be translated than may be at once.
     """
-    count = 0
+    count = num_empty = 0
     for index, text in enumerate(texts):
         for piece, is_translated in pieces_of(text, max_characters):
+            num_empty += not piece
             if is_translated:
                 check(piece)
                 count += 1
-            if count > MAX_PIECES:
+            if count > MAX_PIECES or num_empty > MAX_STOPS:
                 raise InvalidRequest("q", f"more than {MAX_PIECES} sentences; send fewer at once")
-            yield index, piece, is_translated
+            yield (index, piece, is_translated) if piece else None
 
 
 def _told(asked: Asked, answers: Sequence[Sequence[str]], detected: Detected | None) -> dict[str, Any]:
