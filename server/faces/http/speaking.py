@@ -48,12 +48,16 @@ class Speaking(web.RequestHandler):
             self.transport.abort()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's closes the connection
-        """Return whether requests are still answered: the client may have ended its own side alone, after all that it sends."""
+        """Return whether requests are still answered: the client may have ended its own side alone, after all that it sends.
+
+        Not if an answer has begun, in which nothing can be sent to see whether the client is there; TLS ends both sides.
+        """
         request = self._current_request
         last = self._messages[-1][1] if self._messages else None if request is None else request.content
-        is_answered = self._is_busy and (last is None or last.is_eof()) and self.ssl_context is None  # TLS ends both sides
+        has_begun = request is not None and request.writer.output_size > 0
+        is_answered = self._is_busy and not has_begun and (last is None or last.is_eof()) and self.ssl_context is None
         if is_answered:
-            self._loop.call_later(PROBE_SECONDS, self._probe)
+            self._probe()
         return is_answered
 
     def _probe(self) -> None:
