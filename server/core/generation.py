@@ -55,9 +55,15 @@ class Generation:
             self.prepare(model)
 
     def prepare(self, model: Model) -> None:
-        """Work out what requests for a model need and none shall wait for; a large vocabulary takes a tenth of a second."""
-        for tokenizer in (model.tokenizers.source, model.tokenizers.target):
+        """Work out what requests for a model need and none shall wait for; a large vocabulary takes a tenth of a second.
+
+        What reads special tokens, where requests that do not say have them read, takes seconds and holds up others meanwhile.
+        """
+        tokenizers = model.tokenizers
+        for tokenizer in (tokenizers.source, tokenizers.target):
             self._validator.sizes.of(tokenizer)
+        if tokenizers.special_tokens and model.manifest.defaults.special_tokens_in_text:
+            _ = tokenizers.encode_with_special_tokens
 
     def models(self, caller: Caller | None = None) -> Sequence[Model]:
         """Return the models that a caller may use, sorted by name; all of them for nobody in particular."""

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.model.text.special_tokens import SpecialToken
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.calls import Call
+from dragoman.server.core.generation import Generation
 from dragoman.server.core.ids import choose_request_id, new_incident
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.core.scoring import PairScores, PreparedPair, prepare_pair, to_scores
@@ -110,6 +112,8 @@ def test_special_tokens_that_a_source_names_are_tokens_where_that_is_asked_for(m
         assert told == "special_tokens_in_text: model en-de has no special tokens that a text may name"
     source, name = model.tokenizers.source, "<extra_id_0_of_many>"
     model.tokenizers = Tokenizers(source, source, (SpecialToken(name, 300), SpecialToken("<hl>", 301, lstrip=True, rstrip=True)))
+    Generation(cast(Any, SimpleNamespace(all=lambda: [model])), cast(Any, None))
+    assert ("encode_with_special_tokens" in vars(model.tokenizers)) is bool(default), "made before there are requests, or by one"
     for text in (name * 3, "<hl>  <hl>\t<hl>"):  # more characters than three tokens of other texts have
         ids = [300] * 3 if text[1] == "e" else [301] * 3
         asked = None if default else True
