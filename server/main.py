@@ -256,7 +256,7 @@ class Service:
         A second signal ends the process at once, but a terminal that closes may send more than one SIGHUP.
         """
         if number == signal.SIGHUP:
-            if not stopping.is_set() and not self._is_hang_up_due:
+            if not stopping.is_set() and (self._terminal.is_gone or not self._is_hang_up_due):
                 self._is_hang_up_due = True
                 self._spawn(self._hang_up(stopping))
             return

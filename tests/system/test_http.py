@@ -176,6 +176,13 @@ async def test_a_client_that_ends_its_own_side_alone_gets_its_answers_and_one_th
     async with asyncio.timeout(20):
         assert (await reader.read()).count(b"HTTP/1.1 200 OK\r\n") == 2
     writer.close()
+    for _ in range(5):  # one request, and the end directly behind it
+        reader, writer = await opened(server)
+        writer.write(GET + b"\r\n")
+        writer.write_eof()
+        async with asyncio.timeout(20):
+            assert b"HTTP/1.1 200 OK\r\n" in await reader.read()
+        writer.close()
 
 
 FAILED = "dragoman_requests_failed_total"

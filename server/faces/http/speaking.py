@@ -53,9 +53,8 @@ class Speaking(web.RequestHandler):
         Not if an answer has begun, in which nothing can be sent to see whether the client is there; TLS ends both sides.
         """
         request = self._current_request
-        last = self._messages[-1][1] if self._messages else None if request is None else request.content
         has_begun = request is not None and request.writer.output_size > 0
-        is_answered = self._is_busy and not has_begun and (last is None or last.is_eof()) and self.ssl_context is None
+        is_answered = self._is_answered and not has_begun and self.ssl_context is None
         if is_answered:
             self._probe()
         return is_answered
@@ -65,7 +64,7 @@ class Speaking(web.RequestHandler):
         request = self._current_request
         if self.transport is None:
             return
-        if not self._is_busy or (request is not None and request.version < HttpVersion11):
+        if not self._is_answered or (request is not None and request.version < HttpVersion11):
             self.force_close()
             return
         if request is not None and request.writer.output_size == 0:
@@ -73,8 +72,11 @@ class Speaking(web.RequestHandler):
         self._loop.call_later(PROBE_SECONDS, self._probe)
 
     @property
-    def _is_busy(self) -> bool:
-        return bool(self._messages) or self._request_in_progress
+    def _is_answered(self) -> bool:
+        """Whether there are requests, of which all has come; one on its way from the queue to its task is known by neither."""
+        request = self._current_request
+        last = self._messages[-1][1] if self._messages else None if request is None else request.content
+        return (bool(self._messages) or self._waiter is None) and (last is None or last.is_eof())
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
