@@ -210,6 +210,6 @@ def test_the_first_command_of_the_page_on_load_testing_works(server: Server, tmp
     assert {model["name"] for model in result["models"]} == {"en-de", "en-fr"}
     for model in ((), ("--model", "en-xx")):
         done = dragoman("load", "--rate", 10, *model, folder=tmp_path, DRAGOMAN_SERVER=server.address)
-        assert done.returncode == 2 and done.stdout == ""
+        assert done.returncode == 1 and done.stdout == ""
         (line,) = done.stderr.splitlines()
         assert server.address in line and "--model: " in line and "en-de, en-fr" in line

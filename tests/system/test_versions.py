@@ -54,7 +54,7 @@ def server(topology: tuple[str, ...], folder: ModelFolder) -> Iterator[Server]:
         server.wait_until_idle()
         assert server.metric("dragoman_engine_restarts_total") == 0
         # A version may be taken away before its scorer is read, which is after it serves.
-        assert {event["event"] for event in server.problems()} <= {Event.SCORER_NOT_LOADED}
+        assert {event["event"] for event in server.problems()} <= {Event.SCORER_NOT_LOADED}, server.problems()
         everything = processes(server)
     wait_until(lambda: not any(map(is_running, everything)), "all processes have ended", 5)
 
