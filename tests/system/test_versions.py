@@ -66,9 +66,7 @@ def model(server: Server, folder: ModelFolder) -> Iterator[str]:
     folder.say(name, AT_ONCE)
     yield name
     wait_until(lambda: is_complete(server, name), "all engines of all versions are up")
-    for path in (folder.path / name).glob("[0-9]*"):
-        folder.remove(name, path.name)
-    (folder.path / name / "model.toml").unlink()
+    folder.remove(name)
     wait_until(lambda: server.engines(name) == [], "its engines have ended")
 
 

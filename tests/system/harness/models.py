@@ -67,7 +67,8 @@ class ModelFolder:
         manifest = to / "bundle.json"
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"name": model}))
 
-    def remove(self, model: str, version: str) -> None:
+    def remove(self, model: str, version: str = "") -> None:
+        """Take a version away, or a whole model, at once."""
         scratch = self.path / f".gone-{model}-{version}"
         self._note(model)
         (self.path / model / version).rename(scratch)
