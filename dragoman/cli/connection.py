@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class CallFailed(Exception):
-    """What was tried failed; the message says it in one line, by flags. The command line prints it and exits with 1."""
+    """A call or another attempt failed; the message says it in one line, by flags. The command line prints it and exits with 1."""
 
 
 class Interrupted(Exception):

@@ -28,7 +28,7 @@ _NUM_DRAWN = 16
 # What the fields of a request are called on the command line, where not by their own name.
 _FLAGS = {"do_sample": "--sample", "source_language": "--from", "target_language": "--to"}
 _FIELDS = frozenset(generation_pb2.GenerateRequest.DESCRIPTOR.fields_by_name)
-# What is wrong with the options, whatever the server has.
+# Faults of the options, whatever the server has.
 _MISTAKES = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE"})
 
 

@@ -114,9 +114,9 @@ class Generation:
         """Return how long a call may take, whatever its caller says: the caller's own limits, or the server's."""
         return self._deadlines if call.caller is None else call.caller.deadlines
 
-    def max_characters(self) -> int:
-        """Return how many characters of a text some model could use; that there are more is all it needs to know of the rest."""
-        return max(map(self._validator.max_characters, self._models.all()), default=0) + 1
+    def max_characters(self, model: Model | None = None) -> int:
+        """Return how many characters of a text a model could use, or any model; of the rest it is enough that there is more."""
+        return max(map(self._validator.max_characters, self._models.all() if model is None else [model]), default=0) + 1
 
     def check_source_length(self, text: str, model: Model) -> None:
         """See `Validator.check_source_length`."""

@@ -126,8 +126,4 @@ def _trimmed(piece: str) -> Iterator[tuple[str, bool]]:
 
 def has_several(text: str) -> bool:
     """Return whether a second sentence or line begins near the beginning of a text, of which no more is looked at."""
-    text = text[:1024].strip()
-    if sum(any(map(str.isalnum, line)) for line in _LINE.split(text)) > 1:
-        return True
-    ends = ((text[max(0, found.start() - MAX_WORD_CHARACTERS) : found.end()], text[found.end() :]) for found in _END.finditer(text))
-    return any(_is_end(last.rstrip(), rest) and any(map(str.isalnum, rest)) for last, rest in ends)
+    return sum(is_translated for _, is_translated in pieces_of(text[:1024], 1024)) > 1

@@ -155,7 +155,7 @@ class Outcomes(Protocol):
 
     @property
     def queue_seconds(self) -> float:
-        """What they waited for slots of it."""
+        """Seconds that they waited for slots of it."""
         ...
 
 

@@ -151,7 +151,7 @@ class Validator:
             raise InvalidRequest("text", "is blank")
         kept = text[: self._max_source_characters(model) + CUT_MARGIN_CHARACTERS]
         tokenizers = model.tokenizers
-        # What reads special tokens is loaded when it is first used.
+        # The reader of special tokens is loaded when it is first used.
         encode = (lambda text: tokenizers.encode_with_special_tokens(text)) if has_special else tokenizers.source.encode
         ids = await _encode("text", frame.task + kept, encode, is_slow=has_special)
         count = len(ids) + frame.num_around

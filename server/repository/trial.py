@@ -65,9 +65,10 @@ class Trial(Generic[E]):
         if version.has_died or (version.loaded is not None and not version.loaded.engine.is_ready):
             raise Refused(Cause.DEATH, f"its engine ended within {self.clock() - self.began:.1f} s of beginning to serve")
         if version.loaded is not None:
-            self._check_errors(outcomes(version.loaded))
+            found = outcomes(version.loaded)
+            self._check_errors(found)
             if version.loaded.version != self.fallback.default.version:  # the same files are as fast; the machine is busier
-                self._check_latency(version, outcomes(version.loaded))
+                self._check_latency(version, found)
 
     def _check_errors(self, outcomes: Outcomes) -> None:
         total = outcomes.num_answered + outcomes.num_failed

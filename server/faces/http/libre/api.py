@@ -92,7 +92,8 @@ class LibreApi:
         """Return for each text its translation and alternatives to it, each made of those of its pieces."""
         taken: list[list[tuple[str, bool]]] = [[] for _ in texts]
         check = partial(self._generation.check_source_length, model=wanted.model)
-        for index, piece, is_translated in await self._slices.collect(_pieces(texts, self._generation.max_characters(), check)):
+        found = _pieces(texts, self._generation.max_characters(wanted.model), check)
+        for index, piece, is_translated in await self._slices.collect(found):
             taken[index].append((piece, is_translated))
         wishes = [piece for pieces in taken for piece, is_translated in pieces if is_translated]
         num_kept = sum(len(piece) for pieces in taken for piece, is_translated in pieces if not is_translated)
