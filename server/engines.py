@@ -1,4 +1,4 @@
-"""From settings and a bundle to what runs it: one engine, or engines before a desk. Nothing is started here."""
+"""Engines of a model, from settings and bundle; nothing is started here."""
 
 from collections.abc import Callable
 
@@ -6,16 +6,16 @@ from msgspec.structs import replace
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ServerConfig
-from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
-from dragoman.server.engine.messages import Ready, Statistics
+from dragoman.server.dispatch.pool import ReplicaPool
+from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.engine_plan import EnginePlan
 from dragoman.server.repository.sleeping_engine import SleepingEngine
-from dragoman.server.supervisor import RestartPolicy, SupervisedEngine
+from dragoman.server.supervisor import RestartPolicy
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.weights_folder import weights_folder
 
-ModelEngine = SupervisedEngine | ReplicatedEngine | SleepingEngine
+ModelEngine = ReplicaPool | SleepingEngine
 
 
 def make_engine(
@@ -28,8 +28,8 @@ def make_engine(
     on_death: Callable[[], None] = lambda: None,
     is_observed: Callable[[], bool] = lambda: True,
     first_replica: int = 0,
-) -> ModelEngine:
-    """Return what runs a model.
+) -> ReplicaPool:
+    """Return the engines of a model, not started yet.
 
     Args:
         config: The settings.
@@ -45,10 +45,6 @@ def make_engine(
     settings = engine_settings(config, bundle, plan)
     policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
 
-    def observe(statistics: Statistics) -> None:
-        if is_observed():
-            metrics.observe_statistics(name, statistics, first_replica)
-
     def observe_queue(statistics: Statistics) -> None:
         if is_observed():
             metrics.observe_queue(name, statistics, first_replica)
@@ -61,45 +57,24 @@ def make_engine(
         metrics.observe_restart(name, first_replica + replica)
         on_death()
 
-    def tell(replica: int, ready: Ready | None, process_id: int | None) -> None:
-        """Say how one engine is now."""
-        if ready is not None:
+    def on_engine_change(index: int) -> None:
+        supervisor = pool.replicas[index]
+        if (ready := supervisor.ready) is not None:
             metrics.observe_load(name, ready.load_seconds)
             metrics.set_device_memory(name, ready.memory)
-        metrics.set_engine(name, ready is not None, process_id, first_replica + replica)
+        metrics.set_engine(name, ready is not None, supervisor.process_id, first_replica + index)
 
-    if plan.num_replicas == 1 and config.front_ends == 1:
-
-        def on_engine_change() -> None:
-            tell(0, engine.ready, engine.process_id)
-            on_change()
-
-        engine = SupervisedEngine(
-            name,
-            settings[0],
-            policy,
-            is_inline=config.engine == "inline",
-            on_statistics=observe,
-            on_change=on_engine_change,
-            on_restart=lambda: note_death(0),
-        )
-        return engine
-
-    def on_replica_change(index: int) -> None:
-        replica = engines.pool.replicas[index]
-        tell(index, replica.ready, replica.process_id)
-
-    engines = ReplicatedEngine(
+    pool = ReplicaPool(
         name,
         settings,
         policy,
         on_statistics=observe_queue,
         on_engine_statistics=observe_engine,
         on_change=on_change,
-        on_engine_change=on_replica_change,
+        on_engine_change=on_engine_change,
         on_restart=note_death,
     )
-    return engines
+    return pool
 
 
 def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> list[EngineSettings]:

@@ -28,7 +28,6 @@ from dragoman.server.engine_plan import plan_engines
 from dragoman.server.engines import ModelEngine
 from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.front_ends import FrontEnds
-from dragoman.server.fronts.kept import FrontEndCannotStart
 from dragoman.server.model_source import ModelSource
 from dragoman.server.operators import Operators
 from dragoman.server.repository.bundles import find_models
@@ -40,7 +39,7 @@ from dragoman.server.repository.model_workshop import ModelWorkshop
 from dragoman.server.repository.models import Repository
 from dragoman.server.repository.placement import Placement
 from dragoman.server.serving_process import end_process, keep_what_is_there
-from dragoman.server.supervisor import EngineCannotStart
+from dragoman.server.supervisor import CannotStart, EngineCannotStart
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminServer
 from dragoman.server.telemetry.admin_access import AdminAccess
@@ -189,7 +188,7 @@ class Service:
                     await stopping.wait()
                     self._operators.drain()
                     await front.drain(self.config.drain_seconds)
-            except (EngineCannotStart, FrontEndCannotStart) as error:
+            except CannotStart as error:
                 log.error("cannot serve", reason=str(error))
                 return 1
             finally:

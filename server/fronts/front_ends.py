@@ -20,12 +20,12 @@ from dragoman.server.core.access import read_callers_book, read_operators_book
 from dragoman.server.core.administration import OperatorCalls
 from dragoman.server.core.readiness import Readiness
 from dragoman.server.dispatch.desk_server import DeskServer
-from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
+from dragoman.server.dispatch.pool import ReplicaPool
 from dragoman.server.engines import ModelEngine
 from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.server.fronts.files import SETTINGS, read_files
 from dragoman.server.fronts.handed_bundles import HandedBundles
-from dragoman.server.fronts.kept import FrontEndCannotStart, KeptFrontEnd
+from dragoman.server.fronts.kept import FrontendSupervisor
 from dragoman.server.fronts.messages import Desk, Files, NotLoaded, Serve, Served, Start, Used
 from dragoman.server.fronts.operators import answer_order
 from dragoman.server.fronts.port import HeldPort
@@ -34,7 +34,7 @@ from dragoman.server.fronts.table import UsageTable
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import CannotServe, Repository, Route
 from dragoman.server.repository.use import Holding, Outcomes, together
-from dragoman.server.supervisor import RestartPolicy
+from dragoman.server.supervisor import CannotStart, RestartPolicy
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import Series, Totals, without_gauges
 from dragoman.server.telemetry.tracers import make_tracer
@@ -88,7 +88,7 @@ class FrontEnds:
         self._held = HeldPort(config.host, config.port)
         self._held_http = HeldPort(config.http_host, config.http_port, "http_port") if config.http else None
         self._table = UsageTable.open(config.front_ends)
-        self._front_ends: list[KeptFrontEnd] = []
+        self._front_ends: list[FrontendSupervisor] = []
         self._desks: dict[LoadedModel[ModelEngine], DeskServer | SleepingDesk] = {}
         self._last_used: dict[LoadedModel[ModelEngine], float] = {}
         self._tell_awaited: Callable[[], None] = lambda: None
@@ -129,7 +129,7 @@ class FrontEnds:
         """Start all of them, and wait until all listen.
 
         Raises:
-            FrontEndCannotStart: If one ends before.
+            CannotStart: If one ends before.
         """
         self._loop = asyncio.get_running_loop()
         folder = self._around.enter_context(tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True))
@@ -139,11 +139,11 @@ class FrontEnds:
             for model in self._repository.versions():
                 await self.adopt(model)
         except BundleError as error:
-            raise FrontEndCannotStart(str(error)) from error
+            raise CannotStart(str(error)) from error
         config = self._config
         policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
         self._front_ends = [
-            KeptFrontEnd(
+            FrontendSupervisor(
                 number,
                 partial(self._describe, number),
                 policy,
@@ -185,7 +185,7 @@ class FrontEnds:
         """
         await asyncio.to_thread(self._handed.add, model.bundle)
         endpoint = f"ipc://{self._folder}/desk-{next(self._numbers)}"
-        self._desks[model] = SleepingDesk(endpoint) if model.is_asleep else DeskServer(endpoint, _engine_of(model).pool.desk)
+        self._desks[model] = SleepingDesk(endpoint) if model.is_asleep else DeskServer(endpoint, _pool_of(model).desk)
         self._used[model], self._last_used[model] = Outcomes(), time.monotonic()
 
     async def publish(self, name: str, route: Route[ModelEngine] | None) -> None:
@@ -252,7 +252,7 @@ class FrontEnds:
     def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
         """Tell the requests that wait for a model that it cannot be loaded now."""
         for each in self._front_ends:
-            each.refuse_waiting(NotLoaded(name, reason, retry_after_seconds))
+            each.send(NotLoaded(name, reason, retry_after_seconds))
 
     def on_awaited(self, tell: Callable[[], None]) -> None:
         """Have something called when other models are waited for than before."""
@@ -402,7 +402,7 @@ class FrontEnds:
         """Hand files to the front ends there are, and to those that come."""
         self._files |= contents
         for each in self._front_ends:
-            each.hand(Files(contents))
+            each.send(Files(contents))
 
 
 def _tls_files(tls: TlsFiles) -> dict[str, bytes]:
@@ -412,7 +412,6 @@ def _tls_files(tls: TlsFiles) -> dict[str, bytes]:
     return {name: content for name, content in files.items() if content is not None}
 
 
-def _engine_of(model: LoadedModel[ModelEngine]) -> ReplicatedEngine:
-    """Return a model's engine, which has a desk wherever there are several front ends."""
-    assert isinstance(model.engine, ReplicatedEngine)
+def _pool_of(model: LoadedModel[ModelEngine]) -> ReplicaPool:
+    assert isinstance(model.engine, ReplicaPool), "the model is awake"
     return model.engine

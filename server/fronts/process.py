@@ -19,6 +19,8 @@ from prometheus_client.registry import CollectorRegistry
 from dragoman.model.errors import InputError
 from dragoman.server.allocator import give_back_large_blocks
 from dragoman.server.config import ServerConfig
+from dragoman.server.engine.client import EngineClient
+from dragoman.server.engine.link import ZmqLink
 from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.files import HandedFiles
 from dragoman.server.fronts.messages import (
@@ -40,7 +42,7 @@ from dragoman.server.fronts.messages import (
     to_bytes,
 )
 from dragoman.server.fronts.operators import FarOperators
-from dragoman.server.fronts.served import FarEngine, FrontEngine, ServedVersions
+from dragoman.server.fronts.served import FrontEngine, ServedVersions
 from dragoman.server.fronts.table import UsageTable
 from dragoman.server.repository.models import Repository
 from dragoman.server.repository.sleeping_engine import SleepingEngine
@@ -190,14 +192,9 @@ class FrontEndProcess:
     def _attach(self, name: str, desk: Desk) -> FrontEngine:
         if desk.is_asleep:
             return SleepingEngine(name, desk.settings, desk.num_replicas, desk.device)
-        return FarEngine(
-            name,
-            desk,
-            self._start.identity,
-            retry_seconds=self._config.restart_backoff_initial_seconds,
-            on_statistics=lambda _: None,  # the desk tells them once, to the process it lives in
-            on_change=self._publish,
-        )
+        link = ZmqLink(desk.endpoint, self._start.identity.encode())
+        retry_seconds = self._config.restart_backoff_initial_seconds
+        return EngineClient(name, link, desk.settings, desk.num_replicas, retry_seconds, on_change=self._publish)
 
 
 async def _reload(source: Source) -> None:

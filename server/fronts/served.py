@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ import structlog
 
 from dragoman.model.errors import InputError
 from dragoman.server.allocator import give_back_blocks_soon
-from dragoman.server.dispatch.attached_engine import AttachedEngine
-from dragoman.server.engine.link import ZmqLink
-from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.engine.client import EngineClient
 from dragoman.server.fronts.handed_bundles import open_handed
 from dragoman.server.fronts.messages import Desk, FromFrontEnd, Released, Serve, Served, Serving, Used
 from dragoman.server.repository.loaded import LoadedModel
@@ -27,30 +24,7 @@ ATTACH_SECONDS = 5.0
 log = structlog.get_logger("dragoman.fronts")
 
 
-class FarEngine(AttachedEngine):
-    """A model's engine, behind a desk in the process that started this one.
-
-    Attributes:
-        settings: As the engines have them, but for what is theirs alone.
-        num_replicas: Engines behind the desk.
-    """
-
-    def __init__(self, name: str, desk: Desk, identity: str, **how: Any) -> None:
-        """Describe the attachment.
-
-        Args:
-            name: Of the model.
-            desk: Where it is.
-            identity: Of this process at desks.
-            how: See `AttachedEngine`.
-        """
-        numbers = itertools.count(1)
-        super().__init__(name, lambda: ZmqLink(desk.endpoint, f"{identity}/{next(numbers)}".encode()), **how)
-        self.settings: EngineSettings = desk.settings
-        self.num_replicas = desk.num_replicas
-
-
-FrontEngine = FarEngine | SleepingEngine
+FrontEngine = EngineClient | SleepingEngine
 
 
 class ServedVersions:
@@ -97,7 +71,7 @@ class ServedVersions:
     async def begin(self, serve: Serve) -> None:
         """Attach to what was read, and wait for what is ready: who comes to a front end that is started again is to find it so."""
         for model in self._models.values():
-            model.engine.begin()
+            _open(model)
         await self._until_attached([desk for served in serve.models for desk in served.desks if desk.is_ready])
 
     def take(self, serve: Serve) -> None:
@@ -149,8 +123,8 @@ class ServedVersions:
         models = {endpoint: await asyncio.to_thread(self._load, *one) for endpoint, one in new.items()}
         for endpoint, model in models.items():
             await asyncio.to_thread(self._prepare, model)
+            _open(model)
             self._models[endpoint] = model
-            model.engine.begin()
         await self._until_attached([desk for _, desk in new.values() if desk.is_ready])
 
     async def _until_attached(self, desks: list[Desk]) -> None:
@@ -165,7 +139,8 @@ class ServedVersions:
         del self._models[endpoint]
         self._told.pop(endpoint, None)
         self._told_moves.pop(endpoint, None)
-        await model.engine.stop()
+        if isinstance(model.engine, EngineClient):
+            model.engine.close()
         self._releasing.discard(endpoint)
         self._say(Released(endpoint))
         give_back_blocks_soon()
@@ -194,6 +169,12 @@ class ServedVersions:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _open(model: LoadedModel[FrontEngine]) -> None:
+    """Attach to a model's dispatcher, unless the model is asleep."""
+    if isinstance(model.engine, EngineClient):
+        model.engine.open()
 
 
 def _wanted(serve: Serve) -> set[str]:
