@@ -138,7 +138,7 @@ class EngineClient:
         Raises:
             Unavailable: If the engine is gone, or goes before the answer.
         """
-        future: asyncio.Future[Finished] = self._loop.create_future()
+        future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self._submit(request, future)
         try:
             return await future
@@ -170,7 +170,7 @@ class EngineClient:
         Raises:
             Unavailable: If the engine is gone, or goes before the answer.
         """
-        future: asyncio.Future[Scored] = self._loop.create_future()
+        future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
         self._check()
         self._score_waiters[request.id] = future
         self._schedule_submissions()

@@ -54,7 +54,6 @@ def test_model_gets_a_replica_for_every_four_cores() -> None:
         (16, "int8", {"replicas": 5}, [(5, 3)]),
         (16, "int8", {"replicas": 32}, [(32, 1)]),
         (16, "int8", {"replicas": 2, "num_threads": 1}, [(2, 1)]),
-        (16, "int8", {"engine": "inline"}, [(1, 16)]),
         (16, "fp32 int8", {}, [(2, 4), (2, 4)]),
         (2, "fp32 int8 int8", {}, [(1, 1)] * 3),
         (16, "fp16 int8", {}, [(1, 8), (2, 4)]),  # what may run on a GPU has one engine
@@ -81,7 +80,7 @@ def test_replicas_and_threads(
         assert [(plan.num_replicas, plan.num_threads) for plan in plan_engines(config, bundles).values()] == expected
 
 
-@pytest.mark.parametrize("settings", [{"device": "cuda"}, {"device": "cuda:1"}, {"engine": "inline"}])
+@pytest.mark.parametrize("settings", [{"device": "cuda"}, {"device": "cuda:1"}])
 def test_several_replicas_are_for_processes_on_the_cpu(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="replicas are"):
         load({"models": "bundles", "replicas": 2} | settings)

@@ -17,7 +17,7 @@ from dragoman.client.sync import Client
 from tests.system.conftest import ONLY_LINUX
 from tests.system.harness.callers import NO_RETRY
 from tests.system.harness.models import seal
-from tests.system.harness.server import QUICK_RESTARTS, Event, Server, kill, processes, serving, start_in_vain, wait_until
+from tests.system.harness.server import QUICK_RESTARTS, Event, Server, kill, serving, start_in_vain, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -144,13 +144,6 @@ def test_an_fp16_bundle_is_served_on_the_cpu(shipped_bundle: Callable[..., Path]
         assert (model.precision, model.device) == ("fp16", "cpu")
         assert client.generate("A dog runs through the snow.").text.startswith("Ein Hund")
         assert -20 < client.score("A dog.", "Ein Hund.").log_prob < 0
-
-
-def test_an_engine_may_run_in_the_servers_process(endless: Path) -> None:
-    with serving(endless, "--engine", "inline") as server, Client(server.address) as client:
-        assert processes(server) == {server.process.pid}
-        assert [model.name for model in client.models()] == ["alpha", "beta"] and client.is_ready("beta")
-        assert client.generate("a dog runs", model="beta", max_new_tokens=2).finish_reason == "length"
 
 
 @ONLY_LINUX
