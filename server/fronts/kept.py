@@ -4,27 +4,27 @@ import asyncio
 import contextlib
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
 import structlog
 
 from dragoman.server.fronts.messages import (
-    Awaited,
-    CarriedOut,
-    Collect,
-    Counted,
+    AdminRequest,
+    AdminResponse,
+    AwaitedModels,
+    CollectMetrics,
     Drain,
     Failed,
-    FromFrontEnd,
-    Ordered,
+    FromWorker,
+    MetricsReport,
     Released,
-    Serve,
-    Serving,
+    Routes,
+    RoutesTaken,
     Start,
     State,
-    ToFrontEnd,
-    Used,
+    ToWorker,
+    UsageReport,
     read_message,
     to_bytes,
 )
@@ -47,7 +47,7 @@ class FrontendSupervisor(ProcessSupervisor):
         number: Of the worker, from 0.
         state: State that it reported last.
         counted: Metrics that it reported last; empty while there is no process.
-        serving: Its last answer to a `Serve`.
+        taken: Last answer to `Routes`.
         holding: Endpoints of the dispatchers that it was told of and has not released.
         held: By endpoint of the dispatcher: requests that hold the version, and how warm they keep it, as reported last.
         awaited: Models that its requests wait for.
@@ -59,12 +59,13 @@ class FrontendSupervisor(ProcessSupervisor):
         number: int,
         describe: Callable[[str], Start],
         policy: RestartPolicy,
+        pass_fds: Sequence[int],
         *,
         on_change: Callable[[], None],
         on_end: Callable[[str], None],
-        on_used: Callable[[Used], None],
+        on_usage: Callable[[UsageReport], None],
         on_awaited: Callable[[], None],
-        carry_out: Callable[[Ordered], Awaitable[CarriedOut]] | None = None,
+        carry_out: Callable[[AdminRequest], Awaitable[AdminResponse]] | None = None,
     ) -> None:
         """Describe a worker; `begin` starts it.
 
@@ -72,9 +73,10 @@ class FrontendSupervisor(ProcessSupervisor):
             number: Of the worker.
             describe: Returns the first message to a process of some identity.
             policy: When to restart it.
+            pass_fds: File descriptors that the process inherits.
             on_change: Called when `state` may have changed.
             on_end: Called with the identity of a process that has ended, `counted` being its last report.
-            on_used: Called with the outcomes of its requests.
+            on_usage: Called with the outcomes of its requests.
             on_awaited: Called when `awaited` has changed.
             carry_out: Carries out orders of operators; None where there can be none.
         """
@@ -83,14 +85,14 @@ class FrontendSupervisor(ProcessSupervisor):
         self.state = State()
         self.counted: Series = {}
         self.num_requests = 0
-        self.serving = Serving(0)
+        self.taken = RoutesTaken(0)
         self.holding: set[str] = set()
         self.held: dict[str, tuple[int, float]] = {}
         self.awaited: frozenset[str] = frozenset()
-        self._describe = describe
-        self._on_change, self._on_end, self._on_used, self._on_awaited = on_change, on_end, on_used, on_awaited
+        self._describe, self._pass_fds = describe, pass_fds
+        self._on_change, self._on_end, self._on_usage, self._on_awaited = on_change, on_end, on_usage, on_awaited
         self._carry_out, self._orders = carry_out, set[asyncio.Task[None]]()
-        self._decoder = msgspec.msgpack.Decoder(FromFrontEnd)
+        self._decoder = msgspec.msgpack.Decoder(FromWorker)
         self._reading: asyncio.Task[None] | None = None
         self._collecting: deque[asyncio.Future[None]] = deque()
         self._drain_seconds = 0.0
@@ -100,21 +102,21 @@ class FrontendSupervisor(ProcessSupervisor):
         """Whether it answers callers."""
         return self.state.is_listening
 
-    def send(self, message: ToFrontEnd) -> None:
+    def send(self, message: ToWorker) -> None:
         """Send a message to the process; without effect while there is none."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(ConnectionError, RuntimeError):
                 self.process.stdin.write(to_bytes(message))
 
-    def serve(self, serve: Serve) -> None:
+    def set_routes(self, routes: Routes) -> None:
         """Tell the worker which versions to serve from now on; a process that starts later is told by `describe`."""
         if self.process is not None:
-            self.holding |= endpoints(serve)
-            self.send(serve)
+            self.holding |= routes.endpoints
+            self.send(routes)
 
-    def has_served(self, serial: int) -> bool:
-        """Return whether the worker has answered a `Serve` or a later one, or there is no process."""
-        return self.process is None or self.serving.serial >= serial
+    def has_taken(self, serial: int) -> bool:
+        """Return whether the worker has answered `Routes` of a serial number or later ones, or there is no process."""
+        return self.process is None or self.taken.serial >= serial
 
     async def collect(self) -> None:
         """Ask for the worker's metrics, and wait a moment until `counted` has them."""
@@ -122,7 +124,7 @@ class FrontendSupervisor(ProcessSupervisor):
             return
         collecting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._collecting.append(collecting)
-        self.send(Collect())
+        self.send(CollectMetrics())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(COLLECT_SECONDS):
                 await collecting
@@ -138,12 +140,10 @@ class FrontendSupervisor(ProcessSupervisor):
     @contextlib.asynccontextmanager
     async def _run_process(self) -> AsyncIterator[Process]:
         identity = f"front-{self.number}-{self.num_restarts}"
-        start = self._describe(identity)
-        process = await start_process("dragoman.server.fronts.process", stdout=PIPE, pass_fds=[start.table])
+        process = await start_process("dragoman.server.fronts.process", stdout=PIPE, pass_fds=self._pass_fds)
         assert process.stdin is not None
-        # Described anew: the models may have changed while the process was made.
         start = self._describe(identity)
-        self.serving, self.holding = Serving(start.models.serial), endpoints(start.models)
+        self.taken, self.holding = RoutesTaken(start.routes.serial), start.routes.endpoints
         process.stdin.write(to_bytes(start))
         self._reading = asyncio.create_task(self._read(process))
         try:
@@ -175,7 +175,7 @@ class FrontendSupervisor(ProcessSupervisor):
                 self.set_broken()
                 return
 
-    def _receive(self, message: FromFrontEnd) -> None:
+    def _receive(self, message: FromWorker) -> None:
         self.hear()
         match message:
             case State():
@@ -184,38 +184,33 @@ class FrontendSupervisor(ProcessSupervisor):
                     self.set_ready()
                 if is_new:
                     self._on_change()
-            case Counted(series, is_asked):
+            case MetricsReport(series, is_requested):
                 self.num_requests += round(num_requests(series) - num_requests(self.counted))
                 self.counted = series
-                if is_asked and self._collecting and not (collecting := self._collecting.popleft()).done():
+                if is_requested and self._collecting and not (collecting := self._collecting.popleft()).done():
                     collecting.set_result(None)
-            case Serving():
-                self.serving = message
+            case RoutesTaken():
+                self.taken = message
                 self._on_change()
             case Released(endpoint):
                 self.holding.discard(endpoint)
                 self.held.pop(endpoint, None)
                 self._on_change()
-            case Used():
+            case UsageReport():
                 self.held |= message.held
-                self._on_used(message)
-            case Awaited(models):
+                self._on_usage(message)
+            case AwaitedModels(models):
                 self.awaited = frozenset(models)
                 self._on_awaited()
-            case Ordered() if self._carry_out is not None:
+            case AdminRequest() if self._carry_out is not None:
                 order = asyncio.create_task(self._answer(self.process, self._carry_out(message)))
                 self._orders.add(order)
                 order.add_done_callback(self._orders.discard)
             case Failed(reason):
                 self.failure = reason
 
-    async def _answer(self, process: Process | None, carrying_out: Awaitable[CarriedOut]) -> None:
+    async def _answer(self, process: Process | None, carrying_out: Awaitable[AdminResponse]) -> None:
         """Send the outcome of an order to the process that has sent the order, if that still runs."""
         outcome = await carrying_out
         if process is self.process:
             self.send(outcome)
-
-
-def endpoints(serve: Serve) -> set[str]:
-    """Return the endpoints of all dispatchers."""
-    return {desk.endpoint for served in serve.models for desk in served.desks}
