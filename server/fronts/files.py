@@ -1,7 +1,6 @@
-"""Files that a front end is handed: it reads what the process that started it has found good, and not what lies in them meanwhile.
+"""Files of settings as a frontend worker has them: contents that the parent has found good, in memory that opens like a file.
 
-So a front end that is started again while a file is damaged has what the others have. Their content is kept in memory that can be
-opened like a file, and that nobody else can name.
+So a worker that is restarted while a file is damaged has what the others have.
 """
 
 import os
@@ -11,13 +10,13 @@ from pathlib import Path
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ServerConfig
 
-# Settings whose files are handed on.
+# Settings whose files workers get as content.
 SETTINGS = ("tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file", "admin_tokens_file")
 MAX_FILE_BYTES = 16 * 2**20
 
 
 def read_files(config: ServerConfig, settings: tuple[str, ...]) -> dict[str, bytes]:
-    """Return what is in the files that some settings name, by setting.
+    """Return the contents of the files that some settings name, by setting.
 
     Raises:
         OSError: If one cannot be read.
@@ -27,7 +26,7 @@ def read_files(config: ServerConfig, settings: tuple[str, ...]) -> dict[str, byt
 
 
 class HandedFiles:
-    """Content that can be opened by a path, in this process alone.
+    """Contents that can be opened by a path, in this process alone.
 
     Attributes:
         paths: By setting.
@@ -40,7 +39,7 @@ class HandedFiles:
         self.replace(contents)
 
     def replace(self, contents: Mapping[str, bytes]) -> None:
-        """Have other content at the same paths."""
+        """Replace contents; paths stay the same."""
         for name, content in contents.items():
             descriptor = self._descriptors[name]
             os.ftruncate(descriptor, 0)

@@ -1,4 +1,4 @@
-"""What front ends read of bundles, copied when a version is adopted: one that is started again asks nothing of a model's folder."""
+"""Copies of the manifests and tokenisers of served bundles, so that a restarted worker does not depend on the models folder."""
 
 import hashlib
 import shutil
@@ -10,27 +10,23 @@ from dragoman.export.manifest_file import parse_manifest, read_manifest_bytes
 
 
 class HandedBundles:
-    """Copies of manifests and tokenisers: one of each bundle, for as long as somebody needs it. May be used by several threads."""
+    """Reference-counted copies, one a bundle; thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Copy nothing yet.
-
-        Args:
-            folder: An empty one, that only this server writes to.
-        """
+        """Keep copies below an empty folder of this server."""
         self._folder = folder
         self._num_users: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def folder_of(self, bundle: Bundle) -> Path:
-        """Return where the copy is, or would be."""
+        """Return the folder of a bundle's copy."""
         return self._folder / bundle.digest
 
     def add(self, bundle: Bundle) -> None:
-        """Copy what front ends read of a bundle, if that has not been done; `remove` it as often as it was added.
+        """Copy a bundle, unless there is a copy; call `remove` as often as `add`.
 
         Raises:
-            BundleError: If the files are not those that were opened any more, or cannot be copied.
+            BundleError: If the files have changed since the bundle was opened, or cannot be copied.
         """
         with self._lock:
             if not self._num_users.get(bundle.digest):
@@ -46,7 +42,7 @@ class HandedBundles:
             self._num_users[bundle.digest] = self._num_users.get(bundle.digest, 0) + 1
 
     def remove(self, bundle: Bundle) -> None:
-        """Delete a copy, if nobody else needs it."""
+        """Delete a copy that was added as often as removed."""
         with self._lock:
             self._num_users[bundle.digest] -= 1
             if not self._num_users[bundle.digest]:
@@ -55,11 +51,7 @@ class HandedBundles:
 
 
 def open_handed(folder: Path) -> Bundle:
-    """Open a copy: a bundle of which there are the manifest and the tokenisers.
-
-    Raises:
-        BundleError: If they are not what the manifest says.
-    """
+    """Open a copy. Raises `BundleError` if it does not match its manifest."""
     content = read_manifest_bytes(folder / MANIFEST_FILE)
     bundle = Bundle(folder, parse_manifest(content, folder / MANIFEST_FILE), hashlib.sha256(content).hexdigest())
     bundle.check_tokenizers()
@@ -67,11 +59,7 @@ def open_handed(folder: Path) -> Bundle:
 
 
 def _copy(bundle: Bundle, to: Path) -> None:
-    """Copy the manifest and the files of the tokenisers.
-
-    Raises:
-        OSError: If they cannot be.
-    """
+    """Copy the manifest and the files of the tokenisers."""
     paths = [path for path in bundle.manifest.files if path.startswith(f"{TOKENIZER_DIRECTORY}/")]
     for path in (MANIFEST_FILE, *paths):
         (to / path).parent.mkdir(parents=True, exist_ok=True)
