@@ -19,12 +19,12 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.generation import Language, Languages, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.server.dispatch.pool import ReplicaPool
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
-from dragoman.server.proof import Proof, ProofFailed, prove
-from dragoman.server.supervisor import RestartPolicy
+from dragoman.server.models.self_test import Proof, ProofFailed, prove
+from dragoman.server.workers.pool import ReplicaPool
+from dragoman.server.workers.supervisor import RestartPolicy
 from tests.export.conftest import edit, seal
 from tests.server.scripted import ScriptedEngine
 

@@ -16,13 +16,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from dragoman.server import supervisor
-from dragoman.server.dispatch import pool
-from dragoman.server.dispatch.pool import ReplicaPool
 from dragoman.server.engine.messages import Finished, Request, ScoreRequest, Statistics
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
-from dragoman.server.supervisor import (
+from dragoman.server.workers import pool, supervisor
+from dragoman.server.workers.pool import ReplicaPool
+from dragoman.server.workers.supervisor import (
     STABLE_SECONDS,
     CannotStart,
     EngineCannotStart,
