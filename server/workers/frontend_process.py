@@ -1,7 +1,7 @@
 """The process of one frontend worker: a front end, and the pipes to the process that started it.
 
-Started as `python -m dragoman.server.workers.frontend_process`. It ends when told to drain, or when its standard input closes because
-its parent is gone.
+Started as `python -m dragoman.server.workers.frontend_process`. It ends when told to drain, or when its standard input closes
+because its parent is gone.
 """
 
 import asyncio
