@@ -1,7 +1,7 @@
 """The process of one frontend worker: a `FrontEnd`, and the pipes to the parent.
 
-Started as `python -m dragoman.server.workers.frontend_process`; its first message describes it. It ends when told to drain, or when its
-standard input closes, because the parent and the engines are gone then.
+Started as `python -m dragoman.server.workers.frontend_process`; its first message describes it. It ends when told to drain, or when
+its standard input closes, because the parent and the engines are gone then.
 """
 
 import asyncio
