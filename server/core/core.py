@@ -13,6 +13,7 @@ from dragoman.server.core.readiness import Readiness, ReadyRule
 from dragoman.server.core.records import Records
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.core.viewing import Viewing
+from dragoman.server.service.in_flight import REQUESTS_PER_SLOT, InFlight
 from dragoman.server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
@@ -31,6 +32,7 @@ class Core:
         models: What is loaded; may change while the server runs.
         generation: What generates and scores.
         calls: What runs.
+        in_flight: What calls that are large, or of several requests, have in flight.
         callers: Who may call; None if anybody may, without limits.
         readiness: Whether the server is ready while its models are as they are.
         viewing: Those who look at what engines do.
@@ -60,6 +62,7 @@ class Core:
         self.callers = callers
         self.generation = Generation(models, metrics, deadlines)
         self.calls = RunningCalls(Records(metrics, tracer), callers)
+        self.in_flight = InFlight(lambda: REQUESTS_PER_SLOT * max((model.max_slots for model in models.all()), default=1))
         self.viewing = Viewing(models, lambda: self.is_ready, self.calls.draining)
 
     @property

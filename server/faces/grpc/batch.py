@@ -1,73 +1,63 @@
-"""GenerateBatch and GenerateBulk: many requests on one stream, each served as by Generate, answered when it is done, failing alone.
+"""Streams of requests: each is served for itself, answered when it is done, and fails alone.
 
-A stream has a bounded number of requests and of bytes in hand (`hand.py`): requests read whose answers are not written yet. It is
-not read further meanwhile, so a caller who sends faster than the models answer, or reads slower than they do, is held back by
-gRPC's own flow control. Of an answer that waits to be taken nothing is kept but its bytes.
-
-In GenerateBulk a message has several requests, which are begun one by one as there are places, and several answers: those that are
-made in one turn of the event loop, as what the engine reports together is, or while the message before them is taken.
-
-An id that is unfit is never sent back. Every answer says which message of its stream it answers, from 0.
+A stream is not read further while its in-flight window is full, so HTTP/2 flow control holds back a caller who sends faster than
+the models answer, or reads slower. Of an answer that is not yet written only its bytes are kept.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeAlias
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from google.protobuf.message import Message
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
 from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
 from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.ids import check_request_id
-from dragoman.server.errors import InvalidRequest, Unavailable
-from dragoman.server.faces.grpc.hand import Hand, RecentIds
-from dragoman.server.faces.grpc.interceptors import Context, cancellation_code, current_call
-from dragoman.server.faces.grpc.reading import Refused, Turns, large_bytes_read
-from dragoman.server.faces.grpc.several import Several, put_together
+from dragoman.server.errors import InvalidRequest, ServiceError, Unavailable
+from dragoman.server.faces.grpc.interceptors import Context, current_call, own_ending
+from dragoman.server.faces.grpc.reading import Refused
+from dragoman.server.faces.grpc.several import HEAD_BYTES, Several, put_together
+from dragoman.server.faces.items import Items
 from dragoman.server.faces.v1.status import to_message
+from dragoman.server.service.in_flight import REQUESTS_PER_TURN
 from dragoman.v1 import generation_pb2
 
-# Requests of one message that are begun before others have their turn.
-REQUESTS_PER_TURN = 16
-# Bytes of answers that go together; a larger one goes alone.
+# Bytes of answers that go together in GenerateBulk; a larger one goes alone.
 MAX_TOGETHER_BYTES = 64 * 2**10
+NUM_REMEMBERED_IDS = 1024
 
-Message: TypeAlias = generation_pb2.GenerateRequest | Refused
-Generate: TypeAlias = "Callable[[generation_pb2.GenerateRequest, Context, generation_pb2.GenerateResponse], Awaitable[None]]"
+Request = TypeVar("Request")
 
 
-class Batch:
+class RequestStream(ABC, Generic[Request]):
     """One stream of requests."""
 
-    def __init__(
-        self, generate: Generate, core: Core, context: Context, hand: Hand, turns: Turns, *, is_bulk: bool = False
-    ) -> None:
+    def __init__(self, core: Core, context: Context, max_together_bytes: int = 0) -> None:
         """Start without requests, inside the RPC's task.
 
         Args:
-            generate: What writes the answer to one request into a message; `current_call` is that request's when it is called.
-            core: Whose models answer, and whose calls these are.
+            core: What answers.
             context: Of the RPC.
-            hand: What the stream has in hand.
-            turns: Of the connection's streams, at reading.
-            is_bulk: Whether a message has several answers.
+            max_together_bytes: Bytes of answers that a message may have, of which it can have several; 0 where it has one.
         """
-        self._generate = generate
-        self._is_bulk = is_bulk
-        self._records = core.calls.records
+        call = current_call.get()
+        assert call.window is not None
+        self.call, self.window, self.context = call, call.window, context
+        self.items = Items(core.calls.records, call, partial(own_ending, context, call.arrival))
         self._draining = core.calls.draining
-        self._context = context
-        self._hand = hand
-        self._turns = turns
-        self._rpc = current_call.get()
-        self._ids = RecentIds()
+        self._max_together_bytes = max_together_bytes
         self._num_read = 0
-        self._answers: list[bytes] = []  # not sent yet
-        self._is_writing = False  # gRPC sends one message at a time
+        self._answers: list[bytes] = []  # not written yet
+        self._is_writing_answers = False
+        self._writing = asyncio.Lock()  # gRPC takes one message at a time
 
-    async def serve(self, requests: AsyncIterator[Message | Several]) -> None:
-        """Answer what comes until the caller has sent everything, or the server drains: then what was read is answered.
+    async def serve(self, messages: AsyncIterator[Any]) -> None:
+        """Answer requests until the caller has sent all of them, or the server drains: then those that were read are answered.
 
         Cancelling this cancels every request that runs.
 
@@ -76,129 +66,165 @@ class Batch:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                reading = tasks.create_task(self._read(requests, tasks))
+                reading = tasks.create_task(self._read(messages, tasks))
                 watching = tasks.create_task(_cancel_when(self._draining, reading))
                 reading.add_done_callback(lambda _: watching.cancel())
         except BaseExceptionGroup as group:
-            # Of a request nothing gets this far but that its answer could not be written: the caller is gone.
-            raise group.exceptions[0] from None
+            raise group.exceptions[0] from None  # an answer could not be written: the caller is gone
         if reading.cancelled():
             raise Unavailable("the server is shutting down", retry_after_seconds=RETRY_SECONDS)
 
-    async def _read(self, requests: AsyncIterator[Message | Several], tasks: asyncio.TaskGroup) -> None:
-        """Start each request; the next message is read when there is a place for it."""
-        arrivals = aiter(requests)
-        while True:
-            await self._hand.room()
-            try:
-                # The first one may be large for all we know.
-                is_in_turn = large_bytes_read.get() or not self._num_read
-                message = await (self._turns.take(anext(arrivals)) if is_in_turn else anext(arrivals))
-            except StopAsyncIteration:
-                return
-            if isinstance(message, Several):
-                await self._begin_each(message, tasks)
-            else:
-                await self._begin(message, tasks)
-            del message  # or it would be kept until the next one comes
+    @abstractmethod
+    async def begin(self, message: Any, tasks: asyncio.TaskGroup) -> None:
+        """Start the requests of a message, each when there is room; for the first one there is."""
 
-    async def _begin_each(self, message: Several, tasks: asyncio.TaskGroup) -> None:
-        """Start the requests of a message, each when there is a place for it; those that are left count with their bytes."""
-        num_bytes = message.ByteSize()
-        self._hand.hold(num_bytes)
-        for number in range(len(message)):
-            if number:
-                await self._hand.room()
-                if number % REQUESTS_PER_TURN == 0:
-                    await asyncio.sleep(0)
-            request = message.take()
-            self._hand.hold(message.ByteSize() - num_bytes)
-            num_bytes = message.ByteSize()
-            await self._begin(request, tasks)
+    @abstractmethod
+    async def answer(self, request: Request, index: int, call: Call) -> Message:
+        """Return the last response to a request.
 
-    async def _begin(self, request: Message, tasks: asyncio.TaskGroup) -> None:
-        """Start one request, when the answers before it are taken, if they are large."""
-        self._hand.read(request.ByteSize())
-        await self._hand.turn()
-        tasks.create_task(self._answer(request, self._num_read))
+        Args:
+            request: The request.
+            index: Its number on the stream.
+            call: Its record, which has no id yet.
+
+        Raises:
+            ServiceError: If there is no answer.
+        """
+
+    @abstractmethod
+    def failure(self, error: ServiceError, request: Request, index: int, call: Call) -> Message:
+        """Return the response to a request that failed; arguments as `answer`."""
+
+    def start(self, request: Request, num_bytes: int, tasks: asyncio.TaskGroup) -> None:
+        """Start a request of so many bytes."""
+        self.window.begin(num_bytes)
+        tasks.create_task(self._run(request, num_bytes, self._num_read))
         self._num_read += 1
 
-    async def _answer(self, request: Message, index: int) -> None:
-        """Serve one request, the number of which on its stream is given, and write what became of it."""
-        call = Call.begin(self._rpc.method)
-        current_call.set(call)
-        unbind_contextvars("request_id")
-        bind_contextvars(batch_id=self._rpc.request_id)
-        self._records.begin_item(call, self._rpc)
-        response = generation_pb2.GenerateBatchResponse(index=index)
-        try:
-            await self._serve(request, call, response)
-        except asyncio.CancelledError:
-            is_ours = self._rpc.is_ended_by_server
-            self._finish(call, Unavailable.code if is_ours else cancellation_code(self._context, self._rpc.arrival))
-            raise
-        except Exception as error:
-            fault = self._records.fault(error)
-            response.error.CopyFrom(to_message(fault, call.request_id))
-            call.refusal = fault.refusal
-            self._finish(call, fault.code)
-        else:
-            self._finish(call, "OK")
-        data = response.SerializeToString()
-        self._hand.answered(request.ByteSize(), len(data))
-        del request, response
-        self._answers.append(data)
-        if not self._is_writing:
-            await self._write()
+    async def write(self, message: Message | bytes) -> None:
+        """Write a message when the caller takes it."""
+        async with self._writing:
+            await self.context.write(message)
 
-    async def _write(self) -> None:
-        """Send the answers there are, and those that come meanwhile; whoever made them need not wait."""
-        self._is_writing = True
-        await asyncio.sleep(0)  # what is answered in the same turn goes along
+    async def finish(self, request_bytes: int, data: bytes) -> None:
+        """Write the last response to a request; where a message can have several, together with others of the same moment."""
+        self.window.answered(request_bytes, len(data))
+        self._answers.append(data)
+        if self._is_writing_answers:
+            return
+        self._is_writing_answers = True
+        await asyncio.sleep(0)  # answers of the same turn of the event loop go together
         while self._answers:
             together = self._answers[: self._num_together()]
             del self._answers[: len(together)]
-            await self._context.write(put_together(together) if self._is_bulk else together[0])
+            await self.write(put_together(together) if self._max_together_bytes else together[0])
             for answer in together:
-                self._hand.taken(len(answer))
-        self._is_writing = False
+                self.window.end(len(answer))
+        self._is_writing_answers = False
+
+    async def _read(self, messages: AsyncIterator[Any], tasks: asyncio.TaskGroup) -> None:
+        async for message in messages:
+            await self.begin(message, tasks)
+            del message  # or it would be kept until the next one comes
+            await self.window.wait()
+
+    async def _run(self, request: Request, num_bytes: int, index: int) -> None:
+        """Serve one request, with a record of its own."""
+        unbind_contextvars("request_id")
+        bind_contextvars(batch_id=self.call.request_id)
+        try:
+            with self.items.recorded("", is_part=False) as call:
+                response = await self.answer(request, index, call)
+        except ServiceError as error:
+            response = self.failure(error, request, index, call)
+        data = response.SerializeToString()
+        del request, response
+        await self.finish(num_bytes, data)
 
     def _num_together(self) -> int:
-        """Return how many of the answers there are fit one message; at least one."""
-        if not self._is_bulk:
-            return 1
+        """Return the number of answers that fit one message; at least one."""
         num_bytes = 0
         for count, answer in enumerate(self._answers):
-            num_bytes += len(answer)
-            if count and num_bytes > MAX_TOGETHER_BYTES:
+            num_bytes += len(answer) + HEAD_BYTES
+            if count and num_bytes > self._max_together_bytes:
                 return count
         return len(self._answers)
 
-    async def _serve(self, request: Message, call: Call, response: generation_pb2.GenerateBatchResponse) -> None:
-        """Write the answer to one request, whose id is checked first.
 
-        Raises:
-            ServiceError: As `Generate` does; for a request that cannot be read; for an id that is missing, unfit or not new.
-        """
+GenerateRequest: TypeAlias = generation_pb2.GenerateRequest | Refused
+Generate: TypeAlias = Callable[[generation_pb2.GenerateRequest, Call, Context, generation_pb2.GenerateResponse], Awaitable[None]]
+
+
+class Batch(RequestStream[GenerateRequest]):
+    """A stream of GenerateBatch, or of GenerateBulk, where a message has several requests and several answers.
+
+    An id that is unfit is never sent back. Every answer has the number of its request on the stream, from 0.
+    """
+
+    def __init__(self, generate: Generate, core: Core, context: Context, max_together_bytes: int = 0) -> None:
+        """Start without requests; `generate` writes the answer to one request into a message."""
+        super().__init__(core, context, max_together_bytes)
+        self._generate = generate
+        self._ids = RecentIds()
+
+    async def begin(self, message: GenerateRequest | Several, tasks: asyncio.TaskGroup) -> None:
+        """Start the requests of a message; those that have not begun count with their bytes."""
+        if not isinstance(message, Several):
+            self.start(message, message.ByteSize(), tasks)
+            return
+        held = message.ByteSize()
+        self.window.hold(held)
+        for number in range(len(message)):
+            if number:
+                await self.window.wait()
+                if number % REQUESTS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+            request = message.take()
+            self.window.hold(message.ByteSize() - held)
+            held = message.ByteSize()
+            self.start(request, request.ByteSize(), tasks)
+
+    async def answer(self, request: GenerateRequest, index: int, call: Call) -> generation_pb2.GenerateBatchResponse:
+        """Return the answer to a request, whose id is checked first; errors as those of Generate."""
         if isinstance(request, Refused):
-            call.request_id = response.request_id = request.request_id
+            call.request_id = request.request_id
             raise request.error
-        call.request_id = response.request_id = check_request_id("request_id", request.request_id)
+        call.request_id = check_request_id("request_id", request.request_id)
         bind_contextvars(request_id=call.request_id)
         if not call.request_id:
             raise InvalidRequest("request_id", "is missing; each request of a batch needs one")
         if not self._ids.add(call.request_id):
             raise InvalidRequest("request_id", "was used on this stream before")
-        await self._generate(request, self._context, response.response)
+        response = generation_pb2.GenerateBatchResponse(index=index, request_id=call.request_id)
+        await self._generate(request, call, self.context, response.response)
+        return response
 
-    def _finish(self, call: Call, code: str) -> None:
-        """Write a request's record; its tokens count for the RPC's too."""
-        self._rpc.source_tokens += call.source_tokens
-        self._rpc.generated_tokens += call.generated_tokens
-        self._records.finish(call, code, event="item")
+    def failure(
+        self, error: ServiceError, request: GenerateRequest, index: int, call: Call
+    ) -> generation_pb2.GenerateBatchResponse:
+        """Return the error of a request."""
+        failed = to_message(error, call.request_id)
+        return generation_pb2.GenerateBatchResponse(index=index, request_id=call.request_id, error=failed)
+
+
+class RecentIds:
+    """The last ids of a stream, `NUM_REMEMBERED_IDS` at least, as digests of eight bytes."""
+
+    def __init__(self) -> None:
+        self._newest: set[bytes] = set()
+        self._older: set[bytes] = set()
+
+    def add(self, request_id: str) -> bool:
+        """Remember an id; return whether it is new."""
+        digest = blake2b(request_id.encode(), digest_size=8).digest()
+        if digest in self._newest or digest in self._older:
+            return False
+        if len(self._newest) >= NUM_REMEMBERED_IDS:
+            self._older, self._newest = self._newest, set()
+        self._newest.add(digest)
+        return True
 
 
 async def _cancel_when(event: asyncio.Event, task: asyncio.Task[None]) -> None:
-    """Cancel a task when an event is set."""
     await event.wait()
     task.cancel()

@@ -19,8 +19,8 @@ from dragoman.server.core.ports import Model
 from dragoman.server.errors import InvalidRequest, NotOffered, UnknownService
 from dragoman.server.faces.grpc.interceptors import Context
 from dragoman.server.faces.grpc.methods import GENERATION
-from dragoman.server.faces.grpc.places import Places
 from dragoman.server.faces.oip.methods import INFERENCE
+from dragoman.server.service.in_flight import StreamLimit
 
 LIVENESS = "liveness"
 OVERALL = ("", "readiness", GENERATION.full_name, INFERENCE.full_name)
@@ -51,7 +51,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
         self._statuses: dict[str, int] = {}
         self._watchers: set[Watcher] = set()
         self._behind: set[Watcher] = set()
-        self._places = Places("max_watches", max_watches, max_watches_per_connection)
+        self._streams = StreamLimit("max_watches", max_watches, max_watches_per_connection)
         self._all_told = asyncio.Event()
         self._all_told.set()
         self.update((), is_ready=False, is_draining=False)
@@ -117,7 +117,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
         if len(request.service) > MAX_NAME_LENGTH:
             raise InvalidRequest("service", f"{len(request.service)} characters; at most {MAX_NAME_LENGTH} are allowed")
         watcher = Watcher(request.service)
-        with self._places.take(context.peer()):
+        with self._streams.stream(context.peer()):
             self._watchers.add(watcher)
             self._note(watcher)
             try:

@@ -3,31 +3,20 @@
 gRPC puts a message together before it gives it to us, and for as long as a call runs it keeps what it was given.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.frames import check_language
 from dragoman.server.core.ids import check_request_id
 from dragoman.server.core.search_options import check_num_suppressed
 from dragoman.server.core.validation import check_model_name, check_model_version
-from dragoman.server.errors import InvalidRequest, QueueFull, ServiceError
-from dragoman.server.faces.large_requests import LARGE_BYTES, both_ends
+from dragoman.server.errors import InvalidRequest, ServiceError
+from dragoman.server.faces.large_requests import both_ends
+from dragoman.server.service.in_flight import LARGE_BYTES
 
-# Large messages that are put together at once for one connection, and how long one is waited for before another may come too.
-READS_AT_ONCE = 8
-READ_SECONDS = 0.25
-
-# Messages of unary calls that come at once on one connection, and how long one may take while another waits for its place.
-ARRIVALS_AT_ONCE = 16
-ARRIVAL_SECONDS = 5.0
-
-Value = TypeVar("Value")
 CANNOT_BE_PARSED = "cannot be parsed; is every string UTF-8?"
 # Bytes of the last large message that came in the task at hand; 0 for none.
 large_bytes_read: ContextVar[int] = ContextVar("large_bytes_read", default=0)
@@ -101,123 +90,3 @@ def _slimmed(message: Message, max_characters: int) -> Message | Refused:
         return Refused(error.with_traceback(None), request_id)  # whose frames have all of the message
     cut = {name: both_ends(value, max_characters) if isinstance(value, str) else value for name, value in values.items()}
     return type(message)(**cut)
-
-
-class Turns:
-    """The turns of a connection's streams at reading messages that may be large."""
-
-    def __init__(self) -> None:
-        self._free = asyncio.Semaphore(READS_AT_ONCE)
-
-    async def take(self, reading: Awaitable[Value]) -> Value:
-        """Return what is read, when it is its turn; after `READ_SECONDS` another may begin: the caller has nothing to send."""
-        await self._free.acquire()
-        is_stand_in = True
-
-        def give() -> None:
-            nonlocal is_stand_in
-            if is_stand_in:
-                is_stand_in = False
-                self._free.release()
-
-        timer = asyncio.get_running_loop().call_later(READ_SECONDS, give)
-        try:
-            return await reading
-        finally:
-            timer.cancel()
-            give()
-
-
-class OfConnections(Generic[Value]):
-    """One object for each connection, as long as somebody has it."""
-
-    def __init__(self, make: Callable[[], Value]) -> None:
-        """Make them so."""
-        self._make = make
-        self._made: WeakValueDictionary[str, Value] = WeakValueDictionary()
-
-    def of(self, peer: str) -> Value:
-        """Return that of a connection, by its address."""
-        found = self._made.get(peer)
-        if found is None:
-            found = self._made[peer] = self._make()
-        return found
-
-
-class Arrivals:
-    """The messages of one connection's unary calls that have not come whole.
-
-    gRPC keeps what has come of each, which may be all but a byte, so there is a bound to how many it asks for. A small one is there
-    with its call and takes no time; the others wait for a place, and who takes too long meanwhile loses his.
-    """
-
-    # Most calls make one, as no other is under way on their connection.
-    __slots__ = ("__weakref__", "_coming", "_ended", "_timer", "_waiting")
-
-    def __init__(self) -> None:
-        self._coming: dict[asyncio.Task[Any], float] = {}  # since when, the oldest first
-        self._ended: list[asyncio.Task[Any]] = []
-        self._waiting: list[asyncio.Future[None]] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def take(self, reading: Callable[[], Awaitable[Value]]) -> Value | Refused:
-        """Return what is read, in the task at hand; `Refused` if it takes too long while others wait."""
-        if len(self._coming) >= ARRIVALS_AT_ONCE:
-            await self._place()
-        task = asyncio.current_task()
-        assert task is not None
-        self._coming[task] = asyncio.get_running_loop().time()
-        try:
-            return await reading()
-        except asyncio.CancelledError:
-            if task not in self._ended or task.uncancel():
-                raise
-            reason = f"request: it did not come within {ARRIVAL_SECONDS:g} s, and others wait"
-            return Refused(QueueFull(reason, retry_after_seconds=RETRY_SECONDS))
-        finally:
-            del self._coming[task]
-            if task in self._ended:
-                self._ended.remove(task)
-            if self._waiting:
-                self._wake()
-
-    async def _place(self) -> None:
-        """Wait for a place, behind those who wait already."""
-        while len(self._coming) >= ARRIVALS_AT_ONCE:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            self._watch()
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._wake()  # another may have the place
-                raise
-            finally:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-
-    def _wake(self) -> None:
-        while self._waiting:
-            turn = self._waiting.pop(0)
-            if not turn.done():
-                turn.set_result(None)
-                return
-
-    def _watch(self) -> None:
-        """End the oldest when its time is over, as long as somebody waits."""
-        if self._timer is None:
-            began = next((since for task, since in self._coming.items() if task not in self._ended), None)
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at((loop.time() if began is None else began) + ARRIVAL_SECONDS, self._end_late)
-
-    def _end_late(self) -> None:
-        self._timer = None
-        if not self._waiting:
-            return
-        latest = asyncio.get_running_loop().time() - ARRIVAL_SECONDS
-        late = [task for task, since in self._coming.items() if since <= latest and task not in self._ended]
-        for task in late[: len(self._waiting)]:
-            self._ended.append(task)
-            task.cancel()
-        self._watch()

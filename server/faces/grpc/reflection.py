@@ -11,9 +11,9 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, Serv
 from dragoman.server.errors import IdleStream, InvalidRequest
 from dragoman.server.faces.grpc.interceptors import Context
 from dragoman.server.faces.grpc.methods import GENERATION, HEALTH
-from dragoman.server.faces.grpc.places import Places
 from dragoman.server.faces.grpc.reading import Refused
 from dragoman.server.faces.oip.methods import INFERENCE
+from dragoman.server.service.in_flight import StreamLimit
 
 NAMES = (GENERATION.full_name, INFERENCE.full_name, HEALTH.full_name, reflection.SERVICE_NAME)
 MAX_STREAMS = 64
@@ -30,7 +30,7 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it
         """Describe all of them; a stream ends when nothing has come for so long."""
         super().__init__(NAMES)
         self._idle_seconds = idle_seconds
-        self._places = Places("reflection streams", MAX_STREAMS, MAX_STREAMS_PER_CONNECTION)
+        self._streams = StreamLimit("reflection streams", MAX_STREAMS, MAX_STREAMS_PER_CONNECTION)
 
     async def ServerReflectionInfo(
         self, requests: AsyncIterator[ServerReflectionRequest | Refused], context: Context
@@ -42,7 +42,7 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it
             InvalidRequest: If a question cannot be read, or is too long.
             IdleStream: If no question comes.
         """
-        with self._places.take(context.peer()):
+        with self._streams.stream(context.peer()):
             async with aclosing(super().ServerReflectionInfo(self._checked(requests), context)) as responses:
                 async for response in responses:
                     yield response

@@ -16,14 +16,13 @@ from dragoman.server.faces.grpc.generation import GenerationServicer
 from dragoman.server.faces.grpc.health import Health
 from dragoman.server.faces.grpc.interceptors import CallInterceptor
 from dragoman.server.faces.grpc.methods import OWN_METHODS
-from dragoman.server.faces.grpc.pace import Pace
 from dragoman.server.faces.grpc.reflection import Reflection
 from dragoman.server.faces.grpc.security import AuthInterceptor
-from dragoman.server.faces.grpc.streams import Streams
 from dragoman.server.faces.grpc.tls import credentials, peer_names
 from dragoman.server.faces.oip.methods import OPEN_INFERENCE_METHODS
 from dragoman.server.faces.oip.service import InferenceServicer
 from dragoman.server.faces.tls_files import TlsFiles
+from dragoman.server.service.in_flight import MessageRate
 from dragoman.v1 import generation_pb2_grpc
 
 MAX_PENDING_CALLS = 16_384
@@ -91,9 +90,18 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
     Raises:
         ConfigError: If the port is taken or credentials cannot be used.
     """
-    pace = Pace(config.max_messages_per_second) if config.max_messages_per_second else None
+    rate = MessageRate(config.max_messages_per_second) if config.max_messages_per_second else None
     methods = {**OWN_METHODS, **OPEN_INFERENCE_METHODS}
-    around = CallInterceptor(core.calls, core.generation.max_characters, peer_names, pace, core.generation.deadlines, methods)
+    around = CallInterceptor(
+        core.calls,
+        core.generation.max_characters,
+        peer_names,
+        rate,
+        core.generation.deadlines,
+        methods,
+        core.in_flight,
+        config.max_batch_streams_per_connection,
+    )
     interceptors: list[grpc.aio.ServerInterceptor] = [around]
     tls = TlsFiles.of(config)
     if core.callers is not None:
@@ -104,10 +112,9 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
             )
     server = grpc.aio.server(interceptors=interceptors, options=_options(config))
     health = Health(config.max_watches, config.max_watches_per_connection)
-    streams = Streams(core, config.max_batch_streams_per_connection)
-    generation = GenerationServicer(core, config.max_message_bytes, streams)
+    generation = GenerationServicer(core, config.max_message_bytes)
     generation_pb2_grpc.add_GenerationServicer_to_server(generation, _Unregistered(server))  # type: ignore[no-untyped-call]
-    inference = InferenceServicer(core, config.max_message_bytes, streams)
+    inference = InferenceServicer(core, config.max_message_bytes)
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, _Unregistered(server))  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health, server)  # registered: a probe does not wait behind all other calls
     if config.reflection:

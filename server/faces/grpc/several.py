@@ -21,6 +21,8 @@ MAX_FIELDS = 2 * MAX_REQUESTS
 MAX_BYTES = 256 * 2**10
 # Field 1 of `GenerateBulkRequest` and of `GenerateBulkResponse`: a message, with its length before it.
 _TAG = 0x0A
+# Tag and length before a message, at most.
+HEAD_BYTES = 6
 # What the other types of the wire format take, where it is always the same: https://protobuf.dev/programming-guides/encoding/
 _FIXED_BYTES = {1: 8, 5: 4}
 

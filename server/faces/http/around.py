@@ -16,6 +16,7 @@ from dragoman.server.faces.counted import Counted
 from dragoman.server.faces.http.exchange import Endpoint, Exchange, Manner
 from dragoman.server.faces.http.peers import owner_of, peer_names
 from dragoman.server.faces.http.reading import Bodies, timeout_of
+from dragoman.server.service.in_flight import LARGE_BYTES
 
 ID_KEY = "X-Request-Id"
 
@@ -87,6 +88,8 @@ class Around:
                 raise
         if isinstance(exchange.message, Counted) and len(exchange.message) > 1:
             call.has_items = True
+        if call.has_items and call.window is None:
+            call.window = around.enter_context(self._core.in_flight.window(owner_of(call, request)))
         try:
             with calls.serving(
                 call,
@@ -123,7 +126,8 @@ class Around:
         exchange.timeout_seconds = timeout_of(request)
         if endpoint.read is None:
             return
-        around.enter_context(self._bodies.room(request, owner_of(call, request)))
+        if (num_bytes := self._bodies.size(request)) > LARGE_BYTES:
+            call.window = around.enter_context(self._core.in_flight.window(owner_of(call, request), num_bytes))
         deadlines = self._core.generation.deadlines(call)
         seconds, limit = exchange.remaining_seconds, ""
         if deadlines != NO_DEADLINES:

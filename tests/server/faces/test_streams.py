@@ -12,10 +12,9 @@ from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from dragoman.server.errors import ConnectionLimit, IdleStream, InvalidRequest, QueueFull
-from dragoman.server.faces.grpc.hand import MAX_UNTAKEN_BYTES, NUM_REMEMBERED_IDS, Allowance, Hand, RecentIds
-from dragoman.server.faces.grpc.interceptors import cancellation_code
-from dragoman.server.faces.grpc.pace import BURST_SECONDS, MAX_PEERS, MAX_WAIT_SECONDS, Pace
-from dragoman.server.faces.grpc.reading import ARRIVALS_AT_ONCE, READS_AT_ONCE, Arrivals, Refused, Turns, large_bytes_read, reader
+from dragoman.server.faces.grpc.batch import NUM_REMEMBERED_IDS, RecentIds
+from dragoman.server.faces.grpc.interceptors import cancellation_code, num_requests
+from dragoman.server.faces.grpc.reading import Refused, large_bytes_read, reader
 from dragoman.server.faces.grpc.reflection import Reflection
 from dragoman.server.faces.grpc.several import (
     MAX_BYTES,
@@ -26,7 +25,7 @@ from dragoman.server.faces.grpc.several import (
     reader_of_several,
     take_apart,
 )
-from dragoman.server.faces.large_requests import LARGE_BYTES, LargeRequests
+from dragoman.server.service.in_flight import LARGE_BYTES, MAX_UNWRITTEN_BYTES, InFlight, MessageRate, Receiving, Window
 from dragoman.v1.generation_pb2 import (
     GenerateBatchResponse,
     GenerateBulkRequest,
@@ -52,85 +51,143 @@ async def is_waiting(wait: Coroutine[Any, Any, Any]) -> bool:
     return not done
 
 
-def fill(hand: Hand, count: int, num_bytes: int) -> None:
+def fill(window: Window, count: int, num_bytes: int) -> None:
     for _ in range(count):
-        hand.read(num_bytes)
+        window.begin(num_bytes)
+
+
+class Windows:
+    """The windows of a frontend; those of a test stay open until `close`."""
+
+    def __init__(self, max_requests: int = 1024, max_bytes: int = 32 * MEGABYTE) -> None:
+        self.most = 8
+        self.all = InFlight(lambda: self.most, max_requests, max_bytes)
+        self._open: dict[Window, Any] = {}
+
+    def open(self, most: int, caller: str = "") -> Window:
+        self.most = most
+        context = self.all.window(caller)
+        window = context.__enter__()
+        self._open[window] = context
+        return window
+
+    def close(self, window: Window) -> None:
+        self._open.pop(window).__exit__(None, None, None)
 
 
 # In-flight windows
 
 
-async def test_a_stream_alone_has_its_window_of_requests_until_answers_are_taken() -> None:
-    hand = Allowance(max_requests=100, max_bytes=1000).open(8)
-    fill(hand, 7, 1)
-    assert not await is_waiting(hand.room())
-    fill(hand, 1, 1)
-    assert await is_waiting(hand.room())
-    hand.answered(1, 5)
-    assert await is_waiting(hand.room())
-    hand.taken(5)
-    assert not await is_waiting(hand.room()) and (hand.num_requests, hand.num_bytes) == (7, 7)
+async def test_a_stream_alone_has_its_window_of_requests_until_answers_are_written() -> None:
+    window = Windows(max_requests=100, max_bytes=1000).open(8)
+    fill(window, 7, 1)
+    assert not await is_waiting(window.wait())
+    fill(window, 1, 1)
+    assert await is_waiting(window.wait())
+    window.answered(1, 5)
+    assert await is_waiting(window.wait())
+    window.end(5)
+    assert not await is_waiting(window.wait()) and (window.num_requests, window.num_bytes) == (7, 7)
 
 
-async def test_streams_have_equal_parts_and_at_least_one_request_each() -> None:
-    allowance = Allowance(max_requests=20, max_bytes=1000)
-    hands = [allowance.open(8) for _ in range(10)]
-    for hand in hands:
-        fill(hand, 1, 10)
-    for hand in hands:
-        while not await is_waiting(hand.room()):
-            fill(hand, 1, 10)
-    assert [hand.num_requests for hand in hands] == [2] * 10
-    for hand in [allowance.open(8) for _ in range(30)]:
-        assert not await is_waiting(hand.room())
-        fill(hand, 1, 10)
-        assert await is_waiting(hand.room())
-    idle = Allowance(max_requests=20, max_bytes=1000)
-    hand, _others = idle.open(8), [idle.open(8) for _ in range(1000)]
-    fill(hand, 7, 10)
-    assert not await is_waiting(hand.room()), "idle streams take nothing from the others"
+async def test_streams_have_equal_shares_and_at_least_one_request_each() -> None:
+    windows = Windows(max_requests=20, max_bytes=1000)
+    ten = [windows.open(8) for _ in range(10)]
+    for window in ten:
+        fill(window, 1, 10)
+    for window in ten:
+        while not await is_waiting(window.wait()):
+            fill(window, 1, 10)
+    assert [window.num_requests for window in ten] == [2] * 10
+    for window in [windows.open(8) for _ in range(30)]:
+        assert not await is_waiting(window.wait())
+        fill(window, 1, 10)
+        assert await is_waiting(window.wait())
+    idle = Windows(max_requests=20, max_bytes=1000)
+    window, _others = idle.open(8), [idle.open(8) for _ in range(1000)]
+    fill(window, 7, 10)
+    assert not await is_waiting(window.wait()), "idle streams take nothing from the others"
 
 
-async def test_an_owner_of_many_streams_has_no_more_than_another_with_one() -> None:
-    allowance = Allowance(max_requests=20, max_bytes=1000)
-    many = [allowance.open(8, "many") for _ in range(100)]
-    for hand in many:
-        fill(hand, 1, 100)
-    one = allowance.open(100, "one")
-    while not await is_waiting(one.room()):
+async def test_a_caller_with_many_streams_has_no_more_than_another_with_one() -> None:
+    windows = Windows(max_requests=20, max_bytes=1000)
+    many = [windows.open(8, "many") for _ in range(100)]
+    for window in many:
+        fill(window, 1, 100)
+    one = windows.open(100, "one")
+    while not await is_waiting(one.wait()):
         fill(one, 1, 10)
-    assert one.num_requests == 10 and all([await is_waiting(hand.room()) for hand in many])
-    waiting = asyncio.create_task(one.room())
+    assert one.num_requests == 10 and all([await is_waiting(window.wait()) for window in many])
+    waiting = asyncio.create_task(one.wait())
     await settle()
-    for hand in many:
-        hand.close()
+    for window in many:
+        windows.close(window)
     await asyncio.wait_for(waiting, 60)
 
 
 async def test_bytes_of_all_streams_are_bounded_and_freed_by_answers_and_ends() -> None:
-    allowance = Allowance(max_requests=1000, max_bytes=1000)
-    for hand in [allowance.open(500) for _ in range(5)]:
-        while not await is_waiting(hand.room()):
-            fill(hand, 1, 60)
-    assert 1000 <= allowance.num_bytes <= 1000 + 5 * 60
-    two = Allowance(max_requests=1000, max_bytes=1000)
+    windows = Windows(max_requests=1000, max_bytes=1000)
+    for window in [windows.open(500) for _ in range(5)]:
+        while not await is_waiting(window.wait()):
+            fill(window, 1, 60)
+    assert 1000 <= windows.all.num_bytes <= 1000 + 5 * 60
+    two = Windows(max_requests=1000, max_bytes=1000)
     greedy, modest = two.open(500), two.open(500)
     fill(greedy, 1, 1000)
     fill(modest, 1, 1)
-    waiting = asyncio.create_task(modest.room())
+    waiting = asyncio.create_task(modest.wait())
     await settle()
     assert not waiting.done()
-    greedy.close()
+    two.close(greedy)
     await asyncio.wait_for(waiting, 60)
-    assert two.num_bytes == 1
-    hand = Allowance().open(500)
-    fill(hand, 2, 10)
-    hand.answered(10, MAX_UNTAKEN_BYTES)
-    assert not await is_waiting(hand.turn())
-    hand.answered(10, 1)
-    assert await is_waiting(hand.turn()), "large answers are not taken"
-    hand.taken(1)
-    assert not await is_waiting(hand.turn())
+    assert two.all.num_bytes == 1
+    window = Windows().open(500)
+    fill(window, 2, 10)
+    window.answered(10, MAX_UNWRITTEN_BYTES)
+    assert not await is_waiting(window.wait())
+    window.answered(10, 1)
+    assert await is_waiting(window.wait()), "large answers are not written"
+    window.end(1)
+    assert not await is_waiting(window.wait())
+
+
+def test_one_callers_large_requests_leave_room_for_others() -> None:
+    """One pool for all had let eight large requests of one caller keep out everybody's."""
+    in_flight = InFlight(lambda: 1, max_bytes=100)
+    with in_flight.window("a", 90):
+        with pytest.raises(QueueFull), in_flight.window("a", 20):
+            pass
+        with in_flight.window("b", 30), in_flight.window("b", 20), pytest.raises(QueueFull), in_flight.window("b", 1):
+            pass
+        with in_flight.window("c", 1000):
+            pass
+    with in_flight.window("a", 60), in_flight.window("a", 40):
+        pass
+    assert in_flight.num_bytes == 0
+
+
+async def test_requests_of_one_message_begin_as_there_is_room_and_fail_together() -> None:
+    window, began, gate = Windows().open(4), [], asyncio.Event()
+
+    async def serve(number: int) -> int:
+        began.append(number)
+        await gate.wait()
+        if number == 7:
+            raise ValueError(number)
+        return -number
+
+    for most, at_once in ((None, 4), (3, 3)):
+        began.clear()
+        gate.clear()
+        running = asyncio.create_task(window.run_each(6, serve, most))
+        await settle()
+        assert began == list(range(at_once))
+        gate.set()
+        assert await running == [0, -1, -2, -3, -4, -5] and not window.is_busy
+    has_begun = asyncio.Event()
+    with pytest.raises(ValueError, match="7"):
+        await window.run_each(30, serve, None, has_begun)
+    assert has_begun.is_set() and not window.is_busy
 
 
 def test_recent_ids_are_remembered_and_old_ones_forgotten() -> None:
@@ -152,23 +209,23 @@ class Clock:
 
 def test_a_burst_passes_at_once_and_the_rest_at_the_rate() -> None:
     clock = Clock()
-    pace, burst = Pace(100, clock), round(100 * BURST_SECONDS)
-    waits = [pace.take("a") for _ in range(300)]
+    rate, burst = MessageRate(100, clock), round(100 * MessageRate.BURST_SECONDS)
+    waits = [rate.count("a") for _ in range(300)]
     assert waits[:burst] == [0.0] * burst and waits[burst:] == pytest.approx([n / 100 for n in range(1, 301 - burst)])
-    assert pace.take("b") == 0, "another connection is not held up"
+    assert rate.count("b") == 0, "another connection is not held up"
     clock.seconds += 100
-    assert [pace.take("a") for _ in range(burst)] == [0.0] * burst
-    slow = Pace(1, clock)
-    assert [slow.take("a") for _ in range(round(BURST_SECONDS + MAX_WAIT_SECONDS))][-1] == MAX_WAIT_SECONDS
+    assert [rate.count("a") for _ in range(burst)] == [0.0] * burst
+    slow, most = MessageRate(1, clock), MessageRate.MAX_WAIT_SECONDS
+    assert [slow.count("a") for _ in range(round(MessageRate.BURST_SECONDS + most))][-1] == most
     for _ in range(3):
         with pytest.raises(ConnectionLimit, match="max_messages_per_second: 1 on one connection") as caught:
-            slow.take("a")
+            slow.count("a", 1, most)
         assert caught.value.retry_after_seconds == 1
     clock.seconds += 1
-    assert slow.take("a") == MAX_WAIT_SECONDS, "what was refused has not been counted"
-    for peer in ("busy", *map(str, range(MAX_PEERS - 1)), "busy", "one more"):
-        slow.take(peer)
-    assert (slow.take("busy"), slow.take("0")) == (2.0, 0.0), "quiet connections are forgotten first"
+    assert slow.count("a", 1, most) == most, "what was refused has not been counted"
+    for peer in ("busy", *map(str, range(MessageRate.MAX_CONNECTIONS - 1)), "busy", "one more"):
+        slow.count(peer)
+    assert (slow.count("busy"), slow.count("0")) == (2.0, 0.0), "quiet connections are forgotten first"
 
 
 @pytest.mark.parametrize(
@@ -181,12 +238,12 @@ async def test_a_message_of_several_requests_costs_as_many(messages: list[int | 
         for count in messages:
             yield b"a" if count is None else Several([b"a"] * count, bytes)
 
-    pace = Pace(100, Clock())
-    read = pace.read(stream(), "a")
+    rate = MessageRate(100, Clock())
+    read = rate.read(stream(), "a", num_requests)
     for _ in range(num_read):
         await anext(read)
     await read.aclose()  # type: ignore[attr-defined]
-    assert sum(not pace.take("a") for _ in range(100)) == 100 * BURST_SECONDS - cost
+    assert sum(not rate.count("a") for _ in range(100)) == 100 * MessageRate.BURST_SECONDS - cost
 
 
 @pytest.mark.parametrize(
@@ -253,48 +310,28 @@ def test_a_refused_message_keeps_its_id_alone(fields: dict[str, Any], request_id
     assert (refused.request_id, refused.ByteSize()) == (request_id, 0)
 
 
-async def test_idle_streams_and_half_sent_messages_lose_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.server.faces.grpc.reading.READ_SECONDS", 0.01)
-    monkeypatch.setattr("dragoman.server.faces.grpc.reading.ARRIVAL_SECONDS", 0.01)
-    turns, never = Turns(), asyncio.Event()
-    idle = [asyncio.create_task(turns.take(never.wait())) for _ in range(5 * READS_AT_ONCE)]
-    assert await asyncio.wait_for(turns.take(asyncio.sleep(0, "read")), 60) == "read"
-    arrivals, began = Arrivals(), []
+async def test_half_sent_messages_lose_their_place_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Receiving, "MAX_SECONDS", 0.01)
+    receiving, never, began = Receiving(), asyncio.Event(), []
 
-    async def reading() -> bool:
+    async def read() -> bool:
         began.append(1)
         return await never.wait()
 
-    first = [asyncio.create_task(arrivals.take(reading)) for _ in range(ARRIVALS_AT_ONCE)]
-    await asyncio.sleep(0)
-    gone, second = [asyncio.create_task(arrivals.take(reading)) for _ in range(2)]
-    await asyncio.sleep(0)
-    assert len(began) == ARRIVALS_AT_ONCE
-    gone.cancel()
+    first = [asyncio.create_task(receiving.receive(read)) for _ in range(Receiving.MAX_MESSAGES)]
+    await asyncio.sleep(0.02)
+    assert len(began) == Receiving.MAX_MESSAGES and not any(task.done() for task in first)
+    second = asyncio.create_task(receiving.receive(read))
     [late], kept = await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-    refused = late.result()
-    assert late is first[0] and isinstance(refused, Refused)
-    assert refused.error.code == "RESOURCE_EXHAUSTED" and refused.error.retry_after_seconds
+    error = late.exception()
+    assert late is first[0] and isinstance(error, QueueFull) and error.retry_after_seconds
+    gone = asyncio.create_task(receiving.receive(read))
+    await asyncio.sleep(0)
+    gone.cancel()
     never.set()
-    assert await asyncio.gather(second, *kept) == [True] * ARRIVALS_AT_ONCE
-    assert gone.cancelled() and len(began) == ARRIVALS_AT_ONCE + 1
-    await asyncio.gather(*idle)
-    assert turns._free._value == READS_AT_ONCE and not arrivals._coming and not arrivals._waiting and not arrivals._ended
-
-
-def test_one_callers_large_requests_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pool for all had let eight large requests of one caller keep out everybody's."""
-    monkeypatch.setattr("dragoman.server.faces.large_requests.MAX_LARGE_BYTES", 100)
-    large = LargeRequests()
-    with large.one_more(90, "a"):
-        with pytest.raises(QueueFull), large.one_more(20, "a"):
-            pass
-        with large.one_more(30, "b"), large.one_more(20, "b"), pytest.raises(QueueFull), large.one_more(1, "b"):
-            pass
-        with large.one_more(1000, "c"):
-            pass
-    with large.one_more(60, "a"), large.one_more(40, "a"):
-        pass
+    await asyncio.wait([gone, second, *kept])
+    assert gone.cancelled() and second.result() and len(began) == Receiving.MAX_MESSAGES + 1
+    assert await receiving.receive(read)
 
 
 # Bulk messages

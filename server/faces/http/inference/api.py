@@ -4,7 +4,6 @@ What is read and answered is that of the gRPC service, by the same code; docs/op
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import NoReturn
 
@@ -15,14 +14,11 @@ from dragoman.inference import inference_pb2
 from dragoman.server.core.core import Core
 from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.errors import InvalidRequest, NotOffered, NotReady, ServiceError
-from dragoman.server.faces.grpc.hand import Allowance, Hand
-from dragoman.server.faces.grpc.streams import requests_per_stream
 from dragoman.server.faces.http.around import own_ending
 from dragoman.server.faces.http.exchange import Endpoint, Exchange
 from dragoman.server.faces.http.inference.reading import Posted, Reader
 from dragoman.server.faces.http.inference.writing import JSON, plain, to_answer, to_generated
 from dragoman.server.faces.http.origins import Origins
-from dragoman.server.faces.http.peers import owner_of
 from dragoman.server.faces.http.statuses import headers_of, status_of
 from dragoman.server.faces.items import Items
 from dragoman.server.faces.oip.answering import Answering
@@ -67,7 +63,6 @@ class InferenceApi:
         self._max_message_bytes = max_message_bytes
         self._reader = Reader(core.generation.max_characters, origins)
         self._descriptions = Descriptions(core.models, core.generation)
-        self._allowance = Allowance()
 
     def endpoints(self) -> Iterable[Endpoint]:
         """Return what it answers as calls of somebody's."""
@@ -152,7 +147,7 @@ class InferenceApi:
         if len(inference) > 1:
             if inference.is_streamed:
                 raise InvalidRequest(STREAM, f"goes with one text only, and there are {len(inference)}")
-            last = await self._answering(exchange).whole(inference, call, lambda: self._hold(exchange))
+            last = await self._answering(exchange).whole(inference, call)
         else:
 
             async def write(piece: inference_pb2.ModelInferResponse) -> None:
@@ -173,14 +168,11 @@ class InferenceApi:
         inference = exchange.message.inference
         if inference.is_streamed:
             raise InvalidRequest(STREAM, "goes with generate_stream only")
-        return await self._answering(exchange).whole(inference, exchange.call, lambda: self._hold(exchange))
+        return await self._answering(exchange).whole(inference, exchange.call)
 
     def _answering(self, exchange: Exchange) -> Answering:
         items = Items(self._core.calls.records, exchange.call, own_ending)
         return Answering(self._core, items, lambda: exchange.remaining_seconds, self._max_message_bytes)
-
-    def _hold(self, exchange: Exchange) -> AbstractContextManager[Hand]:
-        return self._allowance.held(requests_per_stream(self._core), owner_of(exchange.call, exchange.http))
 
     def _not_ready(self, what: str) -> web.Response:
         return self.refuse(NotReady(f"{what} is not ready", RETRY_SECONDS), "")

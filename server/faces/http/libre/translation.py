@@ -5,7 +5,7 @@ are cancelled.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from structlog.contextvars import bind_contextvars
@@ -15,11 +15,11 @@ from dragoman.server.core.core import Core
 from dragoman.server.core.ports import Model
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.grpc.streams import REQUESTS_PER_SLOT
 from dragoman.server.faces.http.around import own_ending
 from dragoman.server.faces.http.exchange import Exchange
 from dragoman.server.faces.items import Items
 from dragoman.server.faces.v1.sizes import MessageLimit
+from dragoman.server.service.in_flight import REQUESTS_PER_SLOT
 
 
 class Wanted(NamedTuple):
@@ -71,7 +71,7 @@ class Translation:
         self._generation, self._records = core.generation, core.calls.records
         self._max_bytes, self._limit = max_bytes, MessageLimit(max_bytes)
 
-    async def of_all(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange, num_kept: int = 0) -> list[list[str]]:
+    async def of_all(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange, num_kept: int = 0) -> Sequence[list[str]]:
         """Return the answers of each text, the best one first.
 
         Args:
@@ -83,31 +83,24 @@ class Translation:
         Raises:
             ServiceError: If one has none.
         """
-        answers: list[list[str]] = [[] for _ in texts]
-        left = iter(enumerate(texts))
-        exchange.call.is_counted = False  # from now on its requests are
-        items = Items(self._records, exchange.call, own_ending)
-        run = _Run(wanted, items, exchange, self._seconds(exchange), self._max_bytes)
+        call = exchange.call
+        assert call.window is not None
+        call.is_counted = False  # from now on its requests are
+        run = _Run(wanted, Items(self._records, call, own_ending), exchange, self._seconds(exchange), self._max_bytes)
         run.count_bytes(num_kept * (wanted.num_alternatives + 1))
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(len(texts), _num_in_hand(wanted, exchange.call.caller))):
-                    tasks.create_task(self._work(left, answers, run))
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
-        return answers
+
+        async def translate(index: int) -> list[str]:
+            answers = await self._one(texts[index], index, run)
+            run.count(answers)
+            return answers
+
+        return await call.window.run_each(len(texts), translate, _num_in_hand(wanted, call.caller))
 
     def _seconds(self, exchange: Exchange) -> float | None:
         """Return when the call has to have its answer, in seconds since it came, for all of its requests; None for any time."""
         call, left = exchange.call, exchange.remaining_seconds
         seconds, _ = self._generation.deadlines(call).time_left(call.arrival, left)
         return None if seconds is None else asyncio.get_running_loop().time() + seconds
-
-    async def _work(self, left: Iterator[tuple[int, str]], answers: list[list[str]], run: "_Run") -> None:
-        """Translate texts, one after the other, until none is left."""
-        for index, text in left:
-            answers[index] = await self._one(text, index, run)
-            run.count(answers[index])
 
     async def _one(self, text: str, index: int, run: "_Run") -> list[str]:
         """Serve one request, with a record of its own; its tokens count for the call's too."""
