@@ -1,7 +1,7 @@
 """A message of several requests, whichever protocol it is of."""
 
 
-class Counted:
+class BulkEnvelope:
     """A message of several requests, as it is read; its length is their number."""
 
     __slots__ = ()

@@ -21,7 +21,7 @@ from dragoman.server.core.ids import check_request_id
 from dragoman.server.errors import InvalidRequest, ServiceError, Unavailable
 from dragoman.server.faces.grpc.interceptors import Context, current_call, own_ending
 from dragoman.server.faces.grpc.reading import Refused
-from dragoman.server.faces.grpc.several import HEAD_BYTES, Several, put_together
+from dragoman.server.faces.grpc.several import HEAD_BYTES, BulkRequest, join
 from dragoman.server.faces.items import Items
 from dragoman.server.faces.v1.status import to_message
 from dragoman.server.service.in_flight import REQUESTS_PER_TURN
@@ -117,7 +117,7 @@ class RequestStream(ABC, Generic[Request]):
         while self._answers:
             together = self._answers[: self._num_together()]
             del self._answers[: len(together)]
-            await self.write(put_together(together) if self._max_together_bytes else together[0])
+            await self.write(join(together) if self._max_together_bytes else together[0])
             for answer in together:
                 self.window.end(len(answer))
         self._is_writing_answers = False
@@ -167,9 +167,9 @@ class Batch(RequestStream[GenerateRequest]):
         self._generate = generate
         self._ids = RecentIds()
 
-    async def begin(self, message: GenerateRequest | Several, tasks: asyncio.TaskGroup) -> None:
+    async def begin(self, message: GenerateRequest | BulkRequest, tasks: asyncio.TaskGroup) -> None:
         """Start the requests of a message; those that have not begun count with their bytes."""
-        if not isinstance(message, Several):
+        if not isinstance(message, BulkRequest):
             self.start(message, message.ByteSize(), tasks)
             return
         held = message.ByteSize()

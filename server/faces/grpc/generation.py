@@ -9,7 +9,7 @@ from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
 from dragoman.server.faces.grpc.batch import MAX_TOGETHER_BYTES, Batch
 from dragoman.server.faces.grpc.interceptors import Context, current_call
-from dragoman.server.faces.grpc.several import Several
+from dragoman.server.faces.grpc.several import BulkRequest
 from dragoman.server.faces.v1.conversion import (
     to_generate_request,
     to_score_request,
@@ -53,7 +53,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         """Write the answer to each request of a stream when it is there."""
         await Batch(self._generate, self._core, context).serve(requests)
 
-    async def GenerateBulk(self, requests: AsyncIterator[Several], context: Context) -> None:
+    async def GenerateBulk(self, requests: AsyncIterator[BulkRequest], context: Context) -> None:
         """Write the answers to the requests of a stream as they are there, several in a message."""
         together = min(MAX_TOGETHER_BYTES, self._limit.max_bytes)
         await Batch(self._generate, self._core, context, together).serve(requests)

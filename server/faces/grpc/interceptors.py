@@ -23,7 +23,7 @@ from dragoman.server.core.calls import Call
 from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, ConnectionLimit, DeadlineExceeded, InvalidRequest, QueueFull, ServiceError
-from dragoman.server.faces.counted import Counted
+from dragoman.server.faces.counted import BulkEnvelope
 from dragoman.server.faces.grpc.errors import to_status
 from dragoman.server.faces.grpc.methods import OTHER, OWN_METHODS, Method, Methods
 from dragoman.server.faces.grpc.reading import Refused, large_bytes_read
@@ -206,7 +206,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 def num_requests(message: Any) -> int:
     """Return the number of requests in a message."""
-    return len(message) if isinstance(message, Counted) else 1
+    return len(message) if isinstance(message, BulkEnvelope) else 1
 
 
 def _check_readable(request: Any) -> None:

@@ -8,7 +8,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from dragoman.server.faces.grpc.reading import reader
-from dragoman.server.faces.grpc.several import reader_of_several
+from dragoman.server.faces.grpc.several import bulk_parser
 from dragoman.v1 import generation_pb2
 
 Read: TypeAlias = Callable[[bytes], Any]
@@ -57,7 +57,7 @@ def declared(service: ServiceDescriptor, usual: Method, **others: Method) -> dic
 
 
 def _read_bulk(_: Read, max_characters: Callable[[], int]) -> Read:
-    return reader_of_several(reader(generation_pb2.GenerateRequest.FromString, max_characters))
+    return bulk_parser(reader(generation_pb2.GenerateRequest.FromString, max_characters))
 
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["Generation"]

@@ -1,50 +1,47 @@
-"""Several requests in a message, and several answers: taken apart and put together as bytes.
+"""Messages of several requests, and of several answers: taken apart and put together as bytes.
 
-A message of several is not parsed as a whole: that would refuse all of it for one request that cannot be read, and keep all of it
-for as long as one of them is served.
+A bulk message is not parsed as a whole: that would refuse all of it for one request that cannot be read, and keep all of it for as
+long as one of them is served.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from google.protobuf import message_factory
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError
 
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.counted import Counted
+from dragoman.server.faces.counted import BulkEnvelope
 from dragoman.server.faces.grpc.reading import CANNOT_BE_PARSED, Refused, note_large
 
 MAX_REQUESTS = 1024
-# Fields of a message, those that we do not know among them: each is looked at while everybody waits.
-MAX_FIELDS = 2 * MAX_REQUESTS
-# Bytes of a message of several: those that wait for their turn in it are kept as they came.
+# Bytes of a message of several requests: those that have not begun are kept as they came.
 MAX_BYTES = 256 * 2**10
-# Field 1 of `GenerateBulkRequest` and of `GenerateBulkResponse`: a message, with its length before it.
-_TAG = 0x0A
-# Tag and length before a message, at most.
+# Tag and length before a message of so many bytes together, at most.
 HEAD_BYTES = 6
-# What the other types of the wire format take, where it is always the same: https://protobuf.dev/programming-guides/encoding/
-_FIXED_BYTES = {1: 8, 5: 4}
+# `GenerateBulkRequest` and `GenerateBulkResponse` on the wire: messages in field 1, of which this one knows only the bytes.
+_FIELD = FieldDescriptorProto(
+    name="messages", number=1, label=FieldDescriptorProto.LABEL_REPEATED, type=FieldDescriptorProto.TYPE_BYTES
+)
+_FILE = FileDescriptorProto(name="dragoman/bulk.proto", message_type=[DescriptorProto(name="Bulk", field=[_FIELD])])
+_Bulk: Any = message_factory.GetMessages([_FILE])["Bulk"]
 
 
-class Several(Counted):
-    """The requests of one message, each read when it is taken."""
+class BulkRequest(BulkEnvelope):
+    """The requests of one message, each parsed when it is taken."""
 
-    __slots__ = ("_num_bytes", "_parts", "_read")
+    __slots__ = ("_num_bytes", "_parse", "_parts")
 
-    def __init__(self, parts: Iterable[bytes], read: Callable[[bytes], Any]) -> None:
-        """Hold requests.
-
-        Args:
-            parts: The bytes of each.
-            read: Makes a message of them, or `Refused`.
-        """
+    def __init__(self, parts: Iterable[bytes], parse: Callable[[bytes], Any]) -> None:
+        """Hold requests as bytes; `parse` makes a message of one, or `Refused`."""
         self._parts = deque(parts)
-        self._read = read
+        self._parse = parse
         self._num_bytes = sum(map(len, self._parts))
 
     def __len__(self) -> int:
-        """Return how many are left."""
+        """Return the number of requests that are left."""
         return len(self._parts)
 
     def ByteSize(self) -> int:
@@ -55,93 +52,59 @@ class Several(Counted):
         """Return the next one."""
         part = self._parts.popleft()
         self._num_bytes -= len(part)
-        return self._read(part)
+        return self._parse(part)
 
 
-def reader_of_several(read: Callable[[bytes], Any]) -> Callable[[bytes], "Several | Refused"]:
-    """Return what reads a `GenerateBulkRequest`: `Refused` for one that is to be answered with an error as a whole.
+def bulk_parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], BulkRequest | Refused]:
+    """Return the parser of `GenerateBulkRequest`: `Refused` for one that is answered with an error as a whole.
 
     Args:
-        read: Reads one request.
+        parse: Parser of one request.
     """
 
-    def read_several(data: bytes) -> Several | Refused:
+    def parse_bulk(data: bytes) -> BulkRequest | Refused:
         note_large(data)
         try:
-            return Several(take_apart(data), read)
+            return BulkRequest(split(data), parse)
         except DecodeError:
             return Refused(InvalidRequest("request", CANNOT_BE_PARSED))
         except InvalidRequest as error:
             return Refused(error.with_traceback(None))
 
-    return read_several
+    return parse_bulk
 
 
-def take_apart(data: bytes) -> list[bytes]:
-    """Return the bytes of each message that a message has in field 1; fields that we do not know are left out.
+def split(data: bytes) -> Sequence[bytes]:
+    """Return the bytes of each message that a message has in field 1; other fields are left out.
 
     Raises:
         DecodeError: If it is no message.
-        InvalidRequest: If there are more than `MAX_REQUESTS`, or more than `MAX_FIELDS` of any kind, or several in more than
-            `MAX_BYTES`.
+        InvalidRequest: If there are more than `MAX_REQUESTS`, or several in more than `MAX_BYTES`.
     """
-    parts: list[bytes] = []
-    position, end, num_fields = 0, len(data), 0
-    while position < end:
-        num_fields += 1
-        if num_fields > MAX_FIELDS:
-            raise InvalidRequest("request", f"more than {MAX_FIELDS} fields in one message")
-        tag, position = _varint(data, position)
-        kind = tag & 7
-        if tag < 8:
-            raise DecodeError("there is no field 0")
-        if kind == 0:
-            _, position = _varint(data, position)
-            continue
-        length = _FIXED_BYTES.get(kind)
-        if length is None:
-            if kind != 2:
-                raise DecodeError("groups are not of this version of the wire format")
-            length, position = _varint(data, position)
-        if position + length > end:
-            raise DecodeError("a field ends behind the message")
-        if tag == _TAG:
-            if len(parts) == MAX_REQUESTS:
-                raise InvalidRequest("requests", f"more than {MAX_REQUESTS} in one message")
-            parts.append(data[position : position + length])
-        position += length
-    if len(parts) > 1 and end > MAX_BYTES:
-        raise InvalidRequest("requests", f"several in one message of more than {MAX_BYTES} bytes")
+    too_large = InvalidRequest("requests", f"several in one message of more than {MAX_BYTES} bytes")
+    is_large = len(data) > MAX_BYTES
+    # Millions of empty messages would take long to parse: of large ones the first request must be almost all of it.
+    if is_large and _first_length(data) < len(data) - MAX_BYTES:
+        raise too_large
+    parts: Sequence[bytes] = _Bulk.FromString(data).messages
+    if len(parts) > MAX_REQUESTS:
+        raise InvalidRequest("requests", f"more than {MAX_REQUESTS} in one message")
+    if len(parts) > 1 and is_large:
+        raise too_large
     return parts
 
 
-def put_together(parts: Iterable[bytes]) -> bytes:
+def join(parts: Iterable[bytes]) -> bytes:
     """Return a message that has messages in field 1: a `GenerateBulkResponse` of serialised answers."""
-    pieces: list[bytes] = []
-    for part in parts:
-        head = bytearray((_TAG,))
-        length = len(part)
-        while length > 0x7F:
-            head.append(length & 0x7F | 0x80)
-            length >>= 7
-        head.append(length)
-        pieces += (bytes(head), part)
-    return b"".join(pieces)
+    message: bytes = _Bulk(messages=parts).SerializeToString()
+    return message
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the number at a place, and where it ends.
-
-    Raises:
-        DecodeError: If there is none, or it has more than 64 bits.
-    """
-    number = 0
-    for shift in range(0, 70, 7):
-        if position >= len(data):
-            break
-        byte = data[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
+def _first_length(data: bytes) -> int:
+    """Return the length of the message that comes first in field 1; 0 where something else does."""
+    length = 0
+    for shift, byte in enumerate(data[1:HEAD_BYTES] if data[0] == 0x0A else b""):
+        length |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:
-            return number, position
-    raise DecodeError("a number does not end")
+            return length
+    return 0

@@ -12,7 +12,7 @@ from dragoman.server.core.core import Core
 from dragoman.server.core.deadlines import NO_DEADLINES
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, ServiceError
-from dragoman.server.faces.counted import Counted
+from dragoman.server.faces.counted import BulkEnvelope
 from dragoman.server.faces.http.exchange import Endpoint, Exchange, Manner
 from dragoman.server.faces.http.peers import owner_of, peer_names
 from dragoman.server.faces.http.reading import Bodies, timeout_of
@@ -86,7 +86,7 @@ class Around:
             except (asyncio.CancelledError, ConnectionError):  # gone before all of it came
                 calls.records.finish(call, Cancelled.code)
                 raise
-        if isinstance(exchange.message, Counted) and len(exchange.message) > 1:
+        if isinstance(exchange.message, BulkEnvelope) and len(exchange.message) > 1:
             call.has_items = True
         if call.has_items and call.window is None:
             call.window = around.enter_context(self._core.in_flight.window(owner_of(call, request)))

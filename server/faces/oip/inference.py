@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.core.validation import check_model_name, check_model_version
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.counted import Counted
+from dragoman.server.faces.counted import BulkEnvelope
 from dragoman.server.faces.large_requests import both_ends
 from dragoman.server.faces.oip.asked import Asked, Wanted
 from dragoman.server.faces.oip.fields import check_datatype, to_text
@@ -23,7 +23,7 @@ MICROSECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Inference(Counted):
+class Inference(BulkEnvelope):
     """What a message asks for.
 
     Attributes:

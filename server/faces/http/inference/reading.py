@@ -11,7 +11,7 @@ from dragoman.inference import inference_pb2
 from dragoman.server.core.ids import check_request_id
 from dragoman.server.core.text_work import on_thread
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.counted import Counted
+from dragoman.server.faces.counted import BulkEnvelope
 from dragoman.server.faces.http.inference.writing import BINARY, JSON, LENGTH_KEY
 from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.reading import decode
@@ -55,7 +55,7 @@ class _Index(Struct, forbid_unknown_fields=True):
     repository_name: str = ""
 
 
-class Posted(Counted):
+class Posted(BulkEnvelope):
     """A request as it was read.
 
     Attributes:
