@@ -1,0 +1,186 @@
+"""Reading of gRPC requests: large messages are cut, bulk messages are divided."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from google.protobuf import message_factory
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.message import DecodeError, Message
+
+from dragoman.server.errors import InvalidRequest, ServiceError
+from dragoman.server.protocols.several_requests import BulkEnvelope, both_ends
+from dragoman.server.service.ids import check_request_id
+from dragoman.server.service.in_flight import LARGE_BYTES
+from dragoman.server.service.languages import check_language
+from dragoman.server.service.search_options import check_num_suppressed
+from dragoman.server.service.validation import check_model_name, check_model_version
+
+CANNOT_BE_PARSED = "cannot be parsed; is every string UTF-8?"
+# Bytes of the last large message that came in the task at hand; 0 for none.
+large_bytes_read: ContextVar[int] = ContextVar("large_bytes_read", default=0)
+# What is checked of a field before its value is kept, the id first; every other text is cut to what a model could use.
+CHECKS: dict[str, Callable[[Any], object]] = {
+    "request_id": lambda value: check_request_id("request_id", value),
+    "model": check_model_name,
+    "model_version": check_model_version,
+    "suppressed_tokens": lambda values: check_num_suppressed(len(values)),
+    "source_language": lambda value: check_language("source_language", value),
+    "target_language": lambda value: check_language("target_language", value),
+}
+
+
+class Refused:
+    """Stands for a request message that is refused as it is read.
+
+    Attributes:
+        error: Why.
+        request_id: Its id, if it has one that is fit; else empty.
+    """
+
+    def __init__(self, error: ServiceError, request_id: str = "") -> None:
+        self.error = error
+        self.request_id = request_id
+
+    def ByteSize(self) -> int:
+        """Return the bytes of it that are kept."""
+        return 0
+
+
+def reader(deserialise: Callable[[bytes], Any], max_characters: Callable[[], int]) -> Callable[[bytes], Any]:
+    """Return what reads a message: as `deserialise` does, but `Refused` for one that is to be answered with an error.
+
+    gRPC itself would answer `UNKNOWN`, without a reason, to one that cannot be parsed.
+
+    Args:
+        deserialise: Makes a message of bytes.
+        max_characters: Says how many characters of a text a model could use.
+    """
+
+    def read(data: bytes) -> Any:
+        is_large = note_large(data)
+        try:
+            message = deserialise(data)
+        except DecodeError:
+            return Refused(InvalidRequest("request", CANNOT_BE_PARSED))
+        return _slimmed(message, max_characters()) if is_large else message
+
+    return read
+
+
+def note_large(data: bytes) -> bool:
+    """Return whether a message is large; one that is, the task at hand will know of."""
+    is_large = len(data) > LARGE_BYTES
+    if is_large:
+        large_bytes_read.set(len(data))
+    return is_large
+
+
+def _slimmed(message: Message, max_characters: int) -> Message | Refused:
+    """Return a message with what a model could use of it, and without fields that we do not know, or why it is refused."""
+    values = {field.name: value for field, value in message.ListFields()}
+    request_id = ""
+    try:
+        for name, check in CHECKS.items():
+            if name in values:
+                check(values[name])
+                request_id = values.get("request_id", "")
+    except InvalidRequest as error:
+        return Refused(error.with_traceback(None), request_id)  # whose frames have all of the message
+    cut = {name: both_ends(value, max_characters) if isinstance(value, str) else value for name, value in values.items()}
+    return type(message)(**cut)
+
+
+MAX_REQUESTS = 1024
+# Bytes of a message of several requests: those that have not begun are kept as they came.
+MAX_BYTES = 256 * 2**10
+# Tag and length before a message of so many bytes together, at most.
+HEAD_BYTES = 6
+# `GenerateBulkRequest` and `GenerateBulkResponse` on the wire: messages in field 1, of which this one knows only the bytes.
+_FIELD = FieldDescriptorProto(
+    name="messages", number=1, label=FieldDescriptorProto.LABEL_REPEATED, type=FieldDescriptorProto.TYPE_BYTES
+)
+_FILE = FileDescriptorProto(name="dragoman/bulk.proto", message_type=[DescriptorProto(name="Bulk", field=[_FIELD])])
+_Bulk: Any = message_factory.GetMessages([_FILE])["Bulk"]
+
+
+class BulkRequest(BulkEnvelope):
+    """The requests of one message, each parsed when it is taken."""
+
+    __slots__ = ("_num_bytes", "_parse", "_parts")
+
+    def __init__(self, parts: Iterable[bytes], parse: Callable[[bytes], Any]) -> None:
+        """Hold requests as bytes; `parse` makes a message of one, or `Refused`."""
+        self._parts = deque(parts)
+        self._parse = parse
+        self._num_bytes = sum(map(len, self._parts))
+
+    def __len__(self) -> int:
+        """Return the number of requests that are left."""
+        return len(self._parts)
+
+    def ByteSize(self) -> int:
+        """Return the bytes of those that are left."""
+        return self._num_bytes
+
+    def take(self) -> Any:
+        """Return the next one."""
+        part = self._parts.popleft()
+        self._num_bytes -= len(part)
+        return self._parse(part)
+
+
+def bulk_parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], BulkRequest | Refused]:
+    """Return the parser of `GenerateBulkRequest`: `Refused` for one that is answered with an error as a whole.
+
+    Args:
+        parse: Parser of one request.
+    """
+
+    def parse_bulk(data: bytes) -> BulkRequest | Refused:
+        note_large(data)
+        try:
+            return BulkRequest(split(data), parse)
+        except DecodeError:
+            return Refused(InvalidRequest("request", CANNOT_BE_PARSED))
+        except InvalidRequest as error:
+            return Refused(error.with_traceback(None))
+
+    return parse_bulk
+
+
+def split(data: bytes) -> Sequence[bytes]:
+    """Return the bytes of each message that a message has in field 1; other fields are left out.
+
+    Raises:
+        DecodeError: If it is no message.
+        InvalidRequest: If there are more than `MAX_REQUESTS`, or several in more than `MAX_BYTES`.
+    """
+    too_large = InvalidRequest("requests", f"several in one message of more than {MAX_BYTES} bytes")
+    is_large = len(data) > MAX_BYTES
+    # Millions of empty messages would take long to parse: of large ones the first request must be almost all of it.
+    if is_large and _first_length(data) < len(data) - MAX_BYTES:
+        raise too_large
+    parts: Sequence[bytes] = _Bulk.FromString(data).messages
+    if len(parts) > MAX_REQUESTS:
+        raise InvalidRequest("requests", f"more than {MAX_REQUESTS} in one message")
+    if len(parts) > 1 and is_large:
+        raise too_large
+    return parts
+
+
+def join(parts: Iterable[bytes]) -> bytes:
+    """Return a message that has messages in field 1: a `GenerateBulkResponse` of serialised answers."""
+    message: bytes = _Bulk(messages=parts).SerializeToString()
+    return message
+
+
+def _first_length(data: bytes) -> int:
+    """Return the length of the message that comes first in field 1; 0 where something else does."""
+    length = 0
+    for shift, byte in enumerate(data[1:HEAD_BYTES] if data[0] == 0x0A else b""):
+        length |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return length
+    return 0
