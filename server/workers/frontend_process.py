@@ -30,9 +30,9 @@ from dragoman.server.watching import Source
 from dragoman.server.workers.front_end import FrontEnd
 from dragoman.server.workers.messages import (
     Awaited,
-    BulkEnvelope,
     CarriedOut,
     Collect,
+    Counted,
     Desk,
     Drain,
     Failed,
@@ -124,7 +124,7 @@ class FrontEndProcess:
         await self._front.end()
         await self._front.flush()
         self._served.tell_used()
-        self._say(BulkEnvelope(take_series(self._registry)))
+        self._say(Counted(take_series(self._registry)))
         while self._writer.get_write_buffer_size():
             await asyncio.sleep(0.001)
         following.cancel()
@@ -146,7 +146,7 @@ class FrontEndProcess:
                 case CarriedOut() as done if self._operators is not None:
                     self._operators.take(done)
                 case Collect():
-                    self._say(BulkEnvelope(take_series(self._registry), is_asked=True))
+                    self._say(Counted(take_series(self._registry), is_asked=True))
                 case Drain() as drain if not self._drain.done():
                     self._drain.set_result(drain)
         shutil.rmtree(self._start.folder, ignore_errors=True)  # in the place of who made it
@@ -159,7 +159,7 @@ class FrontEndProcess:
             self._say(self._state)
             self._served.tell_used()
             if (began := loop.time()) >= count_at:
-                self._say(BulkEnvelope(take_series(self._registry)))
+                self._say(Counted(take_series(self._registry)))
                 count_at = began + REST * (loop.time() - began)
             await asyncio.sleep(SIGN_OF_LIFE_SECONDS)
 

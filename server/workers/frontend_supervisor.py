@@ -14,9 +14,9 @@ import structlog
 from dragoman.server.telemetry.series import Series, num_requests
 from dragoman.server.workers.messages import (
     Awaited,
-    BulkEnvelope,
     CarriedOut,
     Collect,
+    Counted,
     Drain,
     Failed,
     Files,
@@ -310,7 +310,7 @@ class KeptFrontEnd:
                         self._listening.set_result(None)
                     if is_new:
                         self._on_change()
-                case BulkEnvelope(series, is_asked):
+                case Counted(series, is_asked):
                     self.num_requests += round(num_requests(series) - num_requests(self.counted))
                     self.counted = series
                     if is_asked and self._asking and not (asking := self._asking.popleft()).done():

@@ -173,7 +173,7 @@ class State(Struct, frozen=True, array_like=True, tag="state"):
     is_ready: bool = False
 
 
-class BulkEnvelope(Struct, frozen=True, array_like=True, tag="counted"):
+class Counted(Struct, frozen=True, array_like=True, tag="counted"):
     """What a front end has counted since it was started: now and then, in answer to each `Collect`, and as its last word.
 
     Attributes:
@@ -253,7 +253,7 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed"):
     reason: str
 
 
-FromFrontEnd = State | BulkEnvelope | Serving | Used | Awaited | Released | Ordered | Failed
+FromFrontEnd = State | Counted | Serving | Used | Awaited | Released | Ordered | Failed
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes | None:
