@@ -5,9 +5,9 @@ Errors are raised as `server.errors` and become statuses where they are counted:
 
 from collections.abc import AsyncIterator
 
-from dragoman.server.protocols.grpc.bulk import MAX_TOGETHER_BYTES, Batch
 from dragoman.server.protocols.grpc.interceptors import Context, current_call
 from dragoman.server.protocols.grpc.reading import BulkRequest
+from dragoman.server.protocols.grpc.streams import MAX_TOGETHER_BYTES, Batch
 from dragoman.server.protocols.v1.descriptions import Descriptions
 from dragoman.server.protocols.v1.messages import (
     MessageLimit,

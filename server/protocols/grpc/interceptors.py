@@ -27,8 +27,8 @@ from dragoman.server.errors import (
     ServiceError,
     Unauthenticated,
 )
+from dragoman.server.protocols.bulk import BulkEnvelope
 from dragoman.server.protocols.grpc.reading import Refused, bulk_parser, large_bytes_read, reader
-from dragoman.server.protocols.several_requests import BulkEnvelope
 from dragoman.server.protocols.v1.messages import to_message
 from dragoman.server.service.callers import NO_DEADLINES, Caller, Callers, Deadlines
 from dragoman.server.service.context import Call

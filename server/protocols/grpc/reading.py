@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.message import DecodeError, Message
 
 from dragoman.server.errors import InvalidRequest, ServiceError
-from dragoman.server.protocols.several_requests import BulkEnvelope, both_ends
+from dragoman.server.protocols.bulk import BulkEnvelope, both_ends
 from dragoman.server.service.ids import check_request_id
 from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.languages import check_language

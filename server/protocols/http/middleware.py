@@ -8,8 +8,8 @@ from functools import partial
 from aiohttp import web
 
 from dragoman.server.errors import Cancelled, ServiceError
+from dragoman.server.protocols.bulk import BulkEnvelope
 from dragoman.server.protocols.http.requests import Bodies, Endpoint, Exchange, Manner, owner_of, peer_names, timeout_of
-from dragoman.server.protocols.several_requests import BulkEnvelope
 from dragoman.server.service.callers import NO_DEADLINES
 from dragoman.server.service.context import Call
 from dragoman.server.service.in_flight import LARGE_BYTES

@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, field
 
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, NotOffered, NotReady, ServiceError
+from dragoman.server.protocols.bulk import BulkEnvelope, Items
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.native import carried_out
 from dragoman.server.protocols.http.origins import Origins
@@ -30,9 +31,9 @@ from dragoman.server.protocols.openinference.tensors import (
     from_values,
     shown,
 )
-from dragoman.server.protocols.several_requests import LARGE_BYTES, BulkEnvelope, Items
 from dragoman.server.service.administration import CarryOut, Order
 from dragoman.server.service.ids import check_request_id
+from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.outcomes import RETRY_SECONDS
 from dragoman.server.service.sentences import on_thread
 from dragoman.server.service.service import Core

@@ -11,13 +11,13 @@ from aiohttp import web
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import InvalidRequest, NotReady, ServiceError
+from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import Endpoint, Exchange
 from dragoman.server.protocols.http.responses import HttpRefusal, headers_of, status_of
 from dragoman.server.protocols.libretranslate.languages import ALIASES, Detected, Detector, LibreLanguages
 from dragoman.server.protocols.libretranslate.reading import JSON, Asked, Reader, key_of, shown
-from dragoman.server.protocols.several_requests import Items
 from dragoman.server.protocols.v1.messages import MessageLimit
 from dragoman.server.service.callers import Caller
 from dragoman.server.service.in_flight import REQUESTS_PER_SLOT

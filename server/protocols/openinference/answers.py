@@ -10,6 +10,7 @@ import msgspec
 
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, ServiceError
+from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.openinference.requests import (
     LOG_PROBS,
     OUTPUTS,
@@ -24,7 +25,6 @@ from dragoman.server.protocols.openinference.requests import (
     told,
 )
 from dragoman.server.protocols.openinference.tensors import DATATYPES, to_raw
-from dragoman.server.protocols.several_requests import Items
 from dragoman.server.protocols.v1.messages import TOKENS_PER_SLICE, check_size, to_message
 from dragoman.server.service.answer_size import AnswerShape, ScoresShape
 from dragoman.server.service.answers import Answer, Generated, Piece

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from dragoman.inference import inference_pb2, inference_pb2_grpc
 from dragoman.server.errors import InvalidRequest, NotOffered, ServiceError
+from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.grpc.interceptors import (
     PROBE,
     QUESTION,
@@ -23,7 +24,6 @@ from dragoman.server.protocols.openinference.descriptions import Descriptions, s
 from dragoman.server.protocols.openinference.reading import infer_reader
 from dragoman.server.protocols.openinference.requests import STREAM, Inference
 from dragoman.server.protocols.openinference.stream import InferStream
-from dragoman.server.protocols.several_requests import Items
 from dragoman.server.service.administration import Order
 from dragoman.server.service.service import Core
 

@@ -7,9 +7,9 @@ from structlog.contextvars import bind_contextvars
 
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, ServiceError
-from dragoman.server.protocols.grpc.bulk import RequestStream
 from dragoman.server.protocols.grpc.interceptors import Context
 from dragoman.server.protocols.grpc.reading import Refused
+from dragoman.server.protocols.grpc.streams import RequestStream
 from dragoman.server.protocols.openinference.answers import Answering, streamed, to_failure, to_response
 from dragoman.server.protocols.openinference.requests import STREAM, Inference
 from dragoman.server.service.context import Call

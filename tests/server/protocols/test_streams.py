@@ -12,7 +12,6 @@ from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from dragoman.server.errors import ConnectionLimit, IdleStream, InvalidRequest, QueueFull
-from dragoman.server.protocols.grpc.bulk import NUM_REMEMBERED_IDS, RecentIds
 from dragoman.server.protocols.grpc.health import Reflection
 from dragoman.server.protocols.grpc.interceptors import cancellation_code, num_requests
 from dragoman.server.protocols.grpc.reading import (
@@ -26,6 +25,7 @@ from dragoman.server.protocols.grpc.reading import (
     reader,
     split,
 )
+from dragoman.server.protocols.grpc.streams import NUM_REMEMBERED_IDS, RecentIds
 from dragoman.server.service.in_flight import LARGE_BYTES, MAX_UNWRITTEN_BYTES, InFlight, MessageRate, Receiving, Window
 from dragoman.v1.generation_pb2 import (
     GenerateBatchResponse,

@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
 from dragoman.server.errors import InvalidRequest, ServiceError, Unavailable
+from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.grpc.interceptors import Context, current_call, own_ending
 from dragoman.server.protocols.grpc.reading import HEAD_BYTES, BulkRequest, Refused, join
-from dragoman.server.protocols.several_requests import Items
 from dragoman.server.protocols.v1.messages import to_message
 from dragoman.server.service.context import Call
 from dragoman.server.service.ids import check_request_id

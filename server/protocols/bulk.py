@@ -1,4 +1,4 @@
-"""Several requests in one call: each has its own record, and one caller's large requests are bounded."""
+"""Several requests in one call: each has a record of its own."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +7,6 @@ from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import Unavailable
 from dragoman.server.service.context import Call, Records
-from dragoman.server.service.in_flight import LARGE_BYTES as LARGE_BYTES
 
 
 class BulkEnvelope:
