@@ -25,7 +25,6 @@ from dragoman.server.addresses import in_url
 from dragoman.server.allocator import give_back_large_blocks
 from dragoman.server.config import ServerConfig
 from dragoman.server.engine_plan import plan_engines
-from dragoman.server.engines import ModelEngine
 from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.front_ends import FrontEnds
 from dragoman.server.fronts.kept import FrontEndCannotStart
@@ -35,8 +34,8 @@ from dragoman.server.repository.bundles import find_models
 from dragoman.server.repository.checks import check_ready_rule
 from dragoman.server.repository.found import FoundModel
 from dragoman.server.repository.keeper import Keeper
-from dragoman.server.repository.model_keeper import ModelKeeper
-from dragoman.server.repository.model_workshop import ModelWorkshop
+from dragoman.server.repository.loader import VersionLoader
+from dragoman.server.repository.model_keeper import ModelReconciler
 from dragoman.server.repository.models import Repository
 from dragoman.server.repository.placement import Placement
 from dragoman.server.serving_process import end_process, keep_what_is_there
@@ -124,25 +123,21 @@ class Service:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         self.metrics = Metrics(registry, config.latency_buckets, _version())
-        self.repository: Repository[ModelEngine] = Repository()
-        self._workshop = ModelWorkshop(
-            config,
-            self.metrics,
-            keys,
-            num_models=lambda: len(self.keeper.models),
-            on_change=self._on_change,
-            on_published=self._publish,
+        self.repository: Repository = Repository()
+        self._loader = VersionLoader(
+            config, self.metrics, keys, num_models=lambda: len(self.keeper.models), on_change=self._on_change
         )
         self._placement = Placement(
-            lambda: list(self.keeper.models.values()),
+            lambda: [model.candidate() for model in self.keeper.models.values()],
+            lambda name: self.keeper.models[name].evict(),
             keep_seconds=config.keep_loaded_seconds,
             bound_bytes=config.models_memory_bytes,
             wait_seconds=config.load_wait_seconds,
         )
-        self.keeper: Keeper[ModelEngine] = Keeper(
+        self.keeper: Keeper = Keeper(
             source.folder,
             found,
-            lambda model: ModelKeeper(model, self._workshop, lambda: self.front, self._placement),
+            lambda model: ModelReconciler(model, self._loader, lambda: self.front, self._placement, self._publish),
             config.models_poll_seconds,
             config.model_files,
         )
@@ -232,7 +227,7 @@ class Service:
         await asyncio.gather(*(model.start() for model in needed))
         await self.front.until_ready()
 
-    async def _start_beside(self, model: ModelKeeper[ModelEngine]) -> None:
+    async def _start_beside(self, model: ModelReconciler) -> None:
         """Start the engines of a model that nobody waits for. What keeps them from starting is told by who tries it again."""
         with contextlib.suppress(EngineCannotStart):
             await model.start(is_persistent=True)
@@ -312,7 +307,7 @@ class Service:
         for name, keeper in self.keeper.models.items():
             own[name] = keeper.found.file.settings.within(self.config)
             bundles += keeper.open_first()[:1]
-        self._workshop.pin(plan_engines(self.config, bundles, own))
+        self._loader.pin(plan_engines(self.config, bundles, own))
         for name, keeper in self.keeper.models.items():
             keeper.hold_first()
             if keeper.route is not None:

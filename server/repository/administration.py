@@ -6,7 +6,6 @@ What cannot be done is undone. What operators ask for lasts until the server end
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Generic
 
 import structlog
 
@@ -25,19 +24,18 @@ from dragoman.server.repository.meant import (
     version_names_of,
     why_not_served,
 )
-from dragoman.server.repository.model_keeper import ModelKeeper
+from dragoman.server.repository.model_keeper import ModelReconciler
 from dragoman.server.repository.policy import Overrides
 from dragoman.server.repository.status import is_name_served, is_served, status_of, why_refused
 from dragoman.server.repository.version_names import check_version_name
-from dragoman.server.repository.workshop import E
 
 log = structlog.get_logger("dragoman.administration")
 
 
-class Administrator(Generic[E]):
+class Administrator:
     """Implements `core.administration.Administration`."""
 
-    def __init__(self, keeper: Keeper[E]) -> None:
+    def __init__(self, keeper: Keeper) -> None:
         """Answer questions only, until `begin`."""
         self._keeper = keeper
         self._turns: dict[str, asyncio.Lock] = {}
@@ -70,7 +68,7 @@ class Administrator(Generic[E]):
     async def load(self, operator: Operator, model: str, version: str) -> ModelStatus:
         """See there."""
 
-        async def load(keeper: ModelKeeper[E]) -> None:
+        async def load(keeper: ModelReconciler) -> None:
             asked, name = keeper.overrides, version_meant(keeper, version) if version else ""
             if not name:
                 asked = replace(asked, is_unloaded=False, pinned=None, unloaded=frozenset())
@@ -86,7 +84,7 @@ class Administrator(Generic[E]):
     async def unload(self, operator: Operator, model: str, version: str) -> ModelStatus:
         """See there."""
 
-        async def unload(keeper: ModelKeeper[E]) -> None:
+        async def unload(keeper: ModelReconciler) -> None:
             asked = keeper.overrides
             name = version if version in asked.loaded else version_meant(keeper, version) if version else ""
             if not name:
@@ -107,7 +105,7 @@ class Administrator(Generic[E]):
     async def reload(self, operator: Operator, model: str) -> ModelStatus:
         """See there."""
 
-        async def reload(keeper: ModelKeeper[E]) -> None:
+        async def reload(keeper: ModelReconciler) -> None:
             await self._look()
             keeper.forgive()
             await keeper.settled()
@@ -125,7 +123,7 @@ class Administrator(Generic[E]):
     async def rollback(self, operator: Operator, model: str, version: str) -> ModelStatus:
         """See there."""
 
-        async def rollback(keeper: ModelKeeper[E]) -> None:
+        async def rollback(keeper: ModelReconciler) -> None:
             check_loaded(keeper)
             asked = keeper.overrides
             name = version_meant(keeper, version) if version else version_before(keeper)
@@ -143,7 +141,7 @@ class Administrator(Generic[E]):
         except ValueError as error:
             raise InvalidRequest("label", str(error)) from None
 
-        async def set_label(keeper: ModelKeeper[E]) -> None:
+        async def set_label(keeper: ModelReconciler) -> None:
             check_loaded(keeper)
             if is_called(keeper, label):
                 raise InvalidRequest("label", f"{label} is what a version is called")
@@ -177,7 +175,7 @@ class Administrator(Generic[E]):
         operator: Operator,
         change: str,
         model: str,
-        work: Callable[[ModelKeeper[E]], Awaitable[None]],
+        work: Callable[[ModelReconciler], Awaitable[None]],
         **asked: str,
     ) -> ModelStatus:
         """Make a change when it is its turn; it goes on to its end though nobody waits for it any more.
@@ -212,7 +210,7 @@ class Administrator(Generic[E]):
         operator: Operator,
         change: str,
         model: str,
-        work: Callable[[ModelKeeper[E]], Awaitable[None]],
+        work: Callable[[ModelReconciler], Awaitable[None]],
         asked: dict[str, str],
     ) -> ModelStatus:
         told = {"change": change, "model": model, **{key: value for key, value in asked.items() if value}, "by": operator.name}
@@ -232,7 +230,7 @@ class Administrator(Generic[E]):
 
     async def _lead(
         self,
-        keeper: ModelKeeper[E],
+        keeper: ModelReconciler,
         asked: Overrides,
         is_done: Callable[[], bool],
         version: str | None = None,
@@ -278,7 +276,7 @@ class Administrator(Generic[E]):
         keeper = self._keeper.models.get(model)
         return keeper is not None and (not version or is_called(keeper, version))
 
-    def _permitted(self, operator: Operator, model: str) -> ModelKeeper[E]:
+    def _permitted(self, operator: Operator, model: str) -> ModelReconciler:
         """Return who leads a model that an operator names.
 
         Raises:

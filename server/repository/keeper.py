@@ -3,21 +3,19 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic
 
 import structlog
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.repository.found import FoundModel
 from dragoman.server.repository.layout import find_unused, scan
-from dragoman.server.repository.model_keeper import ModelKeeper
-from dragoman.server.repository.workshop import E
+from dragoman.server.repository.model_keeper import ModelReconciler
 from dragoman.server.telemetry.version_metrics import VersionReading
 
 log = structlog.get_logger("dragoman.repository")
 
 
-class Keeper(Generic[E]):
+class Keeper:
     """See above.
 
     Attributes:
@@ -28,7 +26,7 @@ class Keeper(Generic[E]):
         self,
         folder: Path,
         found: Sequence[FoundModel],
-        make: Callable[[FoundModel], ModelKeeper[E]],
+        make: Callable[[FoundModel], ModelReconciler],
         poll_seconds: float,
         files: Path | None = None,
     ) -> None:

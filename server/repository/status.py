@@ -2,16 +2,15 @@
 
 from dragoman.server.core.administration import ModelStatus, Requested, VersionStatus
 from dragoman.server.core.ports import ServedVersion
-from dragoman.server.repository.model_keeper import ModelKeeper
+from dragoman.server.repository.model_keeper import ModelReconciler
 from dragoman.server.repository.versions import State, Version
-from dragoman.server.repository.workshop import E
 
 
-def status_of(keeper: ModelKeeper[E]) -> ModelStatus:
+def status_of(keeper: ModelReconciler) -> ModelStatus:
     """Return how a model is: versions that lie in its folder, the newest first, then those that do not any more."""
     found, route, asked = keeper.found, keeper.route, keeper.overrides
     served = {} if route is None else {id(route.versions[one.name]): one for one in route.described()}
-    known = keeper.known()
+    known = keeper.loaded.with_files()
     there = [one.name for one in reversed(found.versions)]
     statuses = []
     for name in dict.fromkeys([*there, *(one.found.name for one in known)]):
@@ -34,29 +33,29 @@ def status_of(keeper: ModelKeeper[E]) -> ModelStatus:
     )
 
 
-def is_served(keeper: ModelKeeper[E], name: str, *, is_default: bool = False) -> bool:
+def is_served(keeper: ModelReconciler, name: str, *, is_default: bool = False) -> bool:
     """Return whether requests get a version as it lies in its folder of that name; as the default, if that is asked."""
     route = keeper.route
     if route is None:
         return False
     models = [route.default] if is_default else list(route.versions.values())
-    there = [version for found in keeper.found.versions if found.name == name and (version := keeper.versions.known(found))]
+    there = [version for found in keeper.found.versions if found.name == name and (version := keeper.loaded.known(found))]
     return any(version.answering in models for version in there)
 
 
-def is_name_served(keeper: ModelKeeper[E], name: str) -> bool:
+def is_name_served(keeper: ModelReconciler, name: str) -> bool:
     """Return whether requests get a version of a name, be it one whose files have been replaced."""
     models = [] if keeper.route is None else list(keeper.route.versions.values())
-    return any(version.answering in models for version in keeper.known() if version.found.name == name)
+    return any(version.answering in models for version in keeper.loaded.with_files() if version.found.name == name)
 
 
-def why_refused(keeper: ModelKeeper[E], name: str) -> str:
+def why_refused(keeper: ModelReconciler, name: str) -> str:
     """Return why a version is refused, in a line that names it; empty if it is not."""
-    refused = (one for one in keeper.known() if one.found.name == name and one.state is State.REFUSED)
+    refused = (one for one in keeper.loaded.with_files() if one.found.name == name and one.state is State.REFUSED)
     return next((f"version {one.label or 'of the folder'} is refused: {one.reason}" for one in refused), "")
 
 
-def _version(keeper: ModelKeeper[E], version: Version[E], served: ServedVersion | None) -> VersionStatus:
+def _version(keeper: ModelReconciler, version: Version, served: ServedVersion | None) -> VersionStatus:
     outcomes = keeper.outcomes(version)
     return VersionStatus(
         version.label,

@@ -1,11 +1,10 @@
 import pytest
 
-from dragoman.server.repository import loader, model_keeper, placement
+from dragoman.server.repository import model_keeper, placement
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll often where the program polls, so that no test waits."""
     monkeypatch.setattr(model_keeper, "WATCH_SECONDS", 0.002)
-    monkeypatch.setattr(loader, "LOOK_SECONDS", 0.001)
     monkeypatch.setattr(placement, "LOOK_SECONDS", 0.001)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from dragoman.server.repository.sleep import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, Sleep, Why
 
 from dragoman.server.errors import NotReady
 from dragoman.server.repository import waiting as waiting_module
-from dragoman.server.repository.sleep import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, Sleep, Why
 from dragoman.server.repository.use import Holding
 from dragoman.server.repository.waiting import MAX_MARGIN_SECONDS, RETRY_SECONDS, Waiting
 
