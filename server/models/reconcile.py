@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from dragoman.server.repository.found import FoundModel, FoundVersion
-from dragoman.server.repository.loaded import LoadedModel
-from dragoman.server.repository.model_file import Swap
-from dragoman.server.repository.models import Route
-from dragoman.server.repository.policy import Overrides, Wanted, wanted
-from dragoman.server.repository.use import Holding, Outcomes
-from dragoman.server.repository.versions import Cause, Refused, State, Version
+from dragoman.server.models.discovery import FoundModel, FoundVersion
+from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.models.model_file import Swap
+from dragoman.server.models.policy import Overrides, Wanted, wanted
+from dragoman.server.models.registry import Route
+from dragoman.server.models.use import Holding, Outcomes
+from dragoman.server.models.version import Cause, Refused, State, Version
 
 # Canary check: fewer requests say little of a rate or of a mean.
 MIN_REQUESTS = 20

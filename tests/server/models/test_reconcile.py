@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from dragoman.server.models.discovery import FoundModel, FoundVersion
+from dragoman.server.models.model_file import ModelFile, Swap, Versions
+from dragoman.server.models.policy import Overrides
 from dragoman.server.models.reconcile import (
     JUDGED_SECONDS,
     MAX_RETRY_SECONDS,
@@ -26,12 +29,9 @@ from dragoman.server.models.reconcile import (
     next_canary,
     reconcile,
 )
-from dragoman.server.repository.found import FoundModel, FoundVersion
-from dragoman.server.repository.model_file import ModelFile, Swap, Versions
-from dragoman.server.repository.models import Route
-from dragoman.server.repository.policy import Overrides
-from dragoman.server.repository.use import Holding, Outcomes
-from dragoman.server.repository.versions import NOWHERE, Cause, Refused, State, Version
+from dragoman.server.models.registry import Route
+from dragoman.server.models.use import Holding, Outcomes
+from dragoman.server.models.version import NOWHERE, Cause, Refused, State, Version
 
 NOW = 1000.0
 FILES = {

@@ -1,0 +1,191 @@
+"""Loading of a version by the server's settings and the model's own: opened, checked for memory, started, self-tested."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from dragoman.export.bundle import Bundle, BundleError
+from dragoman.export.signing import Keys, SignatureError
+from dragoman.model.errors import InputError
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.models.discovery import FoundVersion
+from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.models.memory import Measured, needed_bytes
+from dragoman.server.models.model_file import ModelFile
+from dragoman.server.models.self_test import PROOF_SECONDS, ProofFailed, prove
+from dragoman.server.models.sleeping_engine import SleepingEngine
+from dragoman.server.models.version import Cause, Opened, Refused
+from dragoman.server.models.version_loader import check_slots
+from dragoman.server.service.languages import Frames
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.processes import read_process
+from dragoman.server.workers.engines import EnginePlan, engine_settings, make_engine, plan_engine
+from dragoman.server.workers.processors import give_back_blocks_soon
+
+log = structlog.get_logger("dragoman.repository")
+
+
+class VersionLoader:
+    """Opens versions, makes their engines and tests them.
+
+    Attributes:
+        turn: Held while a version is loaded: one after the other, so that memory can be estimated.
+        load_seconds: Bound on the time until an engine is ready.
+        metrics: Where engines and versions are observed.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        metrics: Metrics,
+        keys: Keys | None,
+        *,
+        num_models: Callable[[], int],
+        on_change: Callable[[str], None],
+    ) -> None:
+        """Note the settings.
+
+        Args:
+            config: The server's settings.
+            metrics: Where engines are observed.
+            keys: One of them must have signed each bundle; None if bundles need no signature.
+            num_models: Returns how many models share the cores.
+            on_change: Called with a model's name when one of its engines has become ready, or is not any more.
+        """
+        self.turn = asyncio.Lock()
+        self.load_seconds = config.load_timeout_seconds
+        self.metrics = metrics
+        self._config, self._keys, self._num_models, self._on_change = config, keys, num_models, on_change
+        self._pinned: Mapping[str, EnginePlan] = {}
+        self._measured: dict[str, Measured] = {}
+
+    def pin(self, plans: Mapping[str, EnginePlan]) -> None:
+        """Have the models of the start keep the cores they were given, in all their versions."""
+        self._pinned = plans
+
+    def open(self, model: str, found: FoundVersion, file: ModelFile) -> Opened:
+        """Open a version and compare everything that can be compared without running it; callable on any thread.
+
+        Raises:
+            Refused: If it cannot be served.
+        """
+        try:
+            bundle = Bundle.open(found.directory, keys=self._keys)
+            if bundle.manifest.name != model:
+                raise BundleError(f"{found.directory}: is of model {bundle.manifest.name!r}, not of {model!r}")
+            opened = Opened(bundle, bundle.tokenizers(), Frames(bundle.manifest))
+        except (InputError, OSError) as error:
+            cause = Cause.SIGNATURE if isinstance(error, SignatureError) else Cause.BUNDLE
+            raise Refused(cause, str(error)) from error
+        try:
+            config = file.settings.within(self._config)
+            check_slots(bundle, config.max_slots, config.max_slots_per_request)
+            self._plan(bundle, config)
+        except ConfigError as error:
+            raise Refused(Cause.SETTINGS, str(error)) from error
+        return opened
+
+    def num_replicas(self, bundle: Bundle, file: ModelFile) -> int:
+        """Return the number of engines of a version."""
+        return self._plan(bundle, file.settings.within(self._config)).num_replicas
+
+    def needed_bytes(self, bundle: Bundle, file: ModelFile) -> int:
+        """Return the memory that a version's engines may take; an engine checks that of a GPU itself."""
+        config = file.settings.within(self._config)
+        plan, measured = self._plan(bundle, config), self._measured.get(bundle.manifest.name)
+        return needed_bytes(bundle, engine_settings(config, bundle, plan)[0], plan.num_replicas, measured)
+
+    def measure(self, model: LoadedModel) -> None:
+        """Measure a running version's memory, which improves the estimate for the model's other versions."""
+        if sizes := _resident_sizes(model):
+            most = needed_bytes(model.bundle, model.engine.settings, len(sizes))
+            self._measured[model.name] = Measured(sum(sizes), most, len(sizes))
+
+    def resident_bytes(self, model: LoadedModel) -> int:
+        """Return the memory of a version's engines; 0 if it is not known."""
+        return sum(_resident_sizes(model))
+
+    def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel:
+        """Return the stand-in for a version that is asleep.
+
+        Args:
+            opened: Contents of the version.
+            file: Of the model.
+            label: Name of the version.
+            device: Device on which it has run; empty if it never has.
+
+        Raises:
+            ConfigError: If it could not be loaded again by the model's file.
+        """
+        config, bundle = file.settings.within(self._config), opened.bundle
+        plan = self._plan(bundle, config)
+        engine = SleepingEngine(bundle.manifest.name, engine_settings(config, bundle, plan)[0], plan.num_replicas, device)
+        return LoadedModel(bundle, opened.tokenizers, opened.frames, engine, label, traits=file.settings.traits)
+
+    def make(
+        self,
+        opened: Opened,
+        file: ModelFile,
+        label: str,
+        replicas: range,
+        *,
+        on_death: Callable[[], None] = lambda: None,
+        is_observed: Callable[[], bool] = lambda: True,
+    ) -> LoadedModel:
+        """Return a version with an engine that is not started.
+
+        Args:
+            opened: Contents of the version.
+            file: Of the model.
+            label: Name of the version.
+            replicas: Numbers of its engines in metrics; none for an engine that never starts.
+            on_death: Called when one of them has ended by itself.
+            is_observed: Returns whether metrics count their work.
+        """
+        config, bundle = file.settings.within(self._config), opened.bundle
+        name = bundle.manifest.name
+        self.metrics.add_engines(name, replicas)
+        engine = make_engine(
+            config,
+            bundle,
+            self._plan(bundle, config),
+            self.metrics,
+            on_change=lambda: self._on_change(name),
+            on_death=on_death,
+            is_observed=is_observed,
+            first_replica=replicas.start,
+        )
+        return LoadedModel(bundle, opened.tokenizers, opened.frames, engine, label, traits=file.settings.traits)
+
+    async def prove(self, model: LoadedModel) -> None:
+        """Self-test a running engine.
+
+        Raises:
+            Refused: If it does not reproduce the sample answers.
+        """
+        ready = model.engine.ready
+        if ready is None:
+            raise Refused(Cause.START, "its engine has ended")
+        try:
+            seconds = max(PROOF_SECONDS, self.load_seconds)  # a model that takes long to load takes long to answer
+            proof = await prove(model.bundle, model.tokenizers, model.engine, ready.platform, model.device, seconds=seconds)
+        except ProofFailed as error:
+            raise Refused(Cause.PROOF, str(error)) from error
+        if not proof.is_proved:
+            log.warning("a bundle without sample answers cannot be proved", model=model.name, version=model.version)
+
+    def forget(self, model: str, replicas: range) -> None:
+        """End the series of engines that are gone for good."""
+        self.metrics.remove_engines(model, replicas)
+        give_back_blocks_soon()  # tokenisers were read on many threads, and lie among others
+
+    def _plan(self, bundle: Bundle, config: ServerConfig) -> EnginePlan:
+        plan = self._pinned.get(bundle.manifest.name)
+        return plan if plan is not None and config.pin_engines else plan_engine(config, bundle, self._num_models())
+
+
+def _resident_sizes(model: LoadedModel) -> list[int]:
+    """Return the resident bytes of each engine that has a process."""
+    readings = [read_process(process_id) for process_id in model.engine.process_ids]
+    return [reading.resident_memory_bytes for reading in readings if reading is not None]

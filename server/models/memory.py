@@ -1,0 +1,309 @@
+"""Memory needed and available for models; eviction when it is short."""
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from dragoman.export.bundle import Bundle
+from dragoman.export.fields import MAX_COPY_BYTES, Precision
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.models.version import Cause, Refused
+
+# A process of ours that has loaded ONNX Runtime and no model.
+PROCESS_BYTES = 120 * 2**20
+# What graphs take for each byte of their weights: the order that these are put into, and what is computed with.
+WEIGHTS_FACTOR = 1.25
+ITEM_BYTES: dict[Precision, int] = {"fp32": 4, "int8": 1, "fp16": 2, "bf16": 2}
+# A version may need so many times what another one of the model has taken.
+MARGIN = 1.25
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+
+class _Names(NamedTuple):
+    """What a version of control groups calls its files, and lines of `memory.stat`."""
+
+    folder: str
+    limit: str
+    used: str
+    reclaimable: tuple[str, ...]
+
+
+VERSION_1 = _Names("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file",))
+VERSION_2 = _Names("", "memory.max", "memory.current", ("inactive_file", "slab_reclaimable"))
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory that could be taken, and what says so.
+
+    Attributes:
+        num_bytes: How much.
+        limit: What of it is the limit, in words.
+    """
+
+    num_bytes: int
+    limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the engines of another version of the same model have taken.
+
+    Attributes:
+        num_bytes: Resident, all of them together.
+        most_bytes: What they could have taken at the most, as `needed_bytes` reckons it.
+        num_replicas: Engines.
+    """
+
+    num_bytes: int
+    most_bytes: int
+    num_replicas: int
+
+
+def needed_bytes(bundle: Bundle, settings: EngineSettings, num_replicas: int, measured: Measured | None = None) -> int:
+    """Return about how much memory a version's engines take on the CPU at the most: weights, caches of all slots, processes.
+
+    Args:
+        bundle: Of the version.
+        settings: Of an engine; those that share weights have them once, and without a copy for the scorer.
+        num_replicas: Engines.
+        measured: Of a version that has served; caches seldom hold the longest texts in all slots, and this tells what they do hold.
+            What this one may take beyond what that one might have taken comes on top of it.
+    """
+    weights = int(weight_bytes(bundle) * WEIGHTS_FACTOR)
+    if not settings.device.weights_cache:
+        scorers = bundle.manifest.num_weight_bytes
+        weights = num_replicas * (weights + (scorers if scorers <= MAX_COPY_BYTES else 0))
+    bound = weights + num_replicas * (PROCESS_BYTES + settings.max_slots * slot_bytes(bundle))
+    if measured is None or measured.num_replicas != num_replicas:
+        return bound
+    growth = max(0, bound - measured.most_bytes)
+    return min(bound, int((measured.num_bytes + growth) * MARGIN))
+
+
+def weight_bytes(bundle: Bundle) -> int:
+    """Return how large a bundle's graphs and weights are."""
+    return sum(entry.size for path, entry in bundle.manifest.files.items() if path.endswith((".weights", ".onnx")))
+
+
+def slot_bytes(bundle: Bundle) -> int:
+    """Return what a slot's caches take when source and answer are the longest that they can be."""
+    manifest = bundle.manifest
+    usual: Precision = "fp32" if manifest.precision == "int8" else manifest.precision
+    lengths = {"self": manifest.max_target_tokens, "cross": manifest.max_source_tokens}
+    return sum(math.prod(cache.row_shape(lengths[cache.role])) * ITEM_BYTES[cache.precision or usual] for cache in manifest.caches)
+
+
+def room(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS, meminfo: Path = MEMINFO) -> Room:
+    """Return how much memory can be taken: what the container may, or what the machine has, whichever is less.
+
+    Args:
+        cgroups: Where control groups lie.
+        own_cgroups: Tells which of them are this process's.
+        meminfo: Tells what the machine has.
+    """
+    rooms = [Room(_available(meminfo), "of the machine is free")]
+    for folder, names in _groups(cgroups, own_cgroups):
+        try:
+            limit = (folder / names.limit).read_text(encoding="ascii").strip()
+            if limit != "max":
+                used = int((folder / names.used).read_text(encoding="ascii")) - _reclaimable(folder / "memory.stat", names)
+                rooms.append(Room(int(limit) - used, "of the container's limit is left"))
+        except (OSError, ValueError):  # the root of all groups has no limit, and a kernel may have no groups
+            pass
+    return min(rooms, key=lambda one: one.num_bytes)
+
+
+def _groups(cgroups: Path, own_cgroups: Path) -> Iterator[tuple[Path, _Names]]:
+    """Yield the groups of which the limits hold for this process: its own, and those that this is in, in either version.
+
+    A container may see its own group as the root of all, whatever its path is called outside.
+    """
+    paths = {VERSION_1: PurePosixPath("/"), VERSION_2: PurePosixPath("/")}
+    with suppress(OSError):
+        for line in own_cgroups.read_text(encoding="utf-8", errors="replace").splitlines():
+            number, _, rest = line.partition(":")
+            controllers, _, place = rest.partition(":")
+            if number == "0" or "memory" in controllers.split(","):
+                paths[VERSION_2 if number == "0" else VERSION_1] = PurePosixPath(place)
+    for names, path in paths.items():
+        root = cgroups / names.folder
+        inside = PurePosixPath("/") if ".." in path.parts else path
+        for group in (inside, *inside.parents):
+            yield root.joinpath(*group.parts[1:]), names
+
+
+def _available(meminfo: Path) -> int:
+    try:
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            name, _, rest = line.partition(":")
+            if name == "MemAvailable":
+                return int(rest.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _reclaimable(stat: Path, names: _Names) -> int:
+    """Return what of a group's memory is the content of files that the kernel would give up first."""
+    lines = (line.split() for line in stat.read_text(encoding="ascii").splitlines())
+    return sum(int(value) for name, value in lines if name in names.reclaimable)
+
+
+# A loaded model is not evicted for so long: requests that waited for it are to be answered, in all frontends.
+MIN_STAY_SECONDS = 1.0
+# The same of a model that requests hold; where all are in use they take turns.
+MIN_BUSY_STAY_SECONDS = 5.0
+# So long an evicted model may take to end before another is evicted, too: a request may hold it for longer.
+LEAVE_SECONDS = 2.0
+# Between two looks at whether memory has become free.
+LOOK_SECONDS = 0.1
+MIB = 2**20
+
+
+class NotWanted(Exception):
+    """No request waits any more for the model that was to be loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model, as far as eviction goes.
+
+    Attributes:
+        name: Of the model.
+        memory_bytes: Memory that its engines have, or may come to have.
+        is_leaving: Whether memory of it is about to become free.
+        may_leave: Whether it is loaded, and may be unloaded at all.
+        is_busy: Whether it cannot be evicted now: it is being changed, or waited for.
+        num_held: Requests that hold it.
+        warm_until: How recently, and how often lately, requests have; see `together`.
+        awake_since: Time of its load.
+    """
+
+    name: str
+    memory_bytes: int = 0
+    is_leaving: bool = False
+    may_leave: bool = False
+    is_busy: bool = False
+    num_held: int = 0
+    warm_until: float = 0.0
+    awake_since: float = 0.0
+
+    @property
+    def may_leave_at(self) -> float:
+        """Earliest time of its eviction."""
+        return self.awake_since + (MIN_BUSY_STAY_SECONDS if self.num_held else MIN_STAY_SECONDS)
+
+
+class Placement:
+    """Memory that models share.
+
+    Attributes:
+        keep_seconds: Idle time after which models are unloaded whose files say nothing of it; infinite for never.
+        bound_bytes: Bound on all engines together; 0 for the memory of the container or the machine.
+        wait_seconds: Bound on the time that evictions may take.
+    """
+
+    def __init__(
+        self,
+        candidates: Callable[[], Iterable[Candidate]] = tuple,
+        evict: Callable[[str], None] = lambda name: None,
+        *,
+        keep_seconds: float = math.inf,
+        bound_bytes: int = 0,
+        wait_seconds: float = 30.0,
+        measure_room: Callable[[], Room] = room,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Describe the memory; see the attributes.
+
+        Args:
+            candidates: Returns all models.
+            evict: Has a model of a name be unloaded as soon as it can be.
+            keep_seconds: See the attributes.
+            bound_bytes: See the attributes.
+            wait_seconds: See the attributes.
+            measure_room: Returns the memory of the container or the machine.
+            clock: In seconds.
+        """
+        self.keep_seconds, self.bound_bytes, self.wait_seconds = keep_seconds, bound_bytes, wait_seconds
+        self._candidates, self._evict, self._measure_room, self._clock = candidates, evict, measure_room, clock
+        self._news = asyncio.Event()
+        self._evicted_at = -math.inf
+
+    def note(self) -> None:
+        """Note that memory may have become free, or may not be wanted any more."""
+        self._news.set()
+
+    def check(self, needed_bytes: int, *, is_start: bool = False) -> None:
+        """Raise `Refused` unless there is memory for engines.
+
+        Args:
+            needed_bytes: That they may take.
+            is_start: Whether many are loaded at once: then only the bound counts, since free memory says nothing yet.
+        """
+        rooms = [] if is_start else [self._measure_room()]
+        if self.bound_bytes:
+            free = max(0, self.bound_bytes - sum(one.memory_bytes for one in self._candidates()))
+            rooms.append(Room(free, f"of {self.bound_bytes / MIB:.0f} MiB (models_memory_gib) is left"))
+        for there in rooms:
+            if needed_bytes > there.num_bytes:
+                raise Refused(Cause.MEMORY, f"it may take {_mib(needed_bytes)}, and {_mib(there.num_bytes)} {there.limit}")
+
+    async def make_room(self, name: str, needed_bytes: int, is_wanted: Callable[[], bool]) -> None:
+        """Evict models, the least used of late first, until there is memory; the caller holds the turn to load.
+
+        Args:
+            name: Of the model that is to be loaded.
+            needed_bytes: That it may take.
+            is_wanted: Returns whether it is still to be loaded.
+
+        Raises:
+            Refused: If there is not enough in time.
+            NotWanted: If it is not to be loaded any more.
+        """
+        self._evicted_at = began = self._clock()
+        while True:
+            if not is_wanted():
+                raise NotWanted
+            try:
+                self.check(needed_bytes)
+                return
+            except Refused as refused:
+                if self.bound_bytes and needed_bytes > self.bound_bytes:  # no eviction is enough
+                    raise
+                self._evict_next(name, refused, began + self.wait_seconds)
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._news.wait()
+
+    def _evict_next(self, name: str, refused: Refused, until: float) -> None:
+        """Evict the next model unless one is leaving already; those in use come last."""
+        now = self._clock()
+        others = [one for one in self._candidates() if one.name != name]
+        is_leaving, able = any(one.is_leaving for one in others), [one for one in others if one.may_leave]
+        if not (is_leaving or able):
+            raise refused
+        if now >= until:
+            names = ", ".join(sorted(one.name for one in able))
+            raise Refused(Cause.MEMORY, f"{refused.reason}; in use: {names}" if names else refused.reason)
+        if is_leaving and now < self._evicted_at + LEAVE_SECONDS:
+            return
+        free = [one for one in able if not one.is_busy]
+        first = min(free, key=lambda one: (bool(one.num_held), one.warm_until), default=None)
+        if first is not None and first.may_leave_at <= now:  # one that was just loaded is waited for, not passed over
+            self._evicted_at = now
+            self._evict(first.name)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:.0f} MiB"
