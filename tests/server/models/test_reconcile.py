@@ -307,7 +307,7 @@ def seen(now: float, num_held: int = 0, last_used: float = 0.0, *, is_awaited: b
     return Observed(now, Holding(num_held, last_used, last_used), is_awaited)
 
 
-# Seconds since it was loaded; requests that hold it, and seconds since the last; whether it is awaited, on probation, to be evicted.
+# Seconds since it was loaded; requests, and seconds since the last; whether it is awaited, on probation, to be evicted.
 @pytest.mark.parametrize(
     ("seconds", "num_held", "used_ago", "is_awaited", "has_canary", "is_asked", "why"),
     [

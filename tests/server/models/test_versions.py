@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dragoman.server.models.model_versions import ModelVersions, is_in
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.policy import MAX_VERSIONS, History
+from dragoman.server.models.reconcile import Idle, Loaded, is_in
 from dragoman.server.models.registry import Route
 from dragoman.server.models.version import Opened, State, Version
 from dragoman.server.models.version_names import check_version_name, is_version_name, natural_key
@@ -105,14 +105,13 @@ def test_only_a_version_that_is_being_tried_is_blamed_for_a_death(state: State) 
 
 
 def test_replicas_get_the_lowest_free_consecutive_numbers() -> None:
-    versions = ModelVersions("en-de")
-    one, two, three = (versions.begin(found(name)) for name in "123")
+    versions = Loaded("en-de", Idle(60.0, 0.0))
+    one, two, three = (versions.add(found(name)) for name in "123")
     for version, num_replicas, expected in ((one, 2, range(0, 2)), (two, 1, range(2, 3)), (three, 2, range(3, 5))):
         version.replicas = versions.free_replicas(num_replicas)
         version.loaded = model(version.label)
         assert version.replicas == expected
     one.loaded = None
     assert [versions.free_replicas(number) for number in (0, 2, 3)] == [range(0), range(0, 2), range(5, 8)]
-    assert versions.loaded() == [two.loaded, three.loaded]
     route = Route(two.loaded, {"2": two.loaded})  # type: ignore[arg-type, dict-item]
     assert is_in(two, route) and not is_in(three, route) and not is_in(two, None)
