@@ -80,7 +80,7 @@ class FrontendWorker:
         self._config = config = read_config(start, self._files)
         self._registry = CollectorRegistry()
         self._metrics = metrics = Metrics(self._registry, config.latency_buckets, start.version)
-        self._repository: Repository[FrontEngine] = Repository()
+        self._repository: Repository = Repository()
         self._served = ServedVersions(
             self._repository,
             self._attach,

@@ -29,7 +29,6 @@ from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import Series, Totals, without_gauges
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
-from dragoman.server.workers.engines import ModelEngine
 from dragoman.server.workers.frontend_supervisor import FrontendSupervisor
 from dragoman.server.workers.messages import Files, LoadFailed, ModelRoute, Routes, Start, UsageReport, VersionAddress
 from dragoman.server.workers.operators import answer_admin_request
@@ -50,8 +49,6 @@ SERVE_SECONDS = 30.0
 
 log = structlog.get_logger("dragoman.fronts")
 
-Model = LoadedModel[ModelEngine]
-
 
 @dataclass(slots=True, eq=False)
 class _Adopted:
@@ -70,7 +67,7 @@ class FrontEnds:
     def __init__(
         self,
         config: ServerConfig,
-        repository: Repository[ModelEngine],
+        repository: Repository,
         metrics: Metrics,
         version: str,
         operators: OperatorCalls | None = None,
@@ -101,7 +98,7 @@ class FrontEnds:
         self._held_http = HeldPort(config.http_host, config.http_port, "http_port") if config.http else None
         self._table = UsageTable.open(config.front_ends)
         self._workers: list[FrontendSupervisor] = []
-        self._adopted: dict[Model, _Adopted] = {}
+        self._adopted: dict[LoadedModel, _Adopted] = {}
         self._on_awaited: Callable[[], None] = lambda: None
         self._publishing = asyncio.Lock()
         self._numbers = itertools.count()
@@ -187,7 +184,7 @@ class FrontEnds:
         if self._operators is not None and (path := self._config.admin_tokens_file) is not None:
             yield Source("operators_over_http", (path,), self._read_operators, self._send_files)
 
-    async def adopt(self, model: Model) -> None:
+    async def adopt(self, model: LoadedModel) -> None:
         """Let workers reach a version, to which no request is sent until it is published.
 
         Raises:
@@ -198,7 +195,7 @@ class FrontEnds:
         server = DeskServer(endpoint, model.engine.desk) if isinstance(model.engine, ReplicaPool) else None
         self._adopted[model] = _Adopted(endpoint, server)
 
-    async def publish(self, name: str, route: Route[ModelEngine] | None) -> None:
+    async def publish(self, name: str, route: Route | None) -> None:
         """Have later requests for a model answered by a route; return when every worker does.
 
         Raises:
@@ -215,7 +212,7 @@ class FrontEnds:
             finally:
                 self.update_health()
 
-    async def until_released(self, model: Model) -> None:
+    async def until_released(self, model: LoadedModel) -> None:
         """Wait until no request holds a version without a route, and release what workers needed of it."""
         adopted = self._adopted[model]
         adopted.is_ending = True
@@ -226,11 +223,11 @@ class FrontEnds:
         del self._adopted[model]
         await asyncio.to_thread(self._bundles.remove, model.bundle)
 
-    def outcomes(self, model: Model) -> Outcomes:
+    def outcomes(self, model: LoadedModel) -> Outcomes:
         """Return the outcomes of a version's requests, as workers have reported."""
         return Outcomes() if (adopted := self._adopted.get(model)) is None else adopted.outcomes
 
-    def holding(self, model: Model) -> Holding:
+    def holding(self, model: LoadedModel) -> Holding:
         """Return how requests use a version, as workers have reported about a second ago."""
         if (adopted := self._adopted.get(model)) is None:
             return Holding(0, model.use.last_used, model.use.last_used)
@@ -327,7 +324,7 @@ class FrontEnds:
             self._serial, [self._model_route(self._repository.route(model.name)) for model in self._repository.all()], kept
         )
 
-    def _model_route(self, route: Route[ModelEngine]) -> ModelRoute:
+    def _model_route(self, route: Route) -> ModelRoute:
         versions = [
             VersionAddress(
                 self._adopted[model].endpoint,

@@ -131,10 +131,10 @@ class ServedVersions:
 
     def __init__(
         self,
-        repository: Repository[FrontEngine],
+        repository: Repository,
         attach: Callable[[str, VersionAddress], FrontEngine],
         *,
-        prepare: Callable[[LoadedModel[FrontEngine]], None],
+        prepare: Callable[[LoadedModel], None],
         on_change: Callable[[], None],
         send: Callable[[FromWorker], None],
     ) -> None:
@@ -149,7 +149,7 @@ class ServedVersions:
         """
         self._repository, self._attach = repository, attach
         self._prepare, self._on_change, self._send = prepare, on_change, send
-        self._models: dict[str, LoadedModel[FrontEngine]] = {}
+        self._models: dict[str, LoadedModel] = {}
         self._reported: dict[str, Outcomes] = {}
         self._reported_moves: dict[str, int] = {}
         self._turn = asyncio.Lock()
@@ -227,7 +227,7 @@ class ServedVersions:
             async with asyncio.timeout(ATTACH_SECONDS):
                 await asyncio.gather(*(engine.until_ready() for engine in engines))
 
-    async def _release(self, endpoint: str, model: LoadedModel[FrontEngine]) -> None:
+    async def _release(self, endpoint: str, model: LoadedModel) -> None:
         """Detach from a version once no request holds it."""
         await model.use.until_free()
         self.report_usage()
@@ -248,11 +248,11 @@ class ServedVersions:
         for route in routes.models:
             self._repository.publish(route.name, self._route(route))
 
-    def _route(self, route: ModelRoute) -> Route[FrontEngine]:
+    def _route(self, route: ModelRoute) -> Route:
         versions = {version.label: self._models[version.endpoint] for version in route.versions}
         return Route(self._models[route.default], versions, route.shares, route.labels, route.sticky, route.is_stand_in)
 
-    def _load(self, name: str, version: VersionAddress) -> LoadedModel[FrontEngine]:
+    def _load(self, name: str, version: VersionAddress) -> LoadedModel:
         """Return a version, not attached yet; a bundle that is here already is not read again. Raises `BundleError`."""
         engine, directory = self._attach(name, version), Path(version.bundle)
         for model in list(self._models.values()):
@@ -266,7 +266,7 @@ class ServedVersions:
         task.add_done_callback(self._tasks.discard)
 
 
-def _open(model: LoadedModel[FrontEngine]) -> None:
+def _open(model: LoadedModel) -> None:
     """Attach to a model's dispatcher, unless the model is asleep."""
     if isinstance(model.engine, EngineClient):
         model.engine.open()
