@@ -101,6 +101,6 @@ def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, in
     if config.replicas or config.num_threads:
         num_replicas = config.replicas or 1
         return num_replicas, config.num_threads or max(1, num_cores // num_replicas)
-    if may_be_on_gpu or config.engine == "inline":
+    if may_be_on_gpu:
         return 1, num_cores
     return choose_replicas(num_cores)

@@ -123,7 +123,7 @@ class Service:
         registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
-        self.metrics = Metrics(registry, config.latency_buckets, _version())
+        self.metrics = Metrics(registry, _version())
         self.repository: Repository[ModelEngine] = Repository()
         self._workshop = ModelWorkshop(
             config,
@@ -137,7 +137,6 @@ class Service:
             lambda: list(self.keeper.models.values()),
             keep_seconds=config.keep_loaded_seconds,
             bound_bytes=config.models_memory_bytes,
-            wait_seconds=config.load_wait_seconds,
         )
         self.keeper: Keeper[ModelEngine] = Keeper(
             source.folder,

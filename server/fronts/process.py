@@ -45,6 +45,7 @@ from dragoman.server.fronts.table import UsageTable
 from dragoman.server.repository.models import Repository
 from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.serving_process import end_process, keep_what_is_there
+from dragoman.server.supervisor import INITIAL_BACKOFF_SECONDS
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.metrics import Metrics
@@ -79,7 +80,7 @@ class FrontEndProcess:
         self._files = HandedFiles(start.files)
         self._config = read_config(start, self._files)
         self._registry = CollectorRegistry()
-        metrics = Metrics(self._registry, self._config.latency_buckets, start.version)
+        metrics = Metrics(self._registry, start.version)
         self._repository: Repository[FrontEngine] = Repository()
         self._metrics = metrics
         self._served = ServedVersions(
@@ -194,7 +195,7 @@ class FrontEndProcess:
             name,
             desk,
             self._start.identity,
-            retry_seconds=self._config.restart_backoff_initial_seconds,
+            retry_seconds=INITIAL_BACKOFF_SECONDS,
             on_statistics=lambda _: None,  # the desk tells them once, to the process it lives in
             on_change=self._publish,
         )

@@ -103,15 +103,14 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
                 "bearer tokens travel unencrypted: set tls_certificate and tls_key, or end TLS before us"
             )
     server = grpc.aio.server(interceptors=interceptors, options=_options(config))
-    health = Health(config.max_watches, config.max_watches_per_connection)
-    streams = Streams(core, config.max_batch_streams_per_connection)
+    health = Health()
+    streams = Streams(core)
     generation = GenerationServicer(core, config.max_message_bytes, streams)
     generation_pb2_grpc.add_GenerationServicer_to_server(generation, _Unregistered(server))  # type: ignore[no-untyped-call]
     inference = InferenceServicer(core, config.max_message_bytes, streams)
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, _Unregistered(server))  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health, server)  # registered: a probe does not wait behind all other calls
-    if config.reflection:
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), _Unregistered(server))
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), _Unregistered(server))
     return GrpcServer(server, _listen(server, config, None if tls is None else credentials(tls)), core, health, tls)
 
 

@@ -12,6 +12,8 @@ from dragoman.server.faces.grpc.reading import OfConnections, Turns
 
 # Requests in hand for each slot of the largest model: one that decodes and one that is ready to take its place.
 REQUESTS_PER_SLOT = 2
+# Each of them may have a large message half sent.
+MAX_STREAMS_PER_CONNECTION = 64
 
 
 def requests_per_stream(core: Core) -> int:
@@ -22,17 +24,12 @@ def requests_per_stream(core: Core) -> int:
 class Streams:
     """Gives each stream its place, its turns at reading, and its part of what may be in hand."""
 
-    def __init__(self, core: Core, max_per_connection: int = 2**31) -> None:
-        """Start without streams.
-
-        Args:
-            core: Whose models answer.
-            max_per_connection: Streams of one connection; each may have a large message half sent.
-        """
+    def __init__(self, core: Core) -> None:
+        """Start without streams."""
         self._core = core
         self._allowance = Allowance()
         self._turns = OfConnections(Turns)
-        self._places = Places("max_batch_streams_per_connection", sys.maxsize, max_per_connection)
+        self._places = Places("max_batch_streams_per_connection", sys.maxsize, MAX_STREAMS_PER_CONNECTION)
 
     def turns(self, peer: str) -> Turns:
         """Return the turns of a connection's streams."""
