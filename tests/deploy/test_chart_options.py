@@ -230,6 +230,7 @@ TEMPLATES: list[tuple[Values, str]] = [
         "enable queueSeconds, requestsWaiting, slotsInUse or cpu",
     ),
     ({"podDisruptionBudget.maxUnavailable": None}, "set minAvailable or maxUnavailable"),
+    ({"config": {"warmup": False}}, "config.warmup is gone: a model is always warmed up before it is ready"),
 ]
 
 
