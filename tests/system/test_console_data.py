@@ -18,7 +18,7 @@ from tests.system.harness.server import ROOT, Server, kill, serving, stopped
 
 pytestmark = pytest.mark.e2e
 
-ASSETS = ROOT / "server/faces/http/console/assets"
+ASSETS = ROOT / "server/protocols/console/assets"
 FLAGS = ("--num-threads", "1", "--max-slots", "4", "--http-admin", "true")
 TOKENS = {name: {"Authorization": f"Bearer {name}-s"} for name in ("alice", "bob", "anna", "bert", "wrong")} | {"nobody": {}}
 ALICE, BOB, ANNA = TOKENS["alice"], TOKENS["bob"], TOKENS["anna"]
