@@ -79,7 +79,7 @@ class FrontEndProcess:
         self._config = read_config(start, self._files)
         self._registry = CollectorRegistry()
         metrics = Metrics(self._registry, start.version)
-        self._repository: Repository[FrontEngine] = Repository()
+        self._repository: Repository = Repository()
         self._metrics = metrics
         self._served = ServedVersions(
             self._repository,

@@ -11,10 +11,10 @@ from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from dragoman.server.errors import IdleStream, InvalidRequest, NotOffered, UnknownService
-from dragoman.server.protocols.grpc.inflight import Places
 from dragoman.server.protocols.grpc.interceptors import GENERATION, HEALTH, Context
 from dragoman.server.protocols.grpc.reading import Refused
 from dragoman.server.protocols.openinference.service import INFERENCE
+from dragoman.server.service.in_flight import StreamLimit
 from dragoman.server.service.ports import Model
 
 LIVENESS = "liveness"
@@ -43,7 +43,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
         self._statuses: dict[str, int] = {}
         self._watchers: set[Watcher] = set()
         self._behind: set[Watcher] = set()
-        self._places = Places("max_watches", MAX_WATCHES, MAX_WATCHES_PER_CONNECTION)
+        self._streams = StreamLimit("max_watches", MAX_WATCHES, MAX_WATCHES_PER_CONNECTION)
         self._all_told = asyncio.Event()
         self._all_told.set()
         self.update((), is_ready=False, is_draining=False)
@@ -109,7 +109,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
         if len(request.service) > MAX_NAME_LENGTH:
             raise InvalidRequest("service", f"{len(request.service)} characters; at most {MAX_NAME_LENGTH} are allowed")
         watcher = Watcher(request.service)
-        with self._places.take(context.peer()):
+        with self._streams.stream(context.peer()):
             self._watchers.add(watcher)
             self._note(watcher)
             try:
@@ -158,7 +158,7 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it
         """Describe all of them; a stream ends when nothing has come for so long."""
         super().__init__(NAMES)
         self._idle_seconds = idle_seconds
-        self._places = Places("reflection streams", MAX_STREAMS, MAX_STREAMS_PER_CONNECTION)
+        self._streams = StreamLimit("reflection streams", MAX_STREAMS, MAX_STREAMS_PER_CONNECTION)
 
     async def ServerReflectionInfo(
         self, requests: AsyncIterator[ServerReflectionRequest | Refused], context: Context
@@ -170,7 +170,7 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it
             InvalidRequest: If a question cannot be read, or is too long.
             IdleStream: If no question comes.
         """
-        with self._places.take(context.peer()):
+        with self._streams.stream(context.peer()):
             async with aclosing(super().ServerReflectionInfo(self._checked(requests), context)) as responses:
                 async for response in responses:
                     yield response

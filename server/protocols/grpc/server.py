@@ -13,10 +13,10 @@ from dragoman.server.addresses import in_url
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.protocols.grpc.generation import GenerationServicer
 from dragoman.server.protocols.grpc.health import Health, Reflection
-from dragoman.server.protocols.grpc.inflight import Pace, Streams
 from dragoman.server.protocols.grpc.interceptors import OWN_METHODS, AuthInterceptor, CallInterceptor, Context
 from dragoman.server.protocols.openinference.service import OPEN_INFERENCE_METHODS, InferenceServicer
 from dragoman.server.protocols.tls import Contents, TlsFiles
+from dragoman.server.service.in_flight import MessageRate
 from dragoman.server.service.service import CLOSE_SECONDS, TELL_SECONDS, Core
 from dragoman.v1 import generation_pb2_grpc
 
@@ -189,9 +189,11 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
     Raises:
         ConfigError: If the port is taken or credentials cannot be used.
     """
-    pace = Pace(config.max_messages_per_second) if config.max_messages_per_second else None
+    rate = MessageRate(config.max_messages_per_second) if config.max_messages_per_second else None
     methods = {**OWN_METHODS, **OPEN_INFERENCE_METHODS}
-    around = CallInterceptor(core.calls, core.generation.max_characters, peer_names, pace, core.generation.deadlines, methods)
+    around = CallInterceptor(
+        core.calls, core.generation.max_characters, peer_names, rate, core.generation.deadlines, methods, core.in_flight
+    )
     interceptors: list[grpc.aio.ServerInterceptor] = [around]
     tls = TlsFiles.of(config)
     if core.callers is not None:
@@ -202,10 +204,9 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
             )
     server = grpc.aio.server(interceptors=interceptors, options=_options(config))
     health = Health()
-    streams = Streams(core)
-    generation = GenerationServicer(core, config.max_message_bytes, streams)
+    generation = GenerationServicer(core, config.max_message_bytes)
     generation_pb2_grpc.add_GenerationServicer_to_server(generation, _Unregistered(server))  # type: ignore[no-untyped-call]
-    inference = InferenceServicer(core, config.max_message_bytes, streams)
+    inference = InferenceServicer(core, config.max_message_bytes)
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, _Unregistered(server))  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health, server)  # registered: a probe does not wait behind all other calls
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), _Unregistered(server))
