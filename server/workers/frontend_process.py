@@ -51,6 +51,7 @@ from dragoman.server.workers.operators import WorkerOperators
 from dragoman.server.workers.processors import end_process, give_back_large_blocks, keep_what_is_there
 from dragoman.server.workers.served import FrontEngine, HandedFiles, ServedVersions
 from dragoman.server.workers.shared_counters import UsageTable
+from dragoman.server.workers.supervisor import INITIAL_BACKOFF_SECONDS
 
 SIGN_OF_LIFE_SECONDS = 1.0
 # Metrics are reported unasked at most for a hundredth of the time, lest they are lost if the process dies.
@@ -79,7 +80,7 @@ class FrontendWorker:
         self._files = HandedFiles(start.files)
         self._config = config = read_config(start, self._files)
         self._registry = CollectorRegistry()
-        self._metrics = metrics = Metrics(self._registry, config.latency_buckets, start.version)
+        self._metrics = metrics = Metrics(self._registry, start.version)
         self._repository: Repository = Repository()
         self._served = ServedVersions(
             self._repository,
@@ -184,7 +185,7 @@ class FrontendWorker:
         if version.is_asleep:
             return SleepingEngine(name, version.settings, version.num_replicas, version.device)
         link = ZmqLink(version.endpoint, self._start.identity.encode())
-        retry_seconds = self._config.restart_backoff_initial_seconds
+        retry_seconds = INITIAL_BACKOFF_SECONDS
         return EngineClient(name, link, version.settings, version.num_replicas, retry_seconds, on_change=self._publish)
 
 

@@ -147,7 +147,7 @@ class FrontEnds:
         except BundleError as error:
             raise CannotStart(str(error)) from error
         config = self._config
-        policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
+        policy = RestartPolicy(watchdog_seconds=config.watchdog_seconds)
         self._workers = [
             FrontendSupervisor(
                 number,

@@ -106,9 +106,7 @@ def test_version_that_comes_later_has_its_part_of_the_cores_and_is_pinned_to_non
 
 
 def test_engines_are_started_with_the_settings_of_the_device(tiny_bundle: Path) -> None:
-    gpu = {"memory_gib": 2**20, "row_buckets": [3, 5], "capacity_buckets": [64], "attention_kernels": "math", "graphs": "start"}
-    settings = {f"gpu_{name}": value for name, value in gpu.items()} | {"gpu_steps_ahead": False, "weights_cache": "off"}
-    config = load({"models": tiny_bundle.parent, "device": "cuda:1"} | settings)
+    config = load({"models": tiny_bundle.parent, "device": "cuda:1", "gpu_memory_gib": 2**20, "weights_cache": "off"})
     (found,) = engine_settings(config, Bundle.open(tiny_bundle), EnginePlan(1, ((),)))
-    assert found.device == DeviceSettings("cuda:1", 2**50, (3, 5), (64,), "", "math", "start", False)
+    assert found.device == DeviceSettings("cuda:1", 2**50, "")
     assert msgspec.json.decode(msgspec.json.encode(found), type=EngineSettings) == found

@@ -34,7 +34,7 @@ from tests.server.conftest import until
 
 QUICK = RestartPolicy(initial_backoff_seconds=0.05, max_backoff_seconds=0.2)
 LONG = 20
-SETTINGS = EngineSettings("", "", 1, 2, 100, 1000, 100, False, "critical", "json")
+SETTINGS = EngineSettings("", "", 1, 2, 100, 1000, "critical", "json", is_warmed_up=False)
 
 
 class Watched:

@@ -17,7 +17,7 @@ from dragoman.client.sync import Client
 from tests.system.conftest import ONLY_LINUX
 from tests.system.harness.callers import NO_RETRY
 from tests.system.harness.models import seal
-from tests.system.harness.server import QUICK_RESTARTS, Event, Server, kill, serving, start_in_vain, wait_until
+from tests.system.harness.server import Event, Server, kill, serving, start_in_vain, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -171,7 +171,7 @@ def test_a_server_writes_nothing_but_its_sockets_and_loads_no_more_than_it_needs
     assert list(temporary.iterdir()) == [] and list(home.rglob("*")) == []
 
 
-QUICK = ("--num-threads", "1", *QUICK_RESTARTS)
+QUICK = ("--num-threads", "1")
 WELL_AND_TWO = ("--ready-when", "alpha", "--front-ends", "2")
 
 

@@ -21,6 +21,8 @@ LIVENESS = "liveness"
 OVERALL = ("", "readiness", GENERATION.full_name, INFERENCE.full_name)
 # A watcher's name is kept for as long as it watches; no model has a longer one.
 MAX_NAME_LENGTH = 1024
+# Each watcher is a task. A client watches a service or two, and gRPC's clients a connection each.
+MAX_WATCHES, MAX_WATCHES_PER_CONNECTION = 1024, 16
 
 
 class Watcher:
@@ -36,17 +38,12 @@ class Watcher:
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings no types
     """Holds the answers and gives them. Method names are the protocol's."""
 
-    def __init__(self, max_watches: int, max_watches_per_connection: int) -> None:
-        """Start alive and not ready.
-
-        Args:
-            max_watches: Streams of `Watch` in all.
-            max_watches_per_connection: Of them on one connection.
-        """
+    def __init__(self) -> None:
+        """Start alive and not ready."""
         self._statuses: dict[str, int] = {}
         self._watchers: set[Watcher] = set()
         self._behind: set[Watcher] = set()
-        self._streams = StreamLimit("max_watches", max_watches, max_watches_per_connection)
+        self._streams = StreamLimit("max_watches", MAX_WATCHES, MAX_WATCHES_PER_CONNECTION)
         self._all_told = asyncio.Event()
         self._all_told.set()
         self.update((), is_ready=False, is_draining=False)

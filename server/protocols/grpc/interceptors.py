@@ -122,6 +122,8 @@ TIMEOUT_ROUNDING = 0.01
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
+# Each stream of requests may have a large message half sent.
+MAX_STREAMS_PER_CONNECTION = 64
 Behaviour: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
 
 # Set for each RPC in its own task, so it is as private as an argument; gRPC leaves no other way from interceptor to servicer.
@@ -148,7 +150,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         deadlines: Callable[[Call], Deadlines] = lambda _: NO_DEADLINES,
         methods: Methods = OWN_METHODS,
         in_flight: InFlight | None = None,
-        max_streams_per_connection: int = 1,
     ) -> None:
         """Put every RPC among these calls.
 
@@ -160,7 +161,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             deadlines: Says how long a call may take, whose message may never come.
             methods: How calls of RPCs are treated.
             in_flight: What large calls, and those of several requests, share.
-            max_streams_per_connection: Streams of requests on one connection; each may have a large message half sent.
         """
         self._calls = calls
         self._max_characters = max_characters
@@ -169,7 +169,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._deadlines = deadlines
         self._methods = methods
         self._in_flight = in_flight or InFlight(lambda: 1)
-        self._streams = StreamLimit("max_batch_streams_per_connection", math.inf, max_streams_per_connection)
+        self._streams = StreamLimit("max_batch_streams_per_connection", math.inf, MAX_STREAMS_PER_CONNECTION)
         self._receiving: WeakValueDictionary[str, Receiving] = WeakValueDictionary()  # of connections
         self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
 
