@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from dragoman.server.engine.link import Link
 from dragoman.server.engine.messages import (
     Cancel,
+    Command,
     Down,
     Event,
     Finished,
@@ -46,10 +47,10 @@ class EngineClient:
     def __init__(
         self,
         name: str,
-        link: Link,
+        link: Link | None,
         settings: EngineSettings,
         num_replicas: int,
-        retry_seconds: float,
+        retry_seconds: float = 0.0,
         *,
         on_statistics: Callable[[Statistics], None] = lambda _: None,
         on_change: Callable[[], None] = lambda: None,
@@ -58,7 +59,7 @@ class EngineClient:
 
         Args:
             name: Of the model, for messages.
-            link: To the dispatcher; closed with the client.
+            link: To the dispatcher; closed with the client. None for an unloaded model.
             settings: Of the engines.
             num_replicas: Engines of the model.
             retry_seconds: When requests should be retried that come while the model is not ready.
@@ -94,14 +95,16 @@ class EngineClient:
         return len(self._waiters) + len(self._score_waiters)
 
     def open(self) -> None:
-        """Attach to the dispatcher; must be called within the event loop that uses the client."""
+        """Attach to the dispatcher, if there is one; must be called within the event loop that uses the client."""
         self._loop = asyncio.get_running_loop()
-        self._link.open(self._receive, self._attach_anew)
-        self._link.send(Hello())
+        if self._link is not None:
+            self._link.open(self._receive, self._attach_anew)
+            self._send(Hello())
 
     def close(self) -> None:
         """Detach; requests that have not ended fail with `Unavailable`."""
-        self._link.close()
+        if self._link is not None:
+            self._link.close()
         self._fail(Unavailable(f"the engine of model {self.name!r} ended", self._retry_seconds))
 
     async def until_ready(self) -> None:
@@ -198,14 +201,14 @@ class EngineClient:
         self._check()
         if self._watching is None or self._watching.done():
             self._watching = self._loop.create_future()
-            self._link.send(Watch())
+            self._send(Watch())
         return self._watching
 
     def _attach_anew(self) -> None:
         """Begin again after an unreadable message: answers may be lost, so every request fails."""
         self._fail(Unavailable("the engine cannot be understood"))
         self._num_submitted = 0
-        self._link.send(Hello())
+        self._send(Hello())
 
     def _fail(self, error: Unavailable) -> None:
         """End everything that waits with an error, and refuse requests until the model is ready again."""
@@ -250,6 +253,10 @@ class EngineClient:
         if self._num_places is not None:
             self._num_places -= 1
 
+    def _send(self, command: Command) -> None:
+        assert self._link is not None, "an unloaded model refuses requests"
+        self._link.send(command)
+
     def _check(self) -> None:
         if self.ready is None:
             raise NotReady(f"model {self.name!r} is not ready", retry_after_seconds=self._retry_seconds)
@@ -270,15 +277,15 @@ class EngineClient:
         """Send what has been submitted; nothing if a cancellation in the same turn took it along."""
         requests, self._to_submit = self._to_submit, []
         if requests:
-            self._link.send(Submit(requests))
+            self._send(Submit(requests))
         pairs, self._to_score = self._to_score, []
         if pairs:
-            self._link.send(Score(pairs))
+            self._send(Score(pairs))
 
     def _flush_cancellations(self) -> None:
         self._flush_submissions()  # a cancellation stays behind the submission it belongs to
         ids, self._to_cancel = self._to_cancel, []
-        self._link.send(Cancel(ids))
+        self._send(Cancel(ids))
 
     def _receive(self, event: Event) -> None:
         match event:

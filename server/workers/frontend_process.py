@@ -1,4 +1,4 @@
-"""The process of one frontend worker: a `FrontEnd`, and the pipes to the parent.
+"""The process of one frontend worker: a `Frontend`, and the pipes to the parent.
 
 Started as `python -m dragoman.server.workers.frontend_process`; its first message describes it. It ends when told to drain, or when
 its standard input closes, because the parent and the engines are gone then.
@@ -28,7 +28,7 @@ from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import take_series
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
-from dragoman.server.workers.front_end import FrontEnd
+from dragoman.server.workers.frontend import Frontend
 from dragoman.server.workers.messages import (
     AdminResponse,
     AwaitedModels,
@@ -48,8 +48,8 @@ from dragoman.server.workers.messages import (
     to_bytes,
 )
 from dragoman.server.workers.operators import WorkerOperators
-from dragoman.server.workers.processors import end_process, give_back_large_blocks, keep_what_is_there
-from dragoman.server.workers.served import FrontEngine, HandedFiles, ServedVersions
+from dragoman.server.workers.processors import end_process, freeze_heap, give_back_large_blocks
+from dragoman.server.workers.served import HandedFiles, ServedVersions
 from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import INITIAL_BACKOFF_SECONDS
 
@@ -98,7 +98,7 @@ class FrontendWorker:
         if config.http_admin:
             self._operators = WorkerOperators(config, metrics, CallerMetrics(CollectorRegistry()), self._send)
         admin_calls = None if self._operators is None else self._operators.calls
-        self._front = FrontEnd(config, self._repository, metrics, tracer, sampler, table.of, known, admin_calls)
+        self._front = Frontend(config, self._repository, metrics, tracer, sampler, table.of, known, admin_calls)
         self._front.on_awaited(lambda: self._send(AwaitedModels(sorted(self._repository.waiting.names))))
         self._state = State()
         self._is_listening = False
@@ -113,7 +113,7 @@ class FrontendWorker:
         self._publish()
         receiving = asyncio.create_task(self._receive())  # during the drain too: the parent may die
         reporting = asyncio.create_task(self._report())
-        keep_what_is_there()
+        freeze_heap()
         drain = await self._drain
         if self._operators is not None:
             self._operators.drain()
@@ -181,7 +181,7 @@ class FrontendWorker:
             # Without a device and engines: the parent has the engines' series, and removes them when a model is unloaded.
             self._metrics.add_model(model.name, model.version, model.manifest.precision, "", model.max_slots, 0)
 
-    def _attach(self, name: str, version: VersionAddress) -> FrontEngine:
+    def _attach(self, name: str, version: VersionAddress) -> EngineClient:
         if version.is_asleep:
             return SleepingEngine(name, version.settings, version.num_replicas, version.device)
         link = ZmqLink(version.endpoint, self._start.identity.encode())

@@ -20,7 +20,6 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.engine.client import EngineClient
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import Repository, Route
-from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.use import Outcomes
 from dragoman.server.workers.messages import FromWorker, ModelRoute, Released, Routes, RoutesTaken, UsageReport, VersionAddress
 from dragoman.server.workers.processors import give_back_blocks_soon
@@ -123,8 +122,6 @@ ATTACH_SECONDS = 5.0
 
 log = structlog.get_logger("dragoman.fronts")
 
-FrontEngine = EngineClient | SleepingEngine
-
 
 class ServedVersions:
     """Versions that this worker reaches. Messages are carried out in order, and confirmed to the parent."""
@@ -132,7 +129,7 @@ class ServedVersions:
     def __init__(
         self,
         repository: Repository,
-        attach: Callable[[str, VersionAddress], FrontEngine],
+        attach: Callable[[str, VersionAddress], EngineClient],
         *,
         prepare: Callable[[LoadedModel], None],
         on_change: Callable[[], None],
@@ -170,7 +167,7 @@ class ServedVersions:
     async def begin(self, routes: Routes) -> None:
         """Attach to the versions of the start, and wait for those that are ready."""
         for model in self._models.values():
-            _open(model)
+            model.engine.open()
         await self._until_attached([version for route in routes.models for version in route.versions])
 
     def take(self, routes: Routes) -> None:
@@ -217,7 +214,7 @@ class ServedVersions:
         models = [await asyncio.to_thread(self._load, *one) for one in new]
         for (_, version), model in zip(new, models, strict=True):
             await asyncio.to_thread(self._prepare, model)
-            _open(model)
+            model.engine.open()
             self._models[version.endpoint] = model
         await self._until_attached([version for _, version in new])
 
@@ -234,8 +231,7 @@ class ServedVersions:
         del self._models[endpoint]
         self._reported.pop(endpoint, None)
         self._reported_moves.pop(endpoint, None)
-        if isinstance(model.engine, EngineClient):
-            model.engine.close()
+        model.engine.close()
         self._releasing.discard(endpoint)
         self._send(Released(endpoint))
         give_back_blocks_soon()
@@ -264,9 +260,3 @@ class ServedVersions:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _open(model: LoadedModel) -> None:
-    """Attach to a model's dispatcher, unless the model is asleep."""
-    if isinstance(model.engine, EngineClient):
-        model.engine.open()

@@ -18,7 +18,7 @@ from dragoman.server.engine.scheduler import Limits
 from dragoman.server.errors import NotReady, Unavailable
 from tests.server.conftest import until
 from tests.server.dispatch.fakes import FakeReplica
-from tests.server.test_supervisor import SETTINGS
+from tests.server.workers.test_supervisor import SETTINGS
 
 
 class World:

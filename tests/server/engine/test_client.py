@@ -34,7 +34,7 @@ from dragoman.server.engine.messages import (
 )
 from dragoman.server.engine.snapshot import EngineSnapshot, Snapshot, Watch
 from dragoman.server.errors import NotReady, QueueFull, Unavailable
-from tests.server.test_supervisor import SETTINGS
+from tests.server.workers.test_supervisor import SETTINGS
 
 
 class Engine:

@@ -61,8 +61,8 @@ class _Adopted:
     is_ending: bool = False
 
 
-class FrontEnds:
-    """The frontend workers of a server; the rest of the server uses them as it does a `FrontEnd`."""
+class FrontendWorkers:
+    """The frontend workers of a server; the rest of the server uses them as it does a `Frontend`."""
 
     def __init__(
         self,
