@@ -28,6 +28,7 @@ from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import take_series
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
+from dragoman.server.workers.files import MemoryFiles
 from dragoman.server.workers.frontend import Frontend
 from dragoman.server.workers.messages import (
     AdminResponse,
@@ -49,7 +50,7 @@ from dragoman.server.workers.messages import (
 )
 from dragoman.server.workers.operators import WorkerOperators
 from dragoman.server.workers.processors import end_process, freeze_heap, give_back_large_blocks
-from dragoman.server.workers.served import HandedFiles, ServedVersions
+from dragoman.server.workers.served import ServedVersions
 from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import INITIAL_BACKOFF_SECONDS
 
@@ -58,7 +59,7 @@ SIGN_OF_LIFE_SECONDS = 1.0
 METRICS_PAUSE = 100.0
 EXIT_CANNOT_START = 3
 
-log = structlog.get_logger("dragoman.fronts")
+log = structlog.get_logger("dragoman.workers")
 
 
 class FrontendWorker:
@@ -77,7 +78,7 @@ class FrontendWorker:
             InputError: If a setting or a bundle cannot be used.
         """
         self._start, self._reader, self._writer = start, reader, writer
-        self._files = HandedFiles(start.files)
+        self._files = MemoryFiles(start.files)
         self._config = config = read_config(start, self._files)
         self._registry = CollectorRegistry()
         self._metrics = metrics = Metrics(self._registry, start.version)
@@ -197,7 +198,7 @@ async def _reload(source: Source) -> None:
         log.exception("cannot be used, what was read before stays in use", source=source.name)
 
 
-def read_config(start: Start, files: HandedFiles) -> ServerConfig:
+def read_config(start: Start, files: MemoryFiles) -> ServerConfig:
     """Return the settings of a worker."""
     settings = msgspec.json.decode(start.config, type=dict[str, Any])
     ports = {"port": start.port, "http_port": start.http_port}
