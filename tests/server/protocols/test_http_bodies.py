@@ -71,7 +71,7 @@ def test_tensors_become_the_requests_of_grpc(tensors: list[tuple[str, Any, str]]
     body, headers = with_tensors(request)
     for found in (read(listed(request)), read(body, headers["Inference-Header-Content-Length"])):
         assert found.inference.requests == expected.requests
-        assert (found.request_id, found.inference.has_rows, len(found)) == ("mine", True, 2)
+        assert (found.request_id, found.inference.has_rows, found.num_requests) == ("mine", True, 2)
 
 
 PARAMETERS: dict[str, Any] = {"num_beams": 3, "length_penalty": 0.1, "temperature": "0.5", "suppressed_tokens": [5, 6]}
@@ -247,7 +247,7 @@ def test_a_part_of_a_form_has_a_name(head: str, is_read: bool) -> None:
 
 
 def test_a_form_begins_with_its_boundary() -> None:
-    """aiohttp would look for it in every line, for seconds in a large body."""
+    """The reader of aiohttp would look for it in every line, for seconds in a large body."""
     assert refusal(parts_of, b"\r\n" * 2**21 + b"--a--", PARTS) == "body: does not begin with its boundary"
 
 
