@@ -100,7 +100,7 @@ ERRORS = {
 V1_STATUSES = ("400", "401", "404", "405", "429", "500", "503", "504"), ("408", "413", "415")
 V2_STATUSES = ("400", "401", "404", "405", "429", "500", "503"), ("403", "408", "413", "415", "504")
 LIBRETRANSLATE_STATUSES = ("405", "500", "503"), ("400", "403", "408", "413", "415", "429", "504")
-HEADERS = (
+HEADERS: tuple[tuple[str, str, Schema], ...] = (
     ("X-Request-Id", "Id of the request, where the body has none: 128 printable ASCII characters at the most.", {"maxLength": 128}),
     (
         "Grpc-Timeout",
@@ -248,9 +248,9 @@ def _one_or_some(of: Schema, **more: Any) -> Schema:
     return {"oneOf": [of, _some(of, **more)]}
 
 
-def _object(description: str, required: Iterable[str] = (), is_open: bool = False, **properties: Schema) -> Schema:
+def _object(description: str, required: Iterable[str] = (), /, **properties: Schema) -> Schema:
     more: Schema = {"required": list(required)} if required else {}
-    return _described({"type": "object", "properties": properties, "additionalProperties": is_open} | more, description)
+    return _described({"type": "object", "properties": properties, "additionalProperties": False} | more, description)
 
 
 def _described(schema: Schema, text: str) -> Schema:
@@ -462,7 +462,6 @@ def _libretranslate_schemas() -> dict[str, Schema]:
         "TranslateRequest": _object(
             "Texts, and their languages.",
             ("q", "source", "target"),
-            is_open=True,
             q=_described(_one_or_some(TEXT, maxItems=1024), "A text, or a list of them."),
             source=_described(TEXT, "Code of a language, or `auto`."),
             target=_described(TEXT, "Code of a language."),
@@ -470,7 +469,8 @@ def _libretranslate_schemas() -> dict[str, Schema]:
             alternatives=_described(NUMBER, "Further answers wanted."),
             api_key=key,
             model=_described(TEXT, "Name of a model, where several have the languages."),
-        ),
+        )
+        | {"additionalProperties": True},
         "TranslateResponse": _object(
             "Translations, in lists where `q` is one.",
             ("translatedText",),
@@ -478,7 +478,7 @@ def _libretranslate_schemas() -> dict[str, Schema]:
             alternatives=_some({"oneOf": [TEXT, _some(TEXT)]}),
             detectedLanguage=_described(detected, "Where `source` is `auto`."),
         ),
-        "DetectRequest": _object("A text.", ("q",), is_open=True, q=TEXT, api_key=key),
+        "DetectRequest": _object("A text.", ("q",), q=TEXT, api_key=key) | {"additionalProperties": True},
         "DetectResponse": _described(_some(_ref("DetectedLanguage")), "The likeliest languages."),
         "DetectedLanguage": _object("", ("language", "confidence"), language=TEXT, confidence={"type": "number"}),
         "LanguagesResponse": _described(_some(_ref("TranslatedLanguage")), "Languages by code."),
