@@ -11,6 +11,7 @@ from dragoman.server.protocols.http.requests import ID_KEY, BodyReader, Endpoint
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import NO_DEADLINES
 from dragoman.server.service.context import Call
+from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.running import RunningCalls
 from dragoman.server.service.service import Core
 
@@ -54,7 +55,7 @@ class Middleware:
         return response
 
     async def _serve(self, endpoint: Endpoint, exchange: Exchange, calls: RunningCalls, in_flight: ExitStack) -> web.StreamResponse:
-        """Read a request and return its response; `in_flight` counts its body until then."""
+        """Read a request and return its response; `in_flight` keeps its window open until then."""
         call, is_open = exchange.call, endpoint.is_open
         problem: ServiceError | None = None
         if _is_read(endpoint, exchange, calls):
@@ -70,6 +71,8 @@ class Middleware:
                 calls.records.finish(call, Cancelled.code)
                 raise
         call.has_items = call.has_items or getattr(exchange.message, "num_requests", 1) > 1
+        if call.has_items and call.window is None:
+            call.window = in_flight.enter_context(self._core.in_flight.window(exchange.owner))
         try:
             with calls.serving(
                 call,
@@ -102,7 +105,8 @@ class Middleware:
         exchange.timeout_seconds = timeout_of(exchange.http)
         if endpoint.read is None:
             return
-        in_flight.enter_context(self._bodies.room(exchange))
+        if (num_bytes := self._bodies.size(exchange.http)) > LARGE_BYTES:
+            exchange.call.window = in_flight.enter_context(self._core.in_flight.window(exchange.owner, num_bytes))
         deadlines = self._core.generation.deadlines(exchange.call)
         seconds, limit = exchange.remaining_seconds, ""
         if deadlines != NO_DEADLINES:

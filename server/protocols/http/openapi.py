@@ -13,16 +13,17 @@ from typing import Any
 from dragoman.inference import inference_pb2
 from dragoman.server.protocols.http.openinference import BINARY, BINARY_DATA, BINARY_OUTPUT, BINARY_SIZE, LENGTH_KEY, MODEL, ROOT
 from dragoman.server.protocols.http.responses import JSON
-from dragoman.server.protocols.openinference.answers import OUTPUTS, Output
 from dragoman.server.protocols.openinference.requests import (
     FIELDS,
     FLAGS,
     INPUTS,
     MAX_TEXTS,
     NUM_PARAMETERS,
+    OUTPUTS,
     PARAMETERS,
     SYNONYMS,
     Kind,
+    Output,
 )
 from dragoman.server.protocols.openinference.tensors import DATATYPES
 from dragoman.v1 import generation_pb2, repository_pb2

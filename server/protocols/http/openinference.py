@@ -4,7 +4,6 @@ What a request means and what is answered is shared with gRPC; docs/open-inferen
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -16,7 +15,7 @@ from msgspec import UNSET, Meta, Struct
 
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, NotOffered, NotReady, ServiceError
-from dragoman.server.protocols.grpc.inflight import Allowance, Hand, requests_per_stream
+from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.native import carried_out
 from dragoman.server.protocols.http.origins import Origins
@@ -49,9 +48,9 @@ from dragoman.server.protocols.openinference.tensors import (
     from_values,
     shown,
 )
-from dragoman.server.protocols.several_requests import LARGE_BYTES, Items
 from dragoman.server.service.administration import OperatorCalls, Order
 from dragoman.server.service.ids import check_request_id
+from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.outcomes import RETRY_SECONDS
 from dragoman.server.service.service import Core
 
@@ -155,7 +154,6 @@ class InferenceApi:
         """
         self._core, self._max_message_bytes, self._origins = core, max_message_bytes, origins
         self._descriptions = Descriptions(core.models, core.generation)
-        self._allowance = Allowance()
 
     def endpoints(self, operators: OperatorCalls | None) -> Iterable[Endpoint]:
         """Yield the endpoints; loading and unloading are not offered without `operators`."""
@@ -250,7 +248,7 @@ class InferenceApi:
         if len(inference) > 1:
             if inference.is_streamed:
                 raise InvalidRequest(STREAM, f"goes with one text only, and there are {len(inference)}")
-            last = await self._answering(exchange).whole(inference, call, partial(self._window, exchange))
+            last = await self._answering(exchange).whole(inference, call)
         else:
 
             async def write(piece: Response) -> None:
@@ -288,14 +286,11 @@ class InferenceApi:
         inference = exchange.message.inference
         if inference.is_streamed:
             raise InvalidRequest(STREAM, "goes with generate_stream only")
-        return await self._answering(exchange).whole(inference, exchange.call, partial(self._window, exchange))
+        return await self._answering(exchange).whole(inference, exchange.call)
 
     def _answering(self, exchange: Exchange) -> Answering:
         items = Items(self._core.calls.records, exchange.call, own_ending)
         return Answering(self._core, items, lambda: exchange.remaining_seconds, self._max_message_bytes)
-
-    def _window(self, exchange: Exchange) -> AbstractContextManager[Hand]:
-        return self._allowance.held(requests_per_stream(self._core), exchange.owner)
 
 
 def _model_of(request: web.Request) -> tuple[str, str]:

@@ -6,7 +6,6 @@ import re
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal, NoReturn, TypeVar
@@ -16,8 +15,8 @@ from aiohttp import web
 
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
 from dragoman.server.protocols.http.responses import ErrorFormat, HttpRefusal
-from dragoman.server.protocols.several_requests import LARGE_BYTES, LargeRequests
 from dragoman.server.service.context import Call
+from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.sentences import on_thread
 
 T = TypeVar("T")
@@ -195,26 +194,23 @@ async def run_by_size(num_bytes: int, work: Callable[..., T], *arguments: object
 
 
 class BodyReader:
-    """Reads bodies of at most `max_bytes`; large ones in flight are bounded for each owner."""
+    """Reads bodies of at most `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._large = LargeRequests()
 
-    def room(self, exchange: Exchange) -> AbstractContextManager[None]:
-        """Return a context that counts the body as in flight: one compressed or of unknown size as the largest.
+    def size(self, request: web.Request) -> int:
+        """Return the bytes to reserve for a body: the largest for one that is compressed or of unknown size.
 
         Raises:
             HttpRefusal: If it is larger than allowed, before anything is read.
-            QueueFull: On entry, if the owner has too many large bodies in flight.
         """
-        request = exchange.http
         size = request.content_length
         if size is not None and size > self._max_bytes:
             raise self._too_large()
         if size is None or "Content-Encoding" in request.headers:
-            size = self._max_bytes if request.can_read_body else 0
-        return self._large.one_more(size, exchange.owner) if size > LARGE_BYTES else nullcontext()
+            return self._max_bytes if request.can_read_body else 0
+        return size
 
     async def read(self, request: web.Request, seconds: float | None, limit: str) -> bytes:
         """Return the whole body, decompressed.

@@ -23,6 +23,7 @@ from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.service import CLOSE_SECONDS, Core
 
 BACKLOG = 512
+HANDSHAKE_SECONDS = 10.0
 # Until a connection without a request, or with half the head of one, is closed, at the latest.
 IDLE_SECONDS = 75.0
 # Of the request line and of each header.
@@ -119,7 +120,7 @@ class HttpServer:
     async def _shake_hands(
         self, transport: asyncio.Transport, accepted: "_Accepted", context: ssl.SSLContext, server: web.Server
     ) -> None:
-        loop, seconds = asyncio.get_running_loop(), self._config.handshake_seconds
+        loop, seconds = asyncio.get_running_loop(), HANDSHAKE_SECONDS
         try:
             secure = await loop.start_tls(transport, accepted, context, server_side=True, ssl_handshake_timeout=seconds)
         except OSError:  # also what is no TLS, and a timeout

@@ -14,16 +14,16 @@ from aiohttp import web
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import InvalidRequest, NotReady
-from dragoman.server.protocols.grpc.inflight import REQUESTS_PER_SLOT
+from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import Endpoint, Exchange
 from dragoman.server.protocols.http.responses import LIBRETRANSLATE_ERRORS, HttpRefusal, json_response
 from dragoman.server.protocols.libretranslate.languages import ALIASES, Detected, Detector, Known, LibreLanguages
 from dragoman.server.protocols.libretranslate.reading import Asked, Reader, shown
-from dragoman.server.protocols.several_requests import Items
 from dragoman.server.protocols.v1.messages import MessageLimit
 from dragoman.server.service.callers import Caller
+from dragoman.server.service.in_flight import REQUESTS_PER_SLOT
 from dragoman.server.service.outcomes import RETRY_SECONDS
 from dragoman.server.service.ports import Model
 from dragoman.server.service.requests import GenerateRequest
@@ -205,7 +205,9 @@ class LibreTranslateApi:
             start = end
         return answers
 
-    async def _translate_all(self, sentences: Sequence[str], wanted: Wanted, exchange: Exchange, num_kept: int) -> list[list[str]]:
+    async def _translate_all(
+        self, sentences: Sequence[str], wanted: Wanted, exchange: Exchange, num_kept: int
+    ) -> Sequence[list[str]]:
         """Return the answers to each sentence, the best first; `num_kept` characters are sent with each beside these.
 
         Raises:
@@ -216,8 +218,7 @@ class LibreTranslateApi:
         items = Items(self._core.calls.records, call, own_ending)
         seconds, _ = self._generation.deadlines(call).time_left(call.arrival, exchange.remaining_seconds)
         end = None if seconds is None else loop.time() + seconds
-        answers: list[list[str]] = [[] for _ in sentences]
-        left, num_bytes = iter(enumerate(sentences)), 0
+        num_bytes = 0
 
         def count(number: int) -> None:
             nonlocal num_bytes
@@ -225,27 +226,22 @@ class LibreTranslateApi:
             if num_bytes > self._max_bytes:
                 raise InvalidRequest("q", f"answers have more than {self._max_bytes} bytes, max_message_bytes of the server")
 
-        async def work() -> None:
-            for index, sentence in left:
-                bind_contextvars(item=index)
-                # One version of the model answers all sentences: they share the call's id.
-                with items.recorded(call.request_id, is_part=True) as item:
-                    try:
-                        remaining = None if end is None else end - loop.time()
-                        generated = await self._generation.generate(wanted.request(sentence), item, remaining, self._limit)
-                    finally:
-                        call.model = item.model
-                answers[index] = [answer.text for answer in generated.answers]
-                count(sum(len(answer.encode(errors="replace")) for answer in answers[index]))
+        async def translate(index: int) -> list[str]:
+            bind_contextvars(item=index)
+            # One version of the model answers all sentences: they share the call's id.
+            with items.recorded(call.request_id, is_part=True) as item:
+                try:
+                    remaining = None if end is None else end - loop.time()
+                    generated = await self._generation.generate(wanted.request(sentences[index]), item, remaining, self._limit)
+                finally:
+                    call.model = item.model
+            answers = [answer.text for answer in generated.answers]
+            count(sum(len(answer.encode(errors="replace")) for answer in answers))
+            return answers
 
         count(num_kept * (wanted.num_alternatives + 1))
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(len(sentences), _max_at_once(wanted, call.caller))):
-                    tasks.create_task(work())
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
-        return answers
+        assert call.window is not None
+        return await call.window.run_each(len(sentences), translate, _max_at_once(wanted, call.caller))
 
 
 async def _not_offered(_: Exchange) -> NoReturn:

@@ -19,7 +19,7 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import check_content_type, decode_json, run_by_size
 from dragoman.server.protocols.http.responses import JSON, HttpRefusal
-from dragoman.server.protocols.several_requests import LARGE_BYTES
+from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.sentences import on_thread
 
 URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
