@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
+from dragoman.server.protocols.http.openapi import read_comments
+
 pytest.importorskip("grpc_tools", reason="needs grpcio-tools")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +57,15 @@ def test_compiles_from_an_empty_directory_with_its_folder_alone(contract: FileDe
     assert list(contract.dependency) == ["google/protobuf/any.proto"]  # which protoc brings
     admin = described(tmp_path / "admin", ROOT / "protos", "dragoman/v1/repository.proto")
     assert list(admin.dependency) == [] and [service.name for service in admin.service] == ["Repository"]
+
+
+@pytest.mark.parametrize("name", [FILE, "dragoman/v1/repository.proto"])
+def test_comments_in_the_openapi_document_are_those_that_protoc_finds(name: str, tmp_path: Path) -> None:
+    protoc(tmp_path, ROOT / "protos", "--include_source_info", "--descriptor_set_out=out", name)
+    [file] = FileDescriptorSet.FromString((tmp_path / "out").read_bytes()).file
+    expected = [" ".join(place.leading_comments.split()) for place in file.source_code_info.location if place.leading_comments]
+    found = read_comments((ROOT / "protos" / name).read_text(encoding="utf-8")).values()
+    assert sorted(" ".join(comment.split()) for comment in found if comment) == sorted(expected)
 
 
 def test_the_package_is_an_include_path_too(contract: FileDescriptorProto, tmp_path: Path) -> None:

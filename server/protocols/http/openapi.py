@@ -158,7 +158,7 @@ class Contract:
     def __init__(self, file: Any) -> None:
         self.file = file
         text = files("dragoman").joinpath(file.name.removeprefix("dragoman/")).read_text(encoding="utf-8")
-        self.comments = _comments(text)
+        self.comments = read_comments(text)
 
     def schemas(self) -> dict[str, Schema]:
         """Return a schema of each message and enum, as canonical JSON has them."""
@@ -179,7 +179,7 @@ class Contract:
         return _described(schema, self.comments[message.name])
 
 
-def _comments(text: str) -> dict[str, str]:
+def read_comments(text: str) -> dict[str, str]:
     """Return the comment before each declaration of a .proto file; empty where there is none."""
     found: dict[str, str] = {}
     lines: list[str] = []
