@@ -1,6 +1,7 @@
-"""The CPU runner on ONNX Runtime."""
+"""The CPU runner on ONNX Runtime, and the scorer, which runs on a device, too."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
@@ -53,7 +54,6 @@ class PackedEncoder:
         self._kept: Buffer = np.empty((0, self._num_columns), cache.token_type)
 
     def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
-        """See `Encoder`."""
         cache.write_packed(rows, *self._run(sources))
 
     def encode(self, sources: Sources) -> list[Held]:
@@ -95,7 +95,6 @@ class PaddedEncoder:
         self._session, self._pad_id = session, pad_id
 
     def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
-        """See `Encoder`."""
         lengths = np.array([len(source) for source in sources], np.int64)
         ids = np.full((len(sources), lengths.max()), self._pad_id, np.int64)
         for row, source in zip(ids, sources, strict=True):
@@ -111,13 +110,12 @@ class PromptReader:
         self._session, self._cache = session, cache
 
     def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
-        """See `Encoder`: each prompt is read whole, one after the other."""
+        """Each prompt is read whole, one after the other."""
         assert cache is self._cache
         for source, row in zip(sources, rows, strict=True):
             self.read(row, source, 0, len(source))
 
     def read(self, row: int, source_ids: Sequence[int], first: int, stop: int) -> None:
-        """See `Reader`."""
         cache = self._cache
         if first == 0:
             cache.begin_prompt(row)
@@ -147,7 +145,7 @@ MAX_KEPT_BINDINGS = 256
 
 
 class OnnxRunner:
-    """See `runner.Runner`. Caches are bound by address, once for each number of rows, and copied by a step only when they grow."""
+    """Caches are bound by address, once for each number of rows, and copied by a step only when they grow."""
 
     device = "cpu"
     graphs = None
@@ -177,31 +175,26 @@ class OnnxRunner:
         self._num_moves_bound = 0
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
-        """See `Runner`."""
         self._encoder.fill(self.cache, sources, rows)
 
     @property
     def holder(self) -> Holder | None:
-        """See `Runner`: sources that come padded go into rows at once."""
+        """Sources that come padded go into rows at once."""
         return self if isinstance(self._encoder, PackedEncoder) else None
 
     @property
     def reader(self) -> Reader | None:
-        """See `Runner`."""
         return self._encoder if isinstance(self._encoder, PromptReader) else None
 
     def encode(self, sources: Sequence[Sequence[int]]) -> list[Held]:
-        """See `Holder`."""
         assert isinstance(self._encoder, PackedEncoder)
         return self._encoder.encode(sources)
 
     def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
-        """See `Holder`."""
         for one, row in zip(held, rows, strict=True):
             self.cache.write_packed([row], np.array([len(one.tokens)]), one.tokens, one.states[None])
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
-        """See `Runner`."""
         num_rows = len(tokens)
         assert 0 < num_rows <= self.max_rows
         self.cache.make_room(positions)
@@ -213,7 +206,6 @@ class OnnxRunner:
         return candidates
 
     def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
-        """See `Runner`."""
         num_rows = len(tokens)
         self._tokens[first_row : first_row + num_rows] = tokens
         self._positions[first_row : first_row + num_rows] = positions
@@ -224,15 +216,12 @@ class OnnxRunner:
         return candidates
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """See `Runner`."""
         self.cache.copy_row(source, target, length)
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
-        """See `Runner`."""
         self.cache.copy_positions(source, target, start, stop)
 
     def cache_bytes(self) -> tuple[int, int]:
-        """See `Runner`."""
         return self.cache.num_bytes_reserved, self.cache.num_bytes_used
 
     def _bound(self, num_rows: int, num_candidates: int) -> tuple[onnxruntime.IOBinding, Candidates]:
@@ -284,3 +273,78 @@ def _encoder_of(manifest: Manifest, session: onnxruntime.InferenceSession, cache
     if manifest.has_prompts:
         return PromptReader(session, cache)
     return PackedEncoder(session, cache) if manifest.is_packed else PaddedEncoder(session, manifest.pad_id)
+
+
+OpenSession = Callable[[Path], onnxruntime.InferenceSession]
+
+
+class OnnxScorer:
+    """A pair is always computed alone, without padding, so its bits never change."""
+
+    def __init__(
+        self, bundle: Bundle, num_threads: int, open_on_device: OpenSession | None = None, weights: Weights | None = None
+    ) -> None:
+        """Remember what to load.
+
+        Args:
+            bundle: Opened; what lies in its directory is compared with it again by `check`.
+            num_threads: Threads of ONNX Runtime's pool, the calling one included.
+            open_on_device: Loads the graph elsewhere than on the CPU.
+            weights: Of the runner on the CPU; those in the bundle where they are left out.
+        """
+        self._bundle = bundle
+        self._has_attention = bundle.manifest.attention_layers > 0
+        self._num_threads = num_threads
+        self._open_on_device = open_on_device
+        self._weights = weights or Weights(bundle)
+        self._session: onnxruntime.InferenceSession | None = None
+        self._running: onnxruntime.RunOptions | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the session has been made."""
+        return self._session is not None
+
+    @property
+    def is_on_device(self) -> bool:
+        return self._open_on_device is not None
+
+    def check(self) -> None:
+        """See `Scorer`.
+
+        Raises:
+            BundleError: If the bundle is away, or is not the one that was opened.
+        """
+        self._bundle.check_unchanged()
+
+    def open(self) -> None:
+        path = self._bundle.scorer_path
+        if self._open_on_device is not None:
+            self._session = self._open_on_device(path)
+        else:
+            # Threads that spin while they wait would take time from decode steps for nothing.
+            self._session = self._weights.open(path, self._num_threads, is_spinning=False)
+
+    def score(
+        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        assert self._session is not None, "it has not been opened"
+        labels = np.array([target_ids], np.int64)
+        start = self._bundle.manifest.decoder_start_id if decoder_start_id is None else decoder_start_id
+        inputs = {
+            "src_ids": np.array([source_ids], np.int64),
+            "src_lens": np.array([len(source_ids)], np.int64),
+            "tgt_ids": np.array([[start, *target_ids[:-1]]], np.int64),
+            "tgt_lens": np.array([len(target_ids)], np.int64),
+            "labels": labels,
+        }
+        self._running = onnxruntime.RunOptions()
+        if not self._has_attention:
+            (log_probs,) = self._session.run(["label_log_probs"], inputs, self._running)
+            return log_probs[0], np.zeros((len(target_ids), 0), np.float32)
+        log_probs, attention = self._session.run(["label_log_probs", "attention"], inputs, self._running)
+        return log_probs[0], attention[0].mean(0) if layer is None else attention[0, layer]
+
+    def interrupt(self) -> None:
+        if self._running is not None:
+            self._running.terminate = True

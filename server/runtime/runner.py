@@ -91,24 +91,16 @@ class Runner(Protocol):
     max_rows: int
 
     @property
-    def memory(self) -> Mapping[str, int]:
-        """See the class."""
-        ...
+    def memory(self) -> Mapping[str, int]: ...
 
     @property
-    def holder(self) -> Holder | None:
-        """See the class."""
-        ...
+    def holder(self) -> Holder | None: ...
 
     @property
-    def reader(self) -> Reader | None:
-        """See the class."""
-        ...
+    def reader(self) -> Reader | None: ...
 
     @property
-    def graphs(self) -> Graphs | None:
-        """See the class."""
-        ...
+    def graphs(self) -> Graphs | None: ...
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """Put what a decoder reads of sources into rows: encoded as one batch, end-of-sequence included, or, of prompts, read."""

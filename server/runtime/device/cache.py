@@ -10,10 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.server.runtime.device.buckets import at_least
 from dragoman.server.runtime.device.device import Device
-from dragoman.server.runtime.device.kind import CacheKind
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.model import CacheKind, DeviceModel, at_least
 
 SHRINK_PATIENCE = 256
 """Steps for which a smaller capacity must have been enough before it is taken."""

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle, BundleError
-from dragoman.server.runtime.device.buckets import Buckets
+from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.device.device import Device, DeviceError
 from dragoman.server.runtime.device.memory import GIB
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.model import Buckets, DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
-from dragoman.server.runtime.device.steps import Likeliest, Shape
+from dragoman.server.runtime.device.steps import Shape
+from dragoman.server.runtime.onnx import OnnxScorer
 from dragoman.server.runtime.providers import (
     driver_obstacle,
     driver_versions,
@@ -31,7 +32,6 @@ from dragoman.server.runtime.providers import (
     library_obstacle,
     wheel_obstacle,
 )
-from dragoman.server.runtime.scorer import OnnxScorer
 
 KERNEL_VARIABLE = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
 """In the environment it has ONNX Runtime say on standard output which kernel each attention node was given."""
@@ -262,15 +262,14 @@ def _some_shapes(runner: DeviceRunner) -> list[Shape]:
     return list(dict.fromkeys((shapes[0], shapes[len(shapes) // 2], shapes[-1])))
 
 
-def _decode(runner: DeviceRunner, bundle: Bundle, num_rows: int, num_candidates: int) -> Likeliest:
+def _decode(runner: DeviceRunner, bundle: Bundle, num_rows: int, num_candidates: int) -> Candidates:
     """Decode the first token of every row; the arrays are their own."""
     tokens: NDArray[np.int64] = np.full(num_rows, bundle.manifest.decoder_start_id, np.int64)
-    found = runner.decode(tokens, np.zeros(num_rows, np.int64), num_candidates)
-    return Likeliest(found.ids.copy(), found.log_probs.copy())
+    return runner.step(tokens, np.zeros(num_rows, np.int64), num_candidates).kept(num_candidates)
 
 
-def _is_plausible(found: Likeliest, vocabulary: int) -> bool:
-    ids, log_probs = found
+def _is_plausible(found: Candidates, vocabulary: int) -> bool:
+    ids, log_probs = found.ids, found.log_probs
     return bool((ids >= 0).all() and (ids < vocabulary).all() and np.isfinite(log_probs).all() and (log_probs <= 1e-3).all())
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from dragoman.server.runtime.device.buckets import at_least, padded_sizes
 from dragoman.server.runtime.device.device import Device
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.model import DeviceModel, at_least, padded_sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from dragoman.export.cuda_contract import attentions
 from dragoman.export.graph_file import GraphFile
-from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.device import DeviceError
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.model import Buckets, DeviceModel
 
 SAYINGS = (
     "is smaller than requested bytes of",  # available memory of the arena, whose limit is reached

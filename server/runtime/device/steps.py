@@ -4,21 +4,18 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.tensor_names import output_name
-from dragoman.server.runtime.device.buckets import NO_GRAPH, Buckets
+from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.device.cache import DeviceCache
 from dragoman.server.runtime.device.device import Device, OutOfDeviceMemory
 from dragoman.server.runtime.device.memory import step_input_bytes, step_output_bytes
-from dragoman.server.runtime.device.model import DeviceModel
-
-When = Literal["idle", "start", "never"]
-"""When the graphs of larger layouts are captured: while nothing runs, or before the model is ready; or no graph at all."""
+from dragoman.server.runtime.device.model import NO_GRAPH, Buckets, DeviceModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +37,17 @@ class StepGraphs:
         reason: What it failed for.
     """
 
-    def __init__(self, buckets: Buckets, when: When, capture: Callable[[Shape], None], warn: Callable[[str], None]) -> None:
+    def __init__(self, buckets: Buckets, is_on: bool, capture: Callable[[Shape], None], warn: Callable[[str], None]) -> None:
         """Begin with nothing captured.
 
         Args:
             buckets: The shapes there are.
-            when: See `When`.
+            is_on: Whether any is captured.
             capture: Runs a step of a shape, which captures it.
             warn: Told why, when graphs are given up.
         """
-        self.is_on, self.is_disabled, self.reason = when != "never", False, ""
-        self._buckets, self._when, self._capture, self._warn = buckets, when, capture, warn
+        self.is_on, self.is_disabled, self.reason = is_on, False, ""
+        self._buckets, self._capture, self._warn = buckets, capture, warn
         self._captured: set[Shape] = set()
         self._shortage: Exception | None = None
         self._pending = list(self.shapes())[::-1] if self.is_on else []
@@ -70,9 +67,9 @@ class StepGraphs:
             yield Shape(rows, candidates, targets, sources)
 
     def at_start(self) -> list[Shape]:
-        """Return the shapes to run before the model is ready: those of the smallest layouts, or all."""
+        """Return the shapes to run before the model is ready: those of the smallest layouts."""
         smallest = self._buckets.targets[0], self._buckets.sources[0]
-        return [shape for shape in self.shapes() if self._when == "start" or (shape.targets, shape.sources) == smallest]
+        return [shape for shape in self.shapes() if (shape.targets, shape.sources) == smallest]
 
     @property
     def has_pending(self) -> bool:
@@ -127,29 +124,17 @@ NUM_STAGES = 3
 ASYNCHRONOUS = "disable_synchronize_execution_providers"
 
 
-class Likeliest(NamedTuple):
-    """The K likeliest next tokens of N rows.
-
-    Attributes:
-        ids: `[N, K]`, likeliest first.
-        log_probs: `[N, K]`.
-    """
-
-    ids: NDArray[np.int64]
-    log_probs: NDArray[np.float32]
-
-
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A step under way.
 
     Attributes:
         mark: To wait for.
-        likeliest: What it finds, to be read after that.
+        candidates: Its result, to be read after that.
     """
 
     mark: int
-    likeliest: Likeliest
+    candidates: Candidates
 
 
 class DeviceSteps:
@@ -274,8 +259,7 @@ class DeviceSteps:
         self._device.download(staged, output)
         ids = staged[: 8 * count].view(np.int64).reshape(shape.num_rows, shape.num_candidates)
         log_probs = staged[8 * count :].view(np.float32).reshape(shape.num_rows, shape.num_candidates)
-        likeliest = Likeliest(ids[:num_rows, :num_candidates], log_probs[:num_rows, :num_candidates])
-        return Ticket(self._device.mark(), likeliest)
+        return Ticket(self._device.mark(), Candidates(ids[:num_rows, :num_candidates], log_probs[:num_rows, :num_candidates]))
 
     def _binding(self, shape: Shape, *, is_captured: bool) -> tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]:
         """Return a shape's binding, the same one each time."""
