@@ -41,7 +41,6 @@ class Encoder(Protocol):
 
     def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
         """Encode sources (end-of-sequence included) as one batch, the first into the first of `rows`."""
-        ...
 
 
 class PackedEncoder:

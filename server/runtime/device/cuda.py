@@ -1,4 +1,4 @@
-"""A CUDA device: its memory, one stream on which copies and ONNX Runtime's kernels follow each other, and its sessions."""
+"""A CUDA device: memory, sessions, and one stream for copies and ONNX Runtime's kernels."""
 
 import ctypes
 from importlib import import_module
@@ -19,17 +19,12 @@ _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 class CudaDevice:
-    """What is asked for is done in the background, in order, on one stream."""
+    """A CUDA device as a `Device`; work runs asynchronously, in order, on one stream."""
 
     kind = "cuda"
 
     def __init__(self, ordinal: int, runtime: Any = None) -> None:
-        """Take a device that `providers.choose_device` has found usable.
-
-        Args:
-            ordinal: Its number.
-            runtime: CUDA's; that of cuda-bindings where it is left out.
-        """
+        """Open a device that `providers.choose_device` has found usable; `runtime` is cuda-bindings' by default."""
         self.ordinal = ordinal
         self._runtime: Any = runtime or import_module("cuda.bindings.runtime")
         self._call("cudaSetDevice", ordinal)
@@ -75,7 +70,7 @@ class CudaDevice:
             raise
 
     def leave_capture(self) -> None:
-        """ONNX Runtime should have ended what it began, and CUDA may remember that it failed."""
+        """End a capture that ONNX Runtime left open, and clear the error that CUDA remembers."""
         status, capture, *_ = self._runtime.cudaStreamIsCapturing(self._stream)
         if int(status) or int(capture):
             self._runtime.cudaStreamEndCapture(self._stream)
@@ -90,12 +85,12 @@ class CudaDevice:
         return address
 
     def free(self, address: int) -> None:
-        """Waits for what still uses the memory."""
+        """Wait for the users of memory, then free it."""
         self.synchronize()
         self._call("cudaFree", address)
 
     def allocate_host(self, size: int) -> NDArray[np.uint8]:
-        """Page-locked memory."""
+        """Reserve page-locked memory."""
         address = int(self._call("cudaHostAlloc", size, 0))
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
@@ -130,11 +125,11 @@ class CudaDevice:
         self._call("cudaStreamSynchronize", self._stream)
 
     def _call(self, name: str, *arguments: object) -> Any:
-        """Call CUDA; return what it gives besides the status.
+        """Call CUDA; return its results without the status.
 
         Raises:
             OutOfDeviceMemory: If memory is short.
-            DeviceError: If it fails for another reason.
+            DeviceError: If the call fails for another reason.
         """
         status, *results = getattr(self._runtime, name)(*arguments)
         if int(status) == _OUT_OF_MEMORY:

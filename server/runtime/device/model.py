@@ -25,13 +25,13 @@ MIN_CAPACITY = 2
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Sizes a step may have.
+    """Sizes that steps are padded to, each rising, so that a graph of each can be captured and replayed.
 
     Attributes:
-        rows: Of the decode batch, rising, the last the most there can be.
-        candidates: K, rising; a step that wants more than the last runs as it is, without a graph.
-        targets: Positions that self-attention caches are laid out for, rising.
-        sources: The same of cross-attention.
+        rows: Of the decode batch; the last is the number of slots.
+        candidates: K; a step with more than the last runs without a graph.
+        targets: Capacities of self-attention caches.
+        sources: Capacities of cross-attention caches.
     """
 
     rows: tuple[int, ...]
@@ -49,46 +49,40 @@ class Buckets:
         rows: Sequence[int] = ROWS,
         capacities: Sequence[int] = CAPACITIES,
     ) -> "Buckets":
-        """Cut the usual sizes to a model and its number of rows; each list ends with the most that is ever needed."""
+        """Return the sizes for a model and a number of rows; each list ends with the largest that is needed."""
         return cls(
-            _cut(rows or ROWS, max_rows),
+            _cut(rows, max_rows),
             tuple(k for k in CANDIDATES if k <= num_choices),
-            _cut([size for size in capacities or CAPACITIES if size >= MIN_CAPACITY], max(max_targets, MIN_CAPACITY)),
-            _cut([size for size in capacities or CAPACITIES if size >= MIN_CAPACITY], max(max_sources, MIN_CAPACITY)),
+            _cut([size for size in capacities if size >= MIN_CAPACITY], max(max_targets, MIN_CAPACITY)),
+            _cut([size for size in capacities if size >= MIN_CAPACITY], max(max_sources, MIN_CAPACITY)),
         )
 
     def padded_rows(self, num_rows: int) -> int:
-        """Return the rows that a step of `num_rows` computes."""
+        """Return the padded number of rows of a step."""
         return at_least(self.rows, num_rows)
 
     def padded_candidates(self, num_candidates: int) -> int:
-        """Return the K that a step asks the decoder for; more than the largest bucket stays what it is."""
+        """Return the padded K of a step; a K above the largest bucket is not padded."""
         return num_candidates if num_candidates > self.candidates[-1] else at_least(self.candidates, num_candidates)
 
     def graph_id(self, num_rows: int, num_candidates: int, targets: int, sources: int) -> int:
-        """Return the number of a shape's graph, from 1; `NO_GRAPH` for one that is not captured.
-
-        All arguments but K must be sizes of this object.
-        """
+        """Return the number of a shape's graph, from 1, or `NO_GRAPH`; all arguments but K are sizes of these buckets."""
         if num_candidates not in self.candidates:
             return NO_GRAPH
         place = self.rows.index(num_rows)
         for sizes, size in ((self.candidates, num_candidates), (self.targets, targets), (self.sources, sources)):
             place = place * len(sizes) + sizes.index(size)
-        return place + 1  # 0 is what a run has that does not say
+        return place + 1  # 0 is ONNX Runtime's default
 
 
 def padded_sizes(largest: int) -> tuple[int, ...]:
-    """Return few sizes up to a largest one, rising: the powers of two and the halves between them, as 1, 2, 3, 4, 6, 8, 12, 16.
-
-    What is rounded up to one of them grows by less than a half.
-    """
+    """Return 1, 2, 3, 4, 6, 8, 12, 16, … up to a largest size; rounding up to one of them adds less than a half."""
     powers = [1 << exponent for exponent in range(largest.bit_length())]
     return _cut([size for power in powers for size in (power, power + power // 2)], largest)
 
 
 def at_least(sizes: Sequence[int], size: int) -> int:
-    """Return the smallest of rising sizes that is not below one."""
+    """Return the smallest of rising sizes that is at least `size`."""
     assert size <= sizes[-1], f"{size} is more than {sizes[-1]}"
     return sizes[bisect.bisect_left(sizes, size)]
 
@@ -99,7 +93,7 @@ def _cut(sizes: Sequence[int], largest: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """Caches of one role, which have one shape.
+    """The caches of one role, all of one shape, so that they lie in one block at equal distances.
 
     Attributes:
         names: Of the tensors, in the graphs' order.
@@ -113,10 +107,10 @@ class CacheKind:
 
     @classmethod
     def of(cls, caches: Sequence[Cache], role: Role, element_bytes: int) -> "CacheKind":
-        """Take the caches of a role from all of a model's.
+        """Return the caches of a role.
 
         Raises:
-            DeviceError: If there are none, or one is not as the first, or is not indexed by position; it is named.
+            DeviceError: If there are none, their shapes differ, or one has no axis of positions.
         """
         alike = [cache for cache in caches if cache.role == role]
         if not alike:
@@ -133,32 +127,32 @@ class CacheKind:
 
     @property
     def num_tensors(self) -> int:
-        """How many there are."""
+        """Number of tensors."""
         return len(self.names)
 
     @property
     def num_pieces(self) -> int:
-        """Pieces of memory that a row of one of them is made of: heads, where the shape is `[H, T, Dh]`."""
+        """Contiguous pieces of one row of one tensor: H where the shape is `[H, T, Dh]`."""
         return math.prod(size for size in self.cache.shape[: self.cache.position_axis] if isinstance(size, int))
 
     @property
     def position_bytes(self) -> int:
-        """What one position of one piece takes: Dh numbers, where the shape is `[H, T, Dh]`."""
+        """Size of one position of one piece: Dh numbers where the shape is `[H, T, Dh]`."""
         return self.token_bytes // self.num_pieces
 
     @property
     def token_bytes(self) -> int:
-        """What one position of all pieces of one tensor takes."""
+        """Size of one position of all pieces of one tensor."""
         return self.cache.elements_per_position * self.element_bytes
 
     def shape(self, num_rows: int, capacity: int) -> tuple[int, ...]:
-        """Return the shape of so many rows with room for `capacity` positions."""
+        """Return the shape of a tensor with so many rows and positions."""
         return num_rows, *self.cache.row_shape(capacity)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """A model on disk, as its manifest describes it; see `dragoman.export.manifest.Manifest`."""
+    """Dimensions and graphs of a bundle, as in `dragoman.export.manifest.Manifest`."""
 
     encoder_path: Path
     decoder_path: Path
@@ -175,57 +169,40 @@ class DeviceModel:
 
     @classmethod
     def of(cls, directory: Path, manifest: object) -> Self:
-        """Describe a bundle.
-
-        Args:
-            directory: Of the bundle.
-            manifest: Its manifest, or anything with the same attributes.
-        """
+        """Return the dimensions of the bundle in a directory; `manifest` is anything with a manifest's attributes."""
         described: dict[str, Any] = {field.name: getattr(manifest, field.name) for field in fields(cls)[2:]}
         return cls(directory / "encoder.onnx", directory / "decoder.onnx", **described)
 
     @property
     def element_type(self) -> Any:
-        """Type of the caches' elements, as ONNX Runtime takes it when it binds memory: ONNX's number where NumPy has none."""
+        """Type of the caches' elements for ONNX Runtime's bindings: ONNX's number where NumPy has no such type."""
         return {"fp16": np.float16, "bf16": BFLOAT16}.get(self.precision, np.float32)
 
     @property
     def element_bytes(self) -> int:
-        """Size of one of them."""
+        """Size of an element."""
         return 2 if self.precision in ("fp16", "bf16") else 4
 
     @property
     def self_kv(self) -> CacheKind:
-        """The caches that steps write.
-
-        Raises:
-            DeviceError: If a device cannot keep them.
-        """
+        """Self-attention caches, which steps write; raises `DeviceError` if a device cannot hold them."""
         return CacheKind.of(self.caches, "self", self.element_bytes)
 
     @property
     def cross_kv(self) -> CacheKind:
-        """The caches that the encoder gives.
-
-        Raises:
-            DeviceError: If a device cannot keep them.
-        """
+        """Cross-attention caches, which the encoder fills; raises `DeviceError` if a device cannot hold them."""
         return CacheKind.of(self.caches, "cross", self.element_bytes)
 
     @property
     def scorer_path(self) -> Path:
-        """The graph that scores, beside the others; a model may do without one."""
+        """The graph that scores; it may be missing."""
         return self.encoder_path.with_name("scorer.onnx")
 
     @property
     def projection_bytes(self) -> int:
-        """What the output projection takes on top where it is stored in halves: sessions widen it when they are made."""
+        """Extra memory of an output projection stored in halves: sessions widen it when they are opened."""
         return 4 * self.num_choices * self.d_model if self.element_bytes == 2 else 0
 
     def read_graph(self, path: Path) -> GraphFile:
-        """Return what the file of one of the graphs says.
-
-        Raises:
-            BundleError: If it is no graph.
-        """
+        """Return the content of a graph's file; raises `BundleError` if it is no graph."""
         return GraphFile.read(path)

@@ -20,19 +20,13 @@ from dragoman.server.runtime.device.memory import MemoryPlan
 from dragoman.server.runtime.device.model import Buckets, DeviceModel
 from dragoman.server.runtime.device.steps import DeviceSteps, Shape, StepGraphs, Ticket
 
+# Steps that must have gone on unchanged before one is begun ahead: where batches change often, guesses are wasted work.
 STEADY_STEPS = 4
-"""Steps that must have gone on unchanged before one is begun ahead: where batches change often, guesses are work thrown away."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step and what it was given, to recognise what follows it.
-
-    Attributes:
-        ticket: The step.
-        positions: `[N]`, a copy.
-        is_greedy: Whether K was 1.
-    """
+    """A step with its positions `[N]`, a copy; greedy if K was 1."""
 
     ticket: Ticket
     positions: NDArray[np.int64]
@@ -40,17 +34,13 @@ class Step:
 
 
 class DeviceRunner:
-    """Encodes sources into rows, decodes one token for every row, copies rows; used from one thread.
+    """A `Runner` on a device with memory of its own.
 
     Attributes:
-        device: Name of the device.
-        max_rows: Rows of the decode batch at the most.
-        plan: What it takes of the device's memory.
-        budget: How that was divided.
-        buckets: Sizes of its steps.
-        graphs: Steps that are captured.
-        num_ahead: Steps begun before they were asked for.
-        num_taken: Of those, the ones that were asked for then.
+        plan: Memory that it needs.
+        budget: Memory that it may take, divided among its parts.
+        num_ahead: Steps begun ahead.
+        num_taken: Steps begun ahead that turned out to be the next ones.
     """
 
     # Memory of the device is planned and taken before: encoded sources go into rows at once.
@@ -69,7 +59,7 @@ class DeviceRunner:
         is_ahead: bool = True,
         warn: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Load both graphs and reserve all memory there will be need of.
+        """Load both graphs and reserve all memory that will be needed.
 
         Args:
             device: Where to run.
@@ -79,7 +69,7 @@ class DeviceRunner:
             max_bytes: Memory that may be taken; 0 for nine tenths of what is free.
             has_graphs: Whether steps are captured as graphs, to be replayed.
             is_ahead: Whether steps are begun ahead.
-            warn: Told why, if steps that should be captured cannot be.
+            warn: Called with the reason if steps cannot be captured.
 
         Raises:
             DeviceError: If the model does not fit or does not run there.
@@ -102,9 +92,9 @@ class DeviceRunner:
         self.num_ahead = self.num_taken = 0
 
     def warm_up(self) -> None:
-        """Run the encoder, and every shape of steps that is to be ready at the start, which captures them where that is on.
+        """Run the encoder, and capture the steps of the smallest layouts.
 
-        The largest batches come first: the arenas then have what any other needs, and no request waits for memory.
+        The largest batches come first: the arenas are then large enough for every other, and no request waits for memory.
         """
         for length in (self._model.max_source_tokens, 1):
             count = self._encoder.num_fitting([length] * self.max_rows)
@@ -118,10 +108,7 @@ class DeviceRunner:
         self.graphs.end_start()
 
     def capture(self, shape: Shape) -> None:
-        """Run a step of a shape on whatever lies in the caches, at the end of its layouts, so that these are what is needed.
-
-        It is captured where that is on. What lies in the caches is lost.
-        """
+        """Run a step of a shape, at the last position of its layouts, which captures it; the contents of the caches are lost."""
         self._empty()
         self.cache.source_lengths[: shape.num_rows] = min(shape.sources, self._model.max_source_tokens)
         positions = np.full(shape.num_rows, min(shape.targets, self._model.max_target_tokens) - 1)
@@ -132,7 +119,7 @@ class DeviceRunner:
             self._empty()
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
-        """See `runner.Runner`.
+        """Encode sources into rows.
 
         Raises:
             OutOfDeviceMemory: If a source does not fit even alone.
@@ -154,7 +141,7 @@ class DeviceRunner:
             start += count
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
-        """Decode one token for rows `[0, N)`; see `runner.Runner.step`.
+        """Decode one token for rows `[0, N)`, see `Runner.step`.
 
         Raises:
             OutOfDeviceMemory: If a row does not fit even alone.
@@ -179,7 +166,7 @@ class DeviceRunner:
         return step.ticket.candidates
 
     def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
-        """Do rows of the last step again, with more candidates; see `runner.Runner.look`.
+        """Run rows of the last step again with more candidates, see `Runner.look`.
 
         Raises:
             OutOfDeviceMemory: If a row does not fit even alone.
@@ -207,7 +194,7 @@ class DeviceRunner:
         self.cache.copy_self(source, target)
 
     def _open_decoder(self) -> onnxruntime.InferenceSession:
-        """Load the decode step; one that cannot be captured is loaded to be run plainly."""
+        """Load the decode step, without graphs where it cannot be captured."""
         path, limit = self._model.decoder_path, self.budget.decoder
         if self.graphs.is_on:
             try:
@@ -219,13 +206,13 @@ class DeviceRunner:
         return self._device.open_session(path, max_arena_bytes=limit, is_captured=False)
 
     def _empty(self) -> None:
-        """Drop all that rows hold; the caches are then laid out as they were made."""
+        """Empty all rows; the caches return to their first layout."""
         self._forget()
         self.cache.empty()
         self._num_rows = self._num_positions = 0
 
     def _continues(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> bool:
-        """Tell whether a step is the one that follows the last if every row goes on with its likeliest token."""
+        """Return whether a step follows the last one with the likeliest token of every row."""
         last = self._last
         if last is None or not last.is_greedy or num_candidates != 1 or len(tokens) != len(last.positions):
             return False
@@ -233,9 +220,9 @@ class DeviceRunner:
         return bool(np.array_equal(positions, last.positions + 1) and np.array_equal(tokens, likeliest))
 
     def _start_ahead(self, step: Step) -> Step | None:
-        """Begin the step after one that is under way, unless the caches would have to be laid out anew for it.
+        """Begin the step after one in flight, unless the caches would have to be laid out anew.
 
-        A row at its end stays where it is: its answer has ended, and what it writes is never read.
+        A row at its last position stays there: its answer has ended, and what it writes is never read.
         """
         positions = np.minimum(step.positions + 1, self._model.max_target_tokens - 1)
         if int(positions.max()) >= self.cache.self_kv.capacity or len(positions) > self._rows_at_once[False]:
@@ -248,7 +235,7 @@ class DeviceRunner:
         return Step(ticket, step.positions + 1, True)
 
     def _start(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Ticket:
-        """Begin a step; where memory is too short for all rows at once, do it part by part."""
+        """Begin a step, or run it in parts where memory is too short for all rows."""
         is_wide = num_candidates > self.buckets.candidates[-1]
         if len(tokens) <= self._rows_at_once[is_wide]:
             try:
@@ -258,7 +245,7 @@ class DeviceRunner:
         return Ticket(self._device.mark(), self._in_parts(tokens, positions, num_candidates, 0))
 
     def _in_parts(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
-        """Do a part of the rows, as many at once as there is memory for."""
+        """Run rows, as many at once as fit into memory."""
         is_wide = num_candidates > self.buckets.candidates[-1]
         parts: list[Candidates] = []
         start = 0
@@ -275,13 +262,13 @@ class DeviceRunner:
         return Candidates(np.concatenate([part.ids for part in parts]), np.concatenate([part.log_probs for part in parts]))
 
     def _halve(self, num_rows: int, is_wide: bool) -> None:
-        """Do fewer rows at once from now on; call it while the failure of so many is being handled, which it raises for one row."""
+        """Run fewer rows at once from now on; in an `except` block, whose error it raises if there was one row."""
         if num_rows == 1:
             raise
         self._rows_at_once[is_wide] = num_rows // 2
 
     def _forget(self) -> None:
-        """Drop what was begun ahead: rows are about to change."""
+        """Drop a step begun ahead: rows are about to change."""
         self._last = self._next = None
 
     @property

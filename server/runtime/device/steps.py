@@ -20,7 +20,7 @@ from dragoman.server.runtime.device.model import NO_GRAPH, Buckets, DeviceModel
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a step is bound for: rows and K as they are computed, and the capacities of the caches."""
+    """Rows and K of a step as computed, and the capacities of the caches."""
 
     num_rows: int
     num_candidates: int
@@ -29,23 +29,10 @@ class Shape:
 
 
 class StepGraphs:
-    """The graphs of one model's steps.
-
-    Attributes:
-        is_on: Whether steps are captured and replayed.
-        is_disabled: Whether they would be, but a capture has failed.
-        reason: What it failed for.
-    """
+    """The captured graphs of one model's steps; given up, with a `reason`, when a capture fails."""
 
     def __init__(self, buckets: Buckets, is_on: bool, capture: Callable[[Shape], None], warn: Callable[[str], None]) -> None:
-        """Begin with nothing captured.
-
-        Args:
-            buckets: The shapes there are.
-            is_on: Whether any is captured.
-            capture: Runs a step of a shape, which captures it.
-            warn: Told why, when graphs are given up.
-        """
+        """Begin with nothing captured; `capture` runs a step of a shape, `warn` gets the reason when graphs are given up."""
         self.is_on, self.is_disabled, self.reason = is_on, False, ""
         self._buckets, self._capture, self._warn = buckets, capture, warn
         self._captured: set[Shape] = set()
@@ -53,13 +40,13 @@ class StepGraphs:
         self._pending = list(self.shapes())[::-1] if self.is_on else []
 
     def __contains__(self, shape: Shape) -> bool:
-        """Tell whether a shape can be replayed."""
+        """Return whether a shape can be replayed."""
         return shape in self._captured
 
     def shapes(self) -> Iterator[Shape]:
-        """Yield every shape: the smallest layouts first, and of a layout the largest batches, whose memory does for the others.
+        """Yield every shape: the smallest layouts first, and of a layout the largest batches, whose memory the others reuse.
 
-        The other way round ONNX Runtime's arena would keep pieces of every size: they are not joined to make larger ones.
+        In rising order ONNX Runtime's arena would keep chunks of every size: they are not joined to larger ones.
         """
         buckets = self._buckets
         layouts = sorted(itertools.product(buckets.targets, buckets.sources), key=lambda layout: layout[0] + layout[1])
@@ -73,13 +60,13 @@ class StepGraphs:
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is a shape that has been neither captured nor tried."""
+        """Whether a shape has been neither captured nor tried."""
         while self._pending and self._pending[-1] in self._captured:
             self._pending.pop()
         return bool(self._pending)
 
     def capture_next(self) -> None:
-        """Try to capture the next shape, if there is one; call it while no row holds anything."""
+        """Try to capture the next shape, if any; only while all rows are empty."""
         if self.has_pending:
             self._capture(self._pending.pop())
 
@@ -90,7 +77,7 @@ class StepGraphs:
 
     @contextmanager
     def ignored(self) -> Iterator[None]:
-        """Replay nothing meanwhile."""
+        """Replay nothing within the `with`."""
         captured, self._captured = self._captured, set()
         try:
             yield
@@ -102,16 +89,16 @@ class StepGraphs:
         self._captured.add(shape)
 
     def note_shortage(self, error: Exception) -> None:
-        """Note that there was no memory to capture a shape, whose steps stay plain."""
+        """Note that memory was too short to capture a shape, whose steps run without a graph."""
         self._shortage = error
 
     def end_start(self) -> None:
-        """Give up if none of the shapes that were to be ready at the start could be captured."""
+        """Give up if no shape could be captured at the start."""
         if self.is_on and self._shortage is not None and not self._captured:
             self.give_up(self._shortage)
 
     def give_up(self, error: Exception) -> None:
-        """Replay and capture nothing any more, and say so once."""
+        """Stop replaying and capturing, with one warning."""
         if self.is_on:
             self._warn(str(error))
         self.is_on, self.is_disabled, self.reason = False, True, str(error)
@@ -119,19 +106,14 @@ class StepGraphs:
         self._pending.clear()
 
 
+# Host buffers of a step's arrays: for the step being read, the one in flight, and its replacement.
 NUM_STAGES = 3
-"""Places for a step's arrays in host memory: the step being read, the one under way, and the one that takes its place."""
 ASYNCHRONOUS = "disable_synchronize_execution_providers"
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A step under way.
-
-    Attributes:
-        mark: To wait for.
-        candidates: Its result, to be read after that.
-    """
+    """A step in flight: its candidates may be read after waiting for its mark."""
 
     mark: int
     candidates: Candidates
@@ -167,7 +149,7 @@ class DeviceSteps:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Capture the shapes of steps begun meanwhile, where they can be; at other times none is captured."""
+        """Capture the steps begun within the `with`; no other is captured."""
         self._is_capturing = True
         try:
             yield
@@ -180,11 +162,10 @@ class DeviceSteps:
         """Begin a step.
 
         Args:
-            tokens: `[N]`; None for the likeliest ones of the step before, which are on the device: it had the same rows and K 1.
+            tokens: `[N]`; None for the likeliest ones of the step before, which had the same rows and K 1: they are on the device.
             positions: `[N]`.
             num_candidates: K.
-            first_row: The row of `tokens[0]`, where these are a part of the rows in use; None where they are all of them. A part is
-                not captured, and not padded: its neighbours are in use.
+            first_row: Row of `tokens[0]`, where these are a part of the rows in use, which is neither captured nor padded.
 
         Raises:
             OutOfDeviceMemory: If it does not fit.
@@ -209,7 +190,7 @@ class DeviceSteps:
         return self._collect(self._staged_outputs[self._stage], self._output, shape, num_rows, num_candidates)
 
     def _run(self, shape: Shape) -> None:
-        """Replay a shape, or capture it if that is due, or else compute it plainly; what could not be captured is, too."""
+        """Replay a shape, or capture it, or run it without a graph."""
         is_known = shape in self._graphs
         if is_known or (self._is_capturing and self._graphs.is_on and shape.num_candidates in self._buckets.candidates):
             try:
@@ -228,7 +209,7 @@ class DeviceSteps:
         self._device.run(self._session, *self._binding(shape, is_captured=False))
 
     def _feed(self, tokens: NDArray[np.int64] | None, positions: NDArray[np.int64], padded: int, first_row: int) -> None:
-        """Send a step's inputs; rows of padding are fed padding at position 0 of a source of one token, which harms nothing."""
+        """Upload a step's inputs; rows of padding get padding at position 0 of a source of one token."""
         num_rows = len(positions)
         staged = self._staged_inputs[self._stage][: step_input_bytes(padded)].view(np.int64).reshape(3, padded)
         staged[1, :num_rows], staged[1, num_rows:] = positions, 0
@@ -241,7 +222,7 @@ class DeviceSteps:
             self._device.upload(self._input, staged)
 
     def _start_wide(self, shape: Shape, num_rows: int, first_row: int) -> Ticket:
-        """Run a step with more candidates than there is room for: its outputs are reserved for it alone."""
+        """Run a step with more candidates than the reserved arrays hold, in memory of its own."""
         size = step_output_bytes(shape.num_rows, shape.num_candidates)
         output = self._device.allocate(size)
         try:
@@ -253,7 +234,7 @@ class DeviceSteps:
             self._device.free(output)
 
     def _collect(self, staged: NDArray[np.uint8], output: int, shape: Shape, num_rows: int, num_candidates: int) -> Ticket:
-        """Fetch a step's outputs."""
+        """Download a step's outputs."""
         count = shape.num_rows * shape.num_candidates
         staged = staged[: 12 * count]
         self._device.download(staged, output)
@@ -262,7 +243,7 @@ class DeviceSteps:
         return Ticket(self._device.mark(), Candidates(ids[:num_rows, :num_candidates], log_probs[:num_rows, :num_candidates]))
 
     def _binding(self, shape: Shape, *, is_captured: bool) -> tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]:
-        """Return a shape's binding, the same one each time."""
+        """Return the binding of a shape, made once."""
         if (bound := self._bound.get((shape, is_captured))) is None:
             bound = self._bound[shape, is_captured] = self._bind(shape, self._output, 0, is_captured=is_captured)
         return bound
@@ -270,7 +251,7 @@ class DeviceSteps:
     def _bind(
         self, shape: Shape, output: int, first_row: int, *, is_captured: bool = False
     ) -> tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]:
-        """Bind arrays and caches by address; caches are inputs and outputs in one place."""
+        """Bind arrays and caches by address; caches are inputs and outputs at one address."""
         device, cache, num_rows = self._device, self._cache, shape.num_rows
         binding = self._session.io_binding()
         where = device.kind, device.ordinal
@@ -294,7 +275,7 @@ class DeviceSteps:
         return binding, self._options(shape, is_captured=is_captured)
 
     def _options(self, shape: Shape, *, is_captured: bool) -> onnxruntime.RunOptions:
-        """Return how a shape is run: without waiting, and as its graph."""
+        """Return run options: asynchronous, with the number of the shape's graph."""
         options = onnxruntime.RunOptions()
         options.add_run_config_entry(ASYNCHRONOUS, "1")
         graph = NO_GRAPH
