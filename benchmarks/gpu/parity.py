@@ -109,7 +109,7 @@ def mixed_searches(device: Device, graphs: DeviceModel, num_requests: int) -> di
     from dragoman.server.engine.engine import Engine
     from dragoman.server.engine.messages import Finished, Request, Sampling, SearchOptions
     from dragoman.server.engine.scheduler import Limits
-    from dragoman.server.engine.search.target import TargetSide
+    from dragoman.server.engine.search.hypothesis import TargetSide
     from dragoman.server.runtime.device.model import Buckets
     from dragoman.server.runtime.device.runner import DeviceRunner
 

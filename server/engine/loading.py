@@ -9,7 +9,7 @@ from dragoman.export.processor import Platform
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scorer import Scorer
-from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.engine.search.hypothesis import TargetSide
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.engine.warmup import usual_costs, warm_up
 from dragoman.server.runtime.runner import Runner

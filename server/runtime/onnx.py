@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.export.packing import pack
 from dragoman.export.tensor_names import PACKED_OUTPUT, STATES_OUTPUT, output_name
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.cache import Buffer, SlotCache
-from dragoman.server.runtime.runner import Held, Holder, Reader
+from dragoman.server.runtime.runner import Candidates, Held, Holder, Reader
 from dragoman.server.runtime.weights import Weights
 
 

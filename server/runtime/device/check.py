@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle, BundleError
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.device.device import Device, DeviceError
 from dragoman.server.runtime.device.memory import GIB
 from dragoman.server.runtime.device.model import Buckets, DeviceModel
@@ -32,6 +31,7 @@ from dragoman.server.runtime.providers import (
     library_obstacle,
     wheel_obstacle,
 )
+from dragoman.server.runtime.runner import Candidates
 
 # Makes ONNX Runtime print which kernel each attention node uses.
 KERNEL_VARIABLE = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"

@@ -12,13 +12,13 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.device.cache import DeviceCache
 from dragoman.server.runtime.device.device import Device, DeviceError, OutOfDeviceMemory
 from dragoman.server.runtime.device.encoder import DeviceEncoder
 from dragoman.server.runtime.device.memory import MemoryPlan
 from dragoman.server.runtime.device.model import Buckets, DeviceModel
 from dragoman.server.runtime.device.steps import DeviceSteps, Shape, StepGraphs, Ticket
+from dragoman.server.runtime.runner import Candidates
 
 # Steps that must have gone on unchanged before one is begun ahead: where batches change often, guesses are wasted work.
 STEADY_STEPS = 4

@@ -11,11 +11,11 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.tensor_names import output_name
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.device.cache import DeviceCache
 from dragoman.server.runtime.device.device import Device, OutOfDeviceMemory
 from dragoman.server.runtime.device.memory import step_input_bytes, step_output_bytes
 from dragoman.server.runtime.device.model import NO_GRAPH, Buckets, DeviceModel
+from dragoman.server.runtime.runner import Candidates
 
 
 @dataclass(frozen=True, slots=True)

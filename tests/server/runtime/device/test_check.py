@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.device import check
 from dragoman.server.runtime.device.check import Finding, GpuCheck, Wanted, kernels_of
 from dragoman.server.runtime.device.device import DeviceError
+from dragoman.server.runtime.runner import Candidates
 from tests.export.conftest import Export
 from tests.server.runtime.conftest import FailingDevice
 
