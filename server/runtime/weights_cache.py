@@ -27,6 +27,8 @@ MAKING_PREFIX = "making-"
 MAX_LIST_BYTES = 1 << 16
 UNUSED_SECONDS = 7 * 86_400.0
 POLL_SECONDS = 0.05
+MOUNTS_FILE = Path("/proc/self/mounts")
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 class CacheError(Exception):
@@ -165,3 +167,28 @@ def _list_files(directory: Path) -> None:
             os.fsync(file.fileno())
         files[path.name] = FileEntry(path.stat().st_size, hash_file(path))
     (directory / LIST_FILE).write_bytes(msgspec.json.encode(files))
+
+
+def weights_folder(setting: str, num_engines: int, mounts_file: Path = MOUNTS_FILE) -> str:
+    """Return the folder of a model's cache by the setting `weights_cache`; empty for none.
+
+    `auto` is the folder of temporary files if there are several engines and its files are not in memory; they take about four times
+    the size of the weights.
+    """
+    if setting == "off":
+        return ""
+    if setting != "auto":
+        return setting
+    folder = Path(tempfile.gettempdir()).resolve()
+    return "" if num_engines == 1 or _is_in_memory(folder, mounts_file) else str(folder)
+
+
+def _is_in_memory(folder: Path, mounts_file: Path) -> bool:
+    """Return whether files of a folder take memory; True if that is unknown."""
+    try:
+        mounts = [line.split()[1:3] for line in mounts_file.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return True
+    kinds = {place.replace("\\040", " "): kind for place, kind in mounts}  # of two at one place the last one counts
+    kind = next((kinds[str(place)] for place in (folder, *folder.parents) if str(place) in kinds), "")
+    return kind in ("", *MEMORY_FILE_SYSTEMS)

@@ -10,7 +10,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
-from dragoman.server.addresses import addresses_of, cannot_listen
+from dragoman.server.listening import addresses_of, cannot_listen
 
 # Of an address that this machine does not have, such as ::1 where there is no IPv6; another one of the host may do.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
