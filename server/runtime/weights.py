@@ -41,6 +41,15 @@ ROOM = 4
 # Version of the files; others are not found.
 FORMAT = 1
 MAKING_SECONDS = 600.0
+WEIGHTS_FILE = "weights.data"
+ALIGNMENT = 64
+
+# Numbers of the fields that lead to the texts, and the kinds of fields.
+GRAPH, INITIALIZER, EXTERNAL_DATA, KEY, VALUE = 7, 5, 13, 1, 2
+NUMBER, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
+PACKED_PREFIX = "prepacked_"
+
+Fields = Iterable[tuple[int, int, bytes]]
 
 
 class Weights:
@@ -163,27 +172,6 @@ def _run_writer(bundle: Bundle, directory: Path, lock: int) -> None:
     except subprocess.CalledProcessError as error:
         last = error.stderr.decode(errors="replace").strip().rpartition("\n")[2][-300:]
         raise CacheError(f"they cannot be written: {last or f'exit code {error.returncode}'}") from error
-
-
-def main() -> None:
-    """Write a bundle's files, in a process of its own."""
-    os.umask(0o077)
-    write_graphs(Bundle.open(Path(sys.argv[1]), is_checked=False), Path(sys.argv[2]))
-
-
-if __name__ == "__main__":
-    main()
-
-
-WEIGHTS_FILE = "weights.data"
-ALIGNMENT = 64
-
-# Numbers of the fields that lead to the texts, and the kinds of fields.
-GRAPH, INITIALIZER, EXTERNAL_DATA, KEY, VALUE = 7, 5, 13, 1, 2
-NUMBER, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
-PACKED_PREFIX = "prepacked_"
-
-Fields = Iterable[tuple[int, int, bytes]]
 
 
 class Layout:
@@ -316,3 +304,13 @@ def _written(value: int) -> bytes:
         value >>= 7
     parts.append(value)
     return bytes(parts)
+
+
+def main() -> None:
+    """Write a bundle's files, in a process of its own."""
+    os.umask(0o077)
+    write_graphs(Bundle.open(Path(sys.argv[1]), is_checked=False), Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()
