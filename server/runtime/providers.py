@@ -32,11 +32,6 @@ class Choice:
     ordinal: int | None
     reason: str
 
-    @property
-    def is_cuda(self) -> bool:
-        """Whether it is a CUDA device."""
-        return self.ordinal is not None
-
 
 def choose_device(request: str, precision: str, check_cuda: "Callable[[int], str] | None" = None) -> Choice:
     """Return the device for a bundle of this precision.
