@@ -1,4 +1,4 @@
-"""From settings and a bundle to what runs it: one engine, or engines before a desk. Nothing is started here."""
+"""From settings and a bundle to what runs it: a dispatcher with its engines. Nothing is started here."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ from dragoman.server.engine.messages import Ready, Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.engine_plan import EnginePlan
 from dragoman.server.repository.sleeping_engine import SleepingEngine
-from dragoman.server.supervisor import RestartPolicy, SupervisedEngine
+from dragoman.server.supervisor import RestartPolicy
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.weights_folder import weights_folder
 
-ModelEngine = SupervisedEngine | ReplicatedEngine | SleepingEngine
+ModelEngine = ReplicatedEngine | SleepingEngine
 
 
 def make_engine(
@@ -45,10 +45,6 @@ def make_engine(
     settings = engine_settings(config, bundle, plan)
     policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
 
-    def observe(statistics: Statistics) -> None:
-        if is_observed():
-            metrics.observe_statistics(name, statistics, first_replica)
-
     def observe_queue(statistics: Statistics) -> None:
         if is_observed():
             metrics.observe_queue(name, statistics, first_replica)
@@ -67,23 +63,6 @@ def make_engine(
             metrics.observe_load(name, ready.load_seconds)
             metrics.set_device_memory(name, ready.memory)
         metrics.set_engine(name, ready is not None, process_id, first_replica + replica)
-
-    if plan.num_replicas == 1 and config.front_ends == 1:
-
-        def on_engine_change() -> None:
-            tell(0, engine.ready, engine.process_id)
-            on_change()
-
-        engine = SupervisedEngine(
-            name,
-            settings[0],
-            policy,
-            is_inline=config.engine == "inline",
-            on_statistics=observe,
-            on_change=on_engine_change,
-            on_restart=lambda: note_death(0),
-        )
-        return engine
 
     def on_replica_change(index: int) -> None:
         replica = engines.pool.replicas[index]

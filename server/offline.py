@@ -17,12 +17,10 @@ from dragoman.server.core.validation import check_max_new_tokens
 from dragoman.server.cores import available_cores
 from dragoman.server.engine.loading import load_engine
 from dragoman.server.engine.messages import GREEDY, Finished, Request, SearchOptions
-from dragoman.server.engine.scheduler import Limits
-from dragoman.server.engine.settings import DeviceSettings
+from dragoman.server.engine.settings import DeviceSettings, Limits
 from dragoman.server.errors import InvalidRequest
 
 ANYTHING = GenerateRequest()
-_ORIGIN = b"offline"
 
 
 class OfflineTranslator:
@@ -53,7 +51,7 @@ class OfflineTranslator:
         self.tokenizers = self.bundle.tokenizers()
         self.frames = Frames(self.bundle.manifest)
         self.max_slots_per_request = max_slots
-        limits = Limits(max_slots, max_waiting_requests=2**31, max_waiting_tokens=2**62, prefill_tokens_per_step=4096)
+        limits = Limits(max_slots, prefill_tokens_per_step=4096)
         device = DeviceSettings(weights_cache=weights_cache)
         self.engine = load_engine(self.bundle, limits, num_threads or available_cores(), is_warmed_up=is_warmed_up, device=device)
 
@@ -139,12 +137,11 @@ class OfflineTranslator:
         for request in requests:
             self._check(request)
         for request in requests:
-            self.engine.submit(_ORIGIN, request)
+            self.engine.submit(request)
         finished: dict[int, Finished] = {}
         while self.engine.has_work:
             self.engine.step()
-            for report in self.engine.take_reports().values():
-                finished |= {end.id: end for end in report.finished}
+            finished |= {end.id: end for end in self.engine.take_report().finished}
         if any(end.reason not in ("eos", "length") for end in finished.values()):
             raise RuntimeError("a step raised")
         return [finished[i] for i in range(len(requests))]
@@ -164,7 +161,7 @@ class OfflineTranslator:
                     f"max_target_tokens of model {manifest.name} is {room}"
                 )
             raise InputError(f"max_new_tokens: {limit} is not in 1 to {num_left}")
-        max_slots = self.engine.scheduler.limits.max_slots
+        max_slots = self.engine.limits.max_slots
         if search.num_slots > max_slots:
             raise InputError(f"{search.num_slots} hypotheses need more than the {max_slots} slots there are")
 

@@ -11,12 +11,9 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 import structlog
 
-from dragoman.server.engine.client import EngineClient
-from dragoman.server.engine.link import ZmqLink
-from dragoman.server.engine.messages import Ready, Statistics
+from dragoman.server.engine.messages import Ready
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.engine_calls import EngineCalls
-from dragoman.server.errors import NotReady, Unavailable
+from dragoman.server.errors import Unavailable
 from dragoman.server.hosts import Host, ProcessHost, ThreadHost
 
 log = structlog.get_logger("dragoman.supervisor")
@@ -74,7 +71,7 @@ class RestartPolicy:
 
 
 class Attachment(Protocol):
-    """What listens to one incarnation of an engine, see `EngineClient`."""
+    """What listens to one incarnation of an engine, see `ReplicaAttachment`."""
 
     ready: asyncio.Future[Ready]
     last_heard: float
@@ -296,57 +293,3 @@ class Supervisor(Generic[A]):
             silence = silence + WATCH_SECONDS if client.ready.done() and client.last_heard == heard else 0.0
             if silence >= self.policy.watchdog_seconds:
                 return f"silent for {silence:.0f} s"
-
-
-class SupervisedEngine(Supervisor[EngineClient], EngineCalls):
-    """The engine of a model that has one.
-
-    Requests that run when a process dies end once with `Unavailable`, and so do those that come before its successor is ready.
-
-    Attributes:
-        num_replicas: One.
-    """
-
-    num_replicas = 1
-
-    def __init__(
-        self,
-        name: str,
-        settings: EngineSettings,
-        policy: RestartPolicy,
-        *,
-        is_inline: bool,
-        on_statistics: Callable[[Statistics], None],
-        on_change: Callable[[], None],
-        on_restart: Callable[[], None],
-    ) -> None:
-        """Describe an engine; see `Supervisor`.
-
-        Args:
-            name: See `Supervisor`, as the next two.
-            settings: See `Supervisor`.
-            policy: See `Supervisor`.
-            is_inline: See `Supervisor`.
-            on_statistics: Called with each report's statistics.
-            on_change: See `Supervisor`, as the next.
-            on_restart: See `Supervisor`.
-        """
-        Supervisor.__init__(
-            self,
-            name,
-            settings,
-            policy,
-            lambda endpoint: EngineClient(ZmqLink(endpoint), on_statistics),
-            is_inline=is_inline,
-            on_end=lambda: on_statistics(Statistics()),  # nothing runs or waits any more
-            on_change=on_change,
-            on_restart=on_restart,
-        )
-        EngineCalls.__init__(self)
-
-    def ready_client(self) -> EngineClient:
-        """See `EngineCalls`."""
-        if not self.is_ready:
-            raise NotReady(f"model {self.name!r} is not ready", retry_after_seconds=self.policy.initial_backoff_seconds)
-        assert self._client is not None
-        return self._client

@@ -1,22 +1,18 @@
-"""The replicas of one model, kept running before a desk: each is started, watched and restarted by itself."""
+"""The replicas of one model, kept running behind its dispatcher: each is started, watched and restarted by itself."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import structlog
-from msgspec.structs import replace
 
-from dragoman.server.dispatch.desk import Desk
+from dragoman.server.dispatch.dispatcher import Dispatcher
 from dragoman.server.dispatch.replica import ReplicaAttachment
-from dragoman.server.engine.link import ZmqLink
-from dragoman.server.engine.messages import Ready, Statistics
+from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, Supervisor, stopped_unless_started
 
 log = structlog.get_logger("dragoman.supervisor")
-
-UNLIMITED = 2**31 - 1
 
 
 class ReplicaPool:
@@ -24,13 +20,14 @@ class ReplicaPool:
 
     Attributes:
         name: Of the model.
-        desk: What front ends attach to.
+        dispatcher: It gives them work.
         replicas: What keeps each running.
     """
 
     def __init__(
         self,
         name: str,
+        dispatcher: Dispatcher,
         settings: Sequence[EngineSettings],
         policy: RestartPolicy,
         *,
@@ -42,19 +39,20 @@ class ReplicaPool:
 
         Args:
             name: Of the model, for messages.
-            settings: Of each replica; the queue's limits, the same in all, are those of the model as a whole.
+            dispatcher: It gives them work.
+            settings: Of each replica.
             policy: When to restart one.
             on_statistics: Called with a replica's index and each of its reports' statistics.
             on_change: Called when a replica's `is_ready` has changed.
             on_restart: Called when a dead replica is about to be replaced.
         """
         self.name, self._policy = name, policy
-        self.desk = Desk(settings[0].limits)
+        self.dispatcher = dispatcher
         self._on_statistics = on_statistics
         self.replicas = [
             Supervisor(
                 name,
-                of_replica(one),
+                one,
                 policy,
                 partial(self._attach, index),
                 is_inline=False,
@@ -65,16 +63,6 @@ class ReplicaPool:
             )
             for index, one in enumerate(settings)
         ]
-
-    @property
-    def ready(self) -> Ready | None:
-        """What the first replica has said that is ready; None if none is."""
-        return next((replica.ready for replica in self.replicas if replica.ready is not None), None)
-
-    @property
-    def device(self) -> str:
-        """What they run on; empty until one was ready once."""
-        return next((replica.device for replica in self.replicas if replica.device), "")
 
     async def start(self, *, is_persistent: bool = False) -> None:
         """Start replicas and keep them running; done once one is ready.
@@ -124,9 +112,4 @@ class ReplicaPool:
         log.error("replica cannot start", model=self.name, replica=index, reason=str(error))
 
     def _attach(self, index: int, endpoint: str) -> ReplicaAttachment:
-        return ReplicaAttachment(self.desk, index, ZmqLink(endpoint), partial(self._on_statistics, index))
-
-
-def of_replica(settings: EngineSettings) -> EngineSettings:
-    """Return the settings of a replica: it takes whatever the desk gives it, which keeps the queue's limits."""
-    return replace(settings, max_waiting_requests=UNLIMITED, max_waiting_tokens=UNLIMITED)
+        return ReplicaAttachment(self.dispatcher, index, endpoint, partial(self._on_statistics, index))

@@ -1,25 +1,23 @@
-"""A model's engine that is several: the desk, its replicas, and the front end's attachment, all in one process."""
+"""A model's engines with their dispatcher, all started and stopped together."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 
-from dragoman.server.dispatch.attached_engine import AttachedEngine
-from dragoman.server.dispatch.direct_link import DirectLink
+from dragoman.server.dispatch.dispatcher import Dispatcher
 from dragoman.server.dispatch.pool import ReplicaPool
 from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.supervisor import RestartPolicy, stopped_unless_started
 
 
-class ReplicatedEngine(AttachedEngine):
-    """What the core calls, and what is started and stopped; see `SupervisedEngine` for the same of one engine.
+class ReplicatedEngine(Dispatcher):
+    """A dispatcher that starts its engines.
 
-    What a replica was doing when it dies ends once with `Unavailable`; what waited goes to the others. Only while there is none
-    does everything end so.
+    Requests that a replica had when it dies end once with `Unavailable`; waiting requests go to the others. With the last replica
+    everything ends so.
 
     Attributes:
         settings: Of the first replica; those of the others differ in their cores.
-        pool: What keeps the replicas running.
+        pool: Keeps the replicas running.
     """
 
     def __init__(
@@ -40,27 +38,29 @@ class ReplicatedEngine(AttachedEngine):
             name: Of the model, for messages.
             settings: Of each replica.
             policy: When to restart one.
-            on_statistics: Called with what the desk says of the model, see `Desk.statistics`.
+            on_statistics: Called with those of the model after each report of an engine.
             on_engine_statistics: See `ReplicaPool`.
             on_change: Called when `is_ready` has changed.
             on_engine_change: Called when a replica's `is_ready` has changed.
             on_restart: See `ReplicaPool`.
         """
         self.settings = settings[0]
+        super().__init__(
+            name,
+            self.settings.queue_limits,
+            self.settings.prefill_tokens_per_step,
+            retry_seconds=policy.initial_backoff_seconds,
+            on_statistics=on_statistics,
+            on_change=on_change,
+        )
         self.pool = ReplicaPool(
             name,
+            self,
             settings,
             policy,
             on_statistics=on_engine_statistics,
             on_change=on_engine_change,
             on_restart=on_restart,
-        )
-        super().__init__(
-            name,
-            lambda: DirectLink(self.pool.desk),
-            policy.initial_backoff_seconds,
-            on_statistics=on_statistics,
-            on_change=on_change,
         )
 
     @property
@@ -82,11 +82,9 @@ class ReplicatedEngine(AttachedEngine):
         Raises:
             EngineCannotStart: If none can be, at the first try.
         """
-        self.begin()
         async with stopped_unless_started(self.stop, is_persistent=is_persistent):
             await self.pool.start(is_persistent=is_persistent)
-            await self.until_ready()
 
     async def stop(self) -> None:
         """End all; what still runs or waits ends with `Unavailable`."""
-        await asyncio.gather(self.pool.stop(), super().stop())
+        await self.pool.stop()

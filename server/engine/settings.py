@@ -1,15 +1,44 @@
 """What an engine is started with: one struct, which crosses to its process as JSON."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from dragoman.export.attention_kernels import USUAL
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.telemetry.logs import LogFormat
 
 USUAL_SLOTS_PER_REQUEST = 16
 """Rows that a request may take at least, where there are so many and no setting says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one engine.
+
+    Attributes:
+        max_slots: Rows of the decode batch.
+        prefill_tokens_per_step: Source tokens encoded, or read of prompts, between two decode steps, which bounds how long running
+            requests stall; a single larger source is still encoded, alone, where it cannot be read in pieces.
+        max_prefetch: Waiting requests whose sources may have been encoded already, see `prefill.py`.
+    """
+
+    max_slots: int
+    prefill_tokens_per_step: int
+    max_prefetch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Limits of a model's queue.
+
+    Attributes:
+        max_waiting_requests: Requests that wait, beyond those that free slots are about to take.
+        max_waiting_tokens: Their tokens; a single larger request still fits an empty queue.
+    """
+
+    max_waiting_requests: int
+    max_waiting_tokens: int
 
 
 class DeviceSettings(msgspec.Struct, frozen=True):
@@ -43,9 +72,9 @@ class EngineSettings(msgspec.Struct, frozen=True):
         endpoint: ZeroMQ address to listen on.
         bundle: Directory of the model.
         num_threads: Of ONNX Runtime.
-        max_slots: See `Limits`, as the next three.
-        max_waiting_requests: See `Limits`.
-        max_waiting_tokens: See `Limits`.
+        max_slots: See `Limits`.
+        max_waiting_requests: See `QueueLimits`, as the next.
+        max_waiting_tokens: See `QueueLimits`.
         prefill_tokens_per_step: See `Limits`.
         is_warmed_up: Whether to run the model on made-up sources before reporting `Ready`.
         log_level: See `dragoman.server.config`, as the next.
@@ -55,7 +84,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         device: Where the model runs.
         cores: That its process keeps to; none for all.
         max_slots_per_request: See `slots_per_request`; 0 for the usual ones.
-        max_ahead: See `Limits`.
+        max_ahead: See `Limits.max_prefetch`.
     """
 
     endpoint: str
@@ -82,10 +111,13 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
     @property
     def limits(self) -> Limits:
-        """Return what the scheduler keeps to."""
-        return Limits(
-            self.max_slots, self.max_waiting_requests, self.max_waiting_tokens, self.prefill_tokens_per_step, self.max_ahead
-        )
+        """Limits of the engine."""
+        return Limits(self.max_slots, self.prefill_tokens_per_step, self.max_ahead)
+
+    @property
+    def queue_limits(self) -> QueueLimits:
+        """Limits of the model's queue, the same in all of its engines' settings."""
+        return QueueLimits(self.max_waiting_requests, self.max_waiting_tokens)
 
 
 def slots_per_request(max_slots: int, max_slots_per_request: int) -> int:

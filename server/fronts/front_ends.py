@@ -19,7 +19,7 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.access import read_callers_book, read_operators_book
 from dragoman.server.core.administration import OperatorCalls
 from dragoman.server.core.readiness import Readiness
-from dragoman.server.dispatch.desk_server import DeskServer
+from dragoman.server.dispatch.remote import DispatcherServer
 from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
 from dragoman.server.engines import ModelEngine
 from dragoman.server.faces.tls_files import TlsFiles
@@ -89,7 +89,7 @@ class FrontEnds:
         self._held_http = HeldPort(config.http_host, config.http_port, "http_port") if config.http else None
         self._table = UsageTable.open(config.front_ends)
         self._front_ends: list[KeptFrontEnd] = []
-        self._desks: dict[LoadedModel[ModelEngine], DeskServer | SleepingDesk] = {}
+        self._desks: dict[LoadedModel[ModelEngine], DispatcherServer | SleepingDesk] = {}
         self._last_used: dict[LoadedModel[ModelEngine], float] = {}
         self._tell_awaited: Callable[[], None] = lambda: None
         self._used: dict[LoadedModel[ModelEngine], Outcomes] = {}
@@ -185,7 +185,7 @@ class FrontEnds:
         """
         await asyncio.to_thread(self._handed.add, model.bundle)
         endpoint = f"ipc://{self._folder}/desk-{next(self._numbers)}"
-        self._desks[model] = SleepingDesk(endpoint) if model.is_asleep else DeskServer(endpoint, _engine_of(model).pool.desk)
+        self._desks[model] = SleepingDesk(endpoint) if model.is_asleep else DispatcherServer(endpoint, _engine_of(model))
         self._used[model], self._last_used[model] = Outcomes(), time.monotonic()
 
     async def publish(self, name: str, route: Route[ModelEngine] | None) -> None:

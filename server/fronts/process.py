@@ -195,7 +195,6 @@ class FrontEndProcess:
             desk,
             self._start.identity,
             retry_seconds=self._config.restart_backoff_initial_seconds,
-            on_statistics=lambda _: None,  # the desk tells them once, to the process it lives in
             on_change=self._publish,
         )
 

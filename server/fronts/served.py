@@ -11,8 +11,7 @@ import structlog
 
 from dragoman.model.errors import InputError
 from dragoman.server.allocator import give_back_blocks_soon
-from dragoman.server.dispatch.attached_engine import AttachedEngine
-from dragoman.server.engine.link import ZmqLink
+from dragoman.server.dispatch.remote import RemoteDispatcher
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.fronts.handed_bundles import open_handed
 from dragoman.server.fronts.messages import Desk, FromFrontEnd, Released, Serve, Served, Serving, Used
@@ -27,7 +26,7 @@ ATTACH_SECONDS = 5.0
 log = structlog.get_logger("dragoman.fronts")
 
 
-class FarEngine(AttachedEngine):
+class FarEngine(RemoteDispatcher):
     """A model's engine, behind a desk in the process that started this one.
 
     Attributes:
@@ -42,10 +41,10 @@ class FarEngine(AttachedEngine):
             name: Of the model.
             desk: Where it is.
             identity: Of this process at desks.
-            how: See `AttachedEngine`.
+            how: See `RemoteDispatcher`.
         """
         numbers = itertools.count(1)
-        super().__init__(name, lambda: ZmqLink(desk.endpoint, f"{identity}/{next(numbers)}".encode()), **how)
+        super().__init__(name, desk.endpoint, lambda: f"{identity}/{next(numbers)}".encode(), **how)
         self.settings: EngineSettings = desk.settings
         self.num_replicas = desk.num_replicas
 
