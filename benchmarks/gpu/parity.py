@@ -106,9 +106,10 @@ def mixed_searches(device: Device, graphs: DeviceModel, num_requests: int) -> di
     Raises:
         ImportError: If the engine's libraries are not there.
     """
+    from dragoman.server.engine.scheduler import Limits
+
     from dragoman.server.engine.engine import Engine
     from dragoman.server.engine.messages import Finished, Request, Sampling, SearchOptions
-    from dragoman.server.engine.scheduler import Limits
     from dragoman.server.engine.search.target import TargetSide
     from dragoman.server.runtime.device.buckets import Buckets
     from dragoman.server.runtime.device.runner import DeviceRunner

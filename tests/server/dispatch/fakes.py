@@ -3,6 +3,8 @@
 from typing import Any
 
 from dragoman.server.dispatch.desk import Desk
+from dragoman.server.engine.scheduler import Limits
+
 from dragoman.server.engine.messages import (
     Answer,
     Cancel,
@@ -19,7 +21,6 @@ from dragoman.server.engine.messages import (
     Statistics,
     Submit,
 )
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.snapshot import Snapshot, Watch
 from tests.server.engine.bench import FakeClock
 

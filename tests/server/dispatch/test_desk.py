@@ -9,6 +9,8 @@ from typing import Any
 
 from dragoman.server.dispatch.desk import LOST_RETRY_SECONDS, Desk
 from dragoman.server.dispatch.watch_desk import PATIENCE_SECONDS, SHORTEST_SECONDS
+from dragoman.server.engine.scheduler import Limits
+
 from dragoman.server.engine.messages import (
     Down,
     Hello,
@@ -24,7 +26,6 @@ from dragoman.server.engine.messages import (
     Stop,
     Tokens,
 )
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.snapshot import CallerUse, EngineSnapshot, SlotUse, Snapshot
 from tests.server.dispatch.fakes import FakeDesk, FakeFrontEnd, FakeReplica
 

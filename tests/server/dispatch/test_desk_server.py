@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import zmq
 import zmq.asyncio
-
 from dragoman.server.dispatch.attached_engine import AttachedEngine
 from dragoman.server.dispatch.desk import Desk
 from dragoman.server.dispatch.desk_server import DeskServer
 from dragoman.server.engine.link import ZmqLink
-from dragoman.server.engine.messages import Request
 from dragoman.server.engine.scheduler import Limits
+
+from dragoman.server.engine.messages import Request
 from dragoman.server.errors import NotReady, Unavailable
 from tests.server.conftest import until
 from tests.server.dispatch.fakes import FakeReplica

@@ -4,10 +4,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from dragoman.server.engine.scheduler import Limits
 
 from dragoman.server.dispatch.dispatcher import SUSPICIOUS_SECONDS, Dispatcher, num_ahead
 from dragoman.server.engine.messages import Request, SearchOptions, Share
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.sequence import Sequence
 
 

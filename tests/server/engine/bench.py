@@ -12,11 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from dragoman.server.engine.scheduler import Limits
 from numpy.typing import NDArray
 
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.messages import Answer, Finished, Request
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.target import TargetSide
 from dragoman.server.runtime.runner import Held

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from dragoman.server.engine.messages import ANYBODY, Request, SearchOptions, Share
 from dragoman.server.engine.scheduler import Limits, Scheduler
+
+from dragoman.server.engine.messages import ANYBODY, Request, SearchOptions, Share
 from dragoman.server.engine.sequence import Sequence
 
 

@@ -1,8 +1,8 @@
 """Sources that are encoded while their requests wait: which, what becomes of them, and that no request is the worse for it."""
 
 import pytest
-
 from dragoman.server.engine.ahead import Ahead
+
 from dragoman.server.engine.costs import PACKED
 from tests.server.engine.bench import Bench
 

@@ -5,12 +5,12 @@ import select
 import threading
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from dragoman.server.engine.allowance import MAX_DEBT_SECONDS, Allowance
 from dragoman.server.engine.bell import Bell
 from dragoman.server.engine.executors import background
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dragoman.server.engine.settings import EngineSettings
 from tests.examples import num_examples
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-
 from dragoman.server.engine.client import EngineClient
 from dragoman.server.engine.link import ZmqLink
+
 from dragoman.server.engine.messages import (
     ANYBODY,
     Cancel,

@@ -1,13 +1,13 @@
 """A crowded queue: requests that leave a full one, callers that would be refused, and slots that come before a new request."""
 
 import pytest
+from dragoman.server.engine.crowding import MAX_LINES
+from dragoman.server.engine.line import TOKENS_PER_PRIORITY
+from dragoman.server.engine.scheduler import SECONDS_PER_PRIORITY, QueueIsFull, Scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.engine.crowding import MAX_LINES
-from dragoman.server.engine.line import TOKENS_PER_PRIORITY
 from dragoman.server.engine.messages import ANYBODY, Share
-from dragoman.server.engine.scheduler import SECONDS_PER_PRIORITY, QueueIsFull, Scheduler
 from tests.examples import num_examples
 from tests.server.engine.sequences import numbers, scheduler, sequence
 

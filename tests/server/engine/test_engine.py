@@ -1,12 +1,12 @@
 """The step loop on a fake model: answers, slots, deadlines, refusals, failures, and what it reports."""
 
 import pytest
+from dragoman.server.engine.forecast import MIN_STEPS
+from dragoman.server.engine.watched import LEASE_SECONDS
 
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
-from dragoman.server.engine.forecast import MIN_STEPS
 from dragoman.server.engine.messages import SearchOptions, Share
 from dragoman.server.engine.snapshot import MAX_CALLERS, CallerUse, EngineSnapshot, StepTotals, summed_up
-from dragoman.server.engine.watched import LEASE_SECONDS
 from tests.server.engine.bench import ORIGIN, Bench
 
 # A source is [answer length, ...]: see the bench's fake model.

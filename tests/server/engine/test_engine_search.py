@@ -3,8 +3,8 @@
 from random import Random
 
 import pytest
-
 from dragoman.server.engine.looks import ROWS_AT_ONCE, SHARE
+
 from dragoman.server.engine.messages import Request, Sampling, SearchOptions
 from tests.server.engine.bench import ORIGIN, VOCAB, Bench
 

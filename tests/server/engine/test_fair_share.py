@@ -5,12 +5,12 @@ from itertools import count
 from typing import Any
 
 import pytest
+from dragoman.server.engine.line import TOKENS_PER_PRIORITY
+from dragoman.server.engine.scheduler import Scheduler
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.engine.line import TOKENS_PER_PRIORITY
 from dragoman.server.engine.messages import Share
-from dragoman.server.engine.scheduler import Scheduler
 from dragoman.server.engine.sequence import Sequence
 from tests.examples import num_examples
 from tests.server.engine.sequences import caller_of, numbers, scheduler, sequence

@@ -1,10 +1,10 @@
 """Forecasts: the time that a request needs, the length of the queue, and when the queue has room again."""
 
 import pytest
-
 from dragoman.server.engine.forecast import MIN_STEPS, NUM_AVERAGED, Average, Forecast
-from dragoman.server.engine.messages import Request, SearchOptions, Share
 from dragoman.server.engine.scheduler import Scheduler
+
+from dragoman.server.engine.messages import Request, SearchOptions, Share
 from dragoman.server.engine.sequence import Sequence
 from tests.server.engine.sequences import scheduler, sequence
 

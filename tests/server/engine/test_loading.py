@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dragoman.server.engine.scheduler import Limits
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.engine.loading import load_runner, load_scorer
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.runtime import providers
 from dragoman.server.runtime.device import cuda

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from dragoman.server.engine.scheduler import Limits
 
 from dragoman.extras import install_command
 from dragoman.server.engine import process
@@ -26,7 +27,6 @@ from dragoman.server.engine.messages import (
     Submit,
 )
 from dragoman.server.engine.process import EXIT_BROKEN, EXIT_CANNOT_START, EngineLoop
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine.snapshot import Snapshot, Watch

@@ -1,12 +1,12 @@
 """The scheduler: order, limits of the queue and of callers, budgets, deadlines, and that nothing is ever lost."""
 
 import pytest
+from dragoman.server.engine.line import NUM_KEPT
+from dragoman.server.engine.scheduler import SECONDS_PER_PRIORITY, Limits, QueueIsFull, Scheduler, place_in_line
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.engine.line import NUM_KEPT
 from dragoman.server.engine.messages import Share
-from dragoman.server.engine.scheduler import SECONDS_PER_PRIORITY, Limits, QueueIsFull, Scheduler, place_in_line
 from dragoman.server.engine.sequence import Sequence
 from tests.examples import num_examples
 from tests.server.engine.sequences import caller_of, numbers, scheduler, sequence

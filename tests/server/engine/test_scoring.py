@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
+from dragoman.server.engine.executors import Here
+from dragoman.server.engine.scheduler import Limits
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import BundleError
-from dragoman.server.engine.executors import Here
 from dragoman.server.engine.messages import Scored, ScoreRequest, Share
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scoring import Scoring
 
 ORIGIN = b"front"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
+from dragoman.server.engine.scheduler import Limits
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.engine.loading import load_runner, load_scorer
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.runtime import weights as weights_module
 from dragoman.server.runtime.onnx import OnnxRunner

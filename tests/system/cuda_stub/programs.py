@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from dragoman.server.engine.scheduler import Limits
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.engine.loading import load_runner, load_scorer
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.runtime.device import cuda
 from tests.system.cuda_stub.watch import Watch

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dragoman.server.engine.scheduler import Limits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.messages import Finished, Request, Sampling, SearchOptions
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.search.target import TargetSide
 from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.cache import SHRINK_PATIENCE
