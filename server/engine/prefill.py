@@ -8,6 +8,7 @@ have a slot. No run is made for waiting sequences alone.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ordered
+from itertools import islice
 
 import structlog
 
@@ -137,13 +138,10 @@ class EncoderPrefiller(Prefiller):
 
     def _choose(self, missing: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
         """Return the waiting sequences to encode with others that have their slots."""
-        num_left = self._limits.max_prefetch - len(self._held)
         budget = self._good_tokens - sum(sequence.num_source_tokens for sequence in missing)
         chosen: list[Sequence] = []
         num_bytes = self._num_bytes
-        for sequence in waiting:
-            if len(chosen) >= num_left or budget <= 0:
-                break
+        for sequence in islice(waiting, self._limits.max_prefetch if budget > 0 else 0):
             needed = self._token_bytes * sequence.num_source_tokens
             is_known = sequence in self._held or sequence in self._refused
             if is_known or sequence.num_source_tokens > budget or num_bytes + needed > self._max_bytes:

@@ -44,7 +44,7 @@ EXIT_CANNOT_START = 3
 EXIT_BROKEN = 4
 
 
-class _WakeUp:
+class WakeUp:
     """An eventfd that wakes the loop while it sleeps on its socket; `set` is for any thread, at any time."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class EngineLoop:
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.bind(settings.endpoint)
-        self._wake_up = _WakeUp()
+        self._wake_up = WakeUp()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake_up, zmq.POLLIN)

@@ -14,7 +14,7 @@ OpenSession = Callable[[Path], onnxruntime.InferenceSession]
 
 
 class OnnxScorer:
-    """See `dragoman.server.engine.scorer.Scorer`. A pair is always computed alone, without padding, so its bits never change."""
+    """See `dragoman.server.engine.scoring.Scorer`. A pair is always computed alone, without padding, so its bits never change."""
 
     def __init__(
         self, bundle: Bundle, num_threads: int, open_on_device: OpenSession | None = None, weights: Weights | None = None

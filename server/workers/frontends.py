@@ -17,7 +17,6 @@ import structlog
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.dispatch.remote import DispatcherServer
-from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import CannotServe, Repository, Route
 from dragoman.server.models.use import Holding, Outcomes, together
@@ -34,6 +33,7 @@ from dragoman.server.workers.frontend_supervisor import FrontEndCannotStart, Kep
 from dragoman.server.workers.messages import Desk, Files, NotLoaded, Serve, Served, Start, Used
 from dragoman.server.workers.operators import answer_order
 from dragoman.server.workers.port import HeldPort
+from dragoman.server.workers.replicated_engine import ReplicatedEngine
 from dragoman.server.workers.served import SETTINGS, HandedBundles, SleepingDesk, read_files
 from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import RestartPolicy

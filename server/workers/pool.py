@@ -140,14 +140,17 @@ class ReplicaPool:
             EngineCannotStart: If none can; for the reason of the first.
         """
         async with stopped_unless_started(self.stop, is_persistent=is_persistent):
-            await self._start()
+            await self._start(is_persistent=is_persistent)
 
     async def stop(self) -> None:
         """End all; what still runs or waits ends with `Unavailable`."""
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
 
-    async def _start(self) -> None:
+    async def _start(self, *, is_persistent: bool) -> None:
         first, others = self.replicas[0], self.replicas[1:]
+        if not others:
+            await first.begin(is_persistent=is_persistent)
+            return
         reason: EngineCannotStart | None = None
         try:
             await first.begin(is_persistent=True)

@@ -6,13 +6,15 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from dragoman.server.engine.link import ZmqLink
 
+from dragoman.server.dispatch.link import Link
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.workers import supervisor
-from dragoman.server.workers.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
+from dragoman.server.workers import pool
+from dragoman.server.workers.replicated_engine import ReplicatedEngine
+from dragoman.server.workers.supervisor import EngineCannotStart, RestartPolicy
 
 # What another user of the machine would try: to reach the socket, to see what there is, to put his own in its place.
 INTRUDER = """
@@ -38,9 +40,9 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 async def test_socket_cannot_be_reached_replaced_or_seen_by_others(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    class AttackedLink(ZmqLink):
-        def __init__(self, endpoint: str) -> None:
-            super().__init__(endpoint)
+    class AttackedLink(Link):
+        def __init__(self, endpoint: str, *arguments: Any) -> None:
+            super().__init__(endpoint, *arguments)
             self.path = Path(endpoint.removeprefix("ipc://"))
             place = self.path.parent.stat()
             assert (stat.S_IMODE(place.st_mode), place.st_uid) == (0o700, os.getuid())
@@ -53,9 +55,9 @@ async def test_socket_cannot_be_reached_replaced_or_seen_by_others(folder: str, 
                 user = {"user": 65534, "group": 65534, "extra_groups": []}
                 seen.append(subprocess.run(command, **user, cwd="/", capture_output=True, text=True, timeout=60).stdout.strip())
 
-    monkeypatch.setattr(supervisor, "ZmqLink", AttackedLink)
+    monkeypatch.setattr(pool, "Link", AttackedLink)
     settings = EngineSettings("", "/nowhere", 1, 1, 1, 1, 1, False, "critical", "json")
-    nothing = {"on_statistics": lambda _: None, "on_change": lambda: None, "on_restart": lambda: None}
+    nothing = {f"on_{name}": lambda *_: None for name in ("statistics", "engine_statistics", "change", "engine_change", "restart")}
     with pytest.raises(EngineCannotStart, match="/nowhere"):
-        await SupervisedEngine("x", settings, RestartPolicy(), is_inline=True, **nothing).start()
+        await ReplicatedEngine("x", [settings], RestartPolicy(), **nothing).start()
     assert os.listdir(folder) == [] and (os.getuid() or set(seen) == {"tried"})

@@ -17,7 +17,8 @@ from dragoman.server.engine.messages import Ready, Request, Statistics
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
 from dragoman.server.workers import hosts
-from dragoman.server.workers.supervisor import STABLE_SECONDS, EngineCannotStart, RestartPolicy, SupervisedEngine
+from dragoman.server.workers.replicated_engine import ReplicatedEngine
+from dragoman.server.workers.supervisor import STABLE_SECONDS, EngineCannotStart, RestartPolicy
 from tests.server.conftest import until
 
 QUICK = RestartPolicy(initial_backoff_seconds=0.05, max_backoff_seconds=0.2)
@@ -26,25 +27,30 @@ QUICK = RestartPolicy(initial_backoff_seconds=0.05, max_backoff_seconds=0.2)
 class Watched:
     """A supervised engine and what it told."""
 
-    def __init__(self, bundle: Path, policy: RestartPolicy = QUICK, *, is_inline: bool = False, **fields: Any) -> None:
+    def __init__(self, bundle: Path, policy: RestartPolicy = QUICK, **fields: Any) -> None:
         limits = {"num_threads": 1, "max_slots": 2, "max_waiting_requests": 100, "max_waiting_tokens": 1000}
         about = {"prefill_tokens_per_step": 100, "is_warmed_up": False, "log_level": "error", "log_format": "json"}
         settings = EngineSettings(endpoint="", bundle=str(bundle), **{**limits, **about, **fields})
         self.statistics: list[Statistics] = []
         self.readiness: list[bool] = []
         self.num_restarts = 0
-        self.engine = SupervisedEngine(
+        self.engine = ReplicatedEngine(
             "tiny",
-            settings,
+            [settings],
             policy,
-            is_inline=is_inline,
             on_statistics=self.statistics.append,
+            on_engine_statistics=lambda *_: None,
             on_change=lambda: self.readiness.append(self.engine.is_ready),
+            on_engine_change=lambda _: None,
             on_restart=self._on_restart,
         )
 
-    def _on_restart(self) -> None:
+    def _on_restart(self, index: int) -> None:
         self.num_restarts += 1
+
+    @property
+    def process_id(self) -> int | None:
+        return self.engine.pool.replicas[0].process_id
 
     async def generate(self) -> Any:
         return await self.engine.generate(Request(self.engine.next_id(), [5, 1], 20, time.monotonic()))
@@ -54,8 +60,8 @@ class Watched:
         return self
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        assert self.engine.process_id is not None
-        os.kill(self.engine.process_id, number)
+        assert self.process_id is not None
+        os.kill(self.process_id, number)
 
 
 @pytest.fixture(autouse=True)
@@ -69,15 +75,14 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert len(os.listdir("/proc/self/fd")) <= num_files + 2, "file descriptors are left"
 
 
-@pytest.mark.parametrize("is_inline", [False, True])
-async def test_engine_answers_and_stops(tiny_bundle: Path, is_inline: bool) -> None:
-    watched = Watched(tiny_bundle, is_inline=is_inline)
+async def test_engine_answers_and_stops(tiny_bundle: Path) -> None:
+    watched = Watched(tiny_bundle)
     with pytest.raises(Unavailable):
         await watched.generate()
     await watched.started()
     assert (await watched.generate()).num_generated == 20
     await watched.engine.stop()
-    assert watched.readiness == [True, False] and watched.num_restarts == 0 and watched.engine.process_id is None
+    assert watched.readiness == [True, False] and watched.num_restarts == 0 and watched.process_id is None
     with pytest.raises(Unavailable):
         await watched.generate()
 
@@ -85,7 +90,7 @@ async def test_engine_answers_and_stops(tiny_bundle: Path, is_inline: bool) -> N
 async def test_killed_engine_fails_its_requests_once_and_is_replaced(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where its process cannot be made at first, and wherever the server was started."""
     watched = await Watched(tiny_bundle).started()
-    first = watched.engine.process_id
+    first = watched.process_id
     start, failures = hosts.ProcessHost.start, [OSError("no room"), OSError("still none")]
 
     async def start_later(settings: EngineSettings) -> hosts.ProcessHost:
@@ -101,7 +106,7 @@ async def test_killed_engine_fails_its_requests_once_and_is_replaced(tiny_bundle
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [Unavailable] * 5
     await until(lambda: watched.engine.is_ready)
-    assert watched.engine.process_id != first and watched.num_restarts == 3
+    assert watched.process_id != first and watched.num_restarts == 3
     assert Statistics() in watched.statistics, "gauges do not keep the values of the dead engine"
     assert (await watched.generate()).num_generated == 20
     await watched.engine.stop()
@@ -125,15 +130,12 @@ async def test_damaged_bundle_keeps_the_model_down_until_it_is_back(bundle_copy:
 CANNOT_START = r"model 'tiny': the engine cannot start: .*decoder\.onnx"
 
 
-@pytest.mark.parametrize(
-    ("is_inline", "place", "reason"),
-    [(False, "", CANNOT_START), (True, "", CANNOT_START), (False, "/nowhere", "/nowhere"), (False, "x" * 120, "too long")],
-)
+@pytest.mark.parametrize(("place", "reason"), [("", CANNOT_START), ("/nowhere", "/nowhere"), ("x" * 120, "too long")])
 async def test_engine_that_cannot_start_says_why(
-    bundle_copy: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, is_inline: bool, place: str, reason: str
+    bundle_copy: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, reason: str
 ) -> None:
     (bundle_copy / "decoder.onnx").write_bytes(b"")
-    watched = Watched(bundle_copy, is_inline=is_inline)
+    watched = Watched(bundle_copy)
     monkeypatch.setattr(tempfile, "tempdir", str(folder / place))
     if place.startswith("x"):
         (folder / place).mkdir()
@@ -173,7 +175,7 @@ async def test_silence_does_not_end_an_engine_where_this_process_was_paused_too(
     ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
     ready.set_result(Ready("cpu", 1, 0.0))
     client: Any = SimpleNamespace(ready=ready, last_heard=time.monotonic() - 1000, has_failed=False, fatal=None)
-    assert await engine._until_end(client, asyncio.create_task(asyncio.sleep(0.1, "exit code 0"))) == "exit code 0"
+    assert await engine.pool.replicas[0]._until_end(client, asyncio.create_task(asyncio.sleep(0.1, "exit code 0"))) == "exit code 0"
 
 
 def test_back_off_doubles_to_its_limit_and_is_reset_after_a_stable_time() -> None:
