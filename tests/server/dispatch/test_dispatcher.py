@@ -90,9 +90,9 @@ def test_a_lost_engine_costs_what_it_had_and_the_last_one_everything() -> None:
 
 
 def test_a_full_queue_refuses_and_names_a_callers_limit() -> None:
-    dispatcher, _, caller = two_engines(1, requests=4)
-    caller.submit(*requests(range(9), share=Share("rich")))
-    assert list(caller.reasons.values()) == ["queue_full"] * (9 - 4 - 2)
+    dispatcher, _, caller = two_engines(1, requests=8)
+    caller.submit(*requests(range(13), share=Share("rich")))
+    assert list(caller.reasons.values()) == ["queue_full"] * (13 - 8 - 2)
     assert all(end.retry_after_seconds > 0 and not end.limit for end in caller.ends.values())
     with pytest.raises(QueueFull) as caught:
         dispatcher.ensure_place(Share("rich"))

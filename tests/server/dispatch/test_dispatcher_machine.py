@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dragoman.server.dispatch.dispatcher import MIN_LOOKAHEAD
 from dragoman.server.dispatch.queue import SUSPICIOUS_SECONDS
 from dragoman.server.engine.messages import Request, ScoreRequest, SearchOptions, Share, Shrunk, Tokens
+from tests.examples import num_examples
 from tests.server.dispatch.fakes import FakeCaller, FakeDispatcher, FakeEngine
 
 SHARES = (Share(), Share("a", 2.0), Share("b", 1.0, 2, 3), Share("c", 0.5, 4, 0))
@@ -166,4 +167,4 @@ class DispatcherMachine(RuleBasedStateMachine):
 
 
 TestDispatcher = DispatcherMachine.TestCase
-TestDispatcher.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestDispatcher.settings = settings(max_examples=num_examples(25, of=200), stateful_step_count=25, deadline=None)

@@ -84,7 +84,7 @@ def test_claims_are_told_only_where_that_is_cheap() -> None:
     assert len(policy.without_claim() or ()) == MAX_LINES
     submitted(policy, 1000, A)
     assert policy.without_claim() is None
-    policy = queue(1, 10)
+    policy = queue(1, 12)
     submitted(policy, 2000, Share("holds the slot"))
     assert policy.without_claim() == {}
     submitted(policy, 0, A)

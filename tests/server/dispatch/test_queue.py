@@ -294,5 +294,6 @@ def test_requests_that_come_and_go_leave_nothing() -> None:
             policy.remove(entries[i - 1])
     line = policy._fair.line("")
     assert line is not None and max(len(line._places), len(policy._fair._turns), len(policy._deadlines)) < 3 * NUM_KEPT
+    assert policy.hand_over(0.0) == [entries[0]]
     policy.remove(entries[0])
     assert numbers(policy.hand_over(0.0)) == [1]

@@ -1,6 +1,7 @@
 """A dispatcher behind a socket: the socket and the attachments are the real ones, the engine is played by hand."""
 
 import asyncio
+import errno
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -160,7 +161,7 @@ async def test_messages_that_cannot_be_read_hurt_nobody(tmp_path: Path) -> None:
 async def test_a_front_end_that_cannot_attach_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(tmp_path) as world:
         FakeEngine(world.dispatcher, 0, 2)
-        failures, link = [zmq.ZMQError(zmq.EMFILE)] * 2, remote.Link
+        failures, link = [zmq.ZMQError(errno.EMFILE)] * 2, remote.Link
 
         def connect(*arguments: Any) -> Any:
             if failures:
