@@ -23,7 +23,7 @@ HOMES = {
     "dragoman.inference": ("server/protocols/",),
     "aiohttp": ("server/protocols/http/", "server/protocols/console/", "server/protocols/libretranslate/"),
     "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/piece_model.py", "export/graph_file.py"),
-    "zmq": ("server/engine/link.py", "server/engine/process.py", "server/dispatch/desk_server.py"),
+    "zmq": ("server/engine/process.py", "server/dispatch/link.py", "server/dispatch/remote.py"),
     "prometheus_client": ("server/main.py", "server/workers/frontend_process.py", "server/telemetry/"),
     "onnxruntime": ("server/runtime/", "export/session.py"),
     "onnx": ("export/",),

@@ -136,10 +136,9 @@ class Dispatcher(Calls):
         now = self._clock()
         if not queue.has_work:
             queue.forecast.start(now)
-        elif request.deadline is not None and entry.num_slots:
-            if now + (needed := queue.needed_seconds(entry)) > request.deadline:
-                self._end(entry, "deadline_unmet", needed_seconds=needed)
-                return
+        elif request.deadline and entry.num_slots and now + (needed := queue.needed_seconds(entry)) > request.deadline:
+            self._end(entry, "deadline_unmet", needed_seconds=needed)
+            return
         try:
             evicted = queue.submit(entry, now)
         except QueueIsFull as full:
