@@ -140,7 +140,7 @@ class EngineLoop:
             bundle, settings.limits, settings.num_threads, is_warmed_up=settings.is_warmed_up, device=settings.device
         )
         scorer = load_scorer(bundle, settings.num_threads, engine.runner)
-        scoring = Scoring(scorer, settings.prefill_tokens_per_step)
+        scoring = Scoring(scorer, settings.limits.prefill_tokens_per_step)
         runner, seconds = engine.runner, time.monotonic() - started
         ready = Ready(runner.device, settings.max_slots, seconds, dict(runner.memory), platform_of_engine())
         return engine, scoring, ready

@@ -48,7 +48,7 @@ class ReplicatedEngine(Dispatcher):
         super().__init__(
             name,
             self.settings.queue_limits,
-            self.settings.prefill_tokens_per_step,
+            self.settings.limits.prefill_tokens_per_step,
             retry_seconds=policy.initial_backoff_seconds,
             on_statistics=on_statistics,
             on_change=on_change,
