@@ -122,7 +122,7 @@ class ReplicaPool:
                 on_end=partial(on_statistics, index, Statistics()),  # nothing runs or waits there any more
                 on_change=partial(on_change, index),
                 on_restart=partial(on_restart, index),
-                replica=index,
+                replica=index if len(settings) > 1 else None,
             )
             for index, one in enumerate(settings)
         ]

@@ -56,7 +56,7 @@ async def test_socket_cannot_be_reached_replaced_or_seen_by_others(folder: str, 
                 seen.append(subprocess.run(command, **user, cwd="/", capture_output=True, text=True, timeout=60).stdout.strip())
 
     monkeypatch.setattr(pool, "Link", AttackedLink)
-    settings = EngineSettings("", "/nowhere", 1, 1, 1, 1, 1, False, "critical", "json")
+    settings = EngineSettings("", "/nowhere", 1, 1, 1, 1, "critical", "json")
     nothing = {f"on_{name}": lambda *_: None for name in ("statistics", "engine_statistics", "change", "engine_change", "restart")}
     with pytest.raises(EngineCannotStart, match="/nowhere"):
         await ReplicatedEngine("x", [settings], RestartPolicy(), **nothing).start()

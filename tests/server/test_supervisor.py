@@ -104,7 +104,7 @@ async def test_killed_engine_fails_its_requests_once_and_is_replaced(tiny_bundle
     await asyncio.sleep(0.05)
     watched.kill()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [Unavailable] * 5
+    assert [outcome.reason for outcome in outcomes] == ["lost"] * 5
     await until(lambda: watched.engine.is_ready)
     assert watched.process_id != first and watched.num_restarts == 3
     assert Statistics() in watched.statistics, "gauges do not keep the values of the dead engine"

@@ -26,7 +26,7 @@ class Watched:
     """A replicated engine and what it told."""
 
     def __init__(self, *bundles: Path, policy: RestartPolicy = QUICK) -> None:
-        settings = EngineSettings("", "", 1, 2, 100, 1000, 100, False, "critical", "json")
+        settings = EngineSettings("", "", 1, 2, 100, 1000, "critical", "json", is_warmed_up=False)
         self.statistics: list[Statistics] = []
         self.engine_statistics: dict[int, Statistics] = {}
         self.readiness: list[bool] = []

@@ -119,5 +119,5 @@ def test_a_time_budget_is_not_saved_up_and_a_debt_is_paid_off() -> None:
 def test_a_request_may_take_a_quarter_of_the_slots_or_sixteen_unless_set_otherwise(
     max_slots: int, chosen: int, allowed: int
 ) -> None:
-    settings = EngineSettings("x", "bundle", 1, max_slots, 10, 1000, 1000, False, "error", "json", max_slots_per_request=chosen)
+    settings = EngineSettings("x", "bundle", 1, max_slots, 10, 1000, "error", "json", max_slots_per_request=chosen)
     assert settings.slots_per_request == allowed

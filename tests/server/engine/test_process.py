@@ -64,7 +64,7 @@ class Attached:
     def __init__(self, folder: Path) -> None:
         endpoint = f"ipc://{folder}/engine"
         self.bench, self.scorer = Bench(), GatedScorer()
-        self.loop = EngineLoop(EngineSettings(endpoint, "bundle", 1, 2, 10, 1000, 1000, False, "error", "json"))
+        self.loop = EngineLoop(EngineSettings(endpoint, "bundle", 1, 2, 10, 1000, "error", "json"))
         self.loop._load = self._load  # type: ignore[method-assign]
         self.error: Exception | None = None
         self.code: int | None = None
