@@ -193,7 +193,7 @@ class Dispatcher(Calls):
             for entry in queue.close(index) + (queue.remove_all() if is_last else []):
                 self._end(entry, "lost", retry_after_seconds=retry_after_seconds if is_last else LOST_RETRY_SECONDS)
         self._note_snapshot(index)
-        self._on_statistics(self.statistics())
+        self._on_statistics(Statistics() if is_last else self.statistics())
         if is_last:
             self._on_change()
         self._go_on(self._clock())

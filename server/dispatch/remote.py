@@ -38,6 +38,7 @@ from dragoman.server.engine.messages import (
     Submit,
     Tokens,
 )
+from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine.snapshot import Snapshot, Watch
 from dragoman.server.errors import NotReady, QueueFull, Unavailable
 
@@ -79,7 +80,7 @@ class _FrontEnd:
 
 
 class DispatcherServer:
-    """The socket of a dispatcher: frontend processes attach with `Hello`; their identities begin with their names.
+    """The socket of a dispatcher: frontend processes attach with `Hello`, by their names.
 
     Attributes:
         endpoint: ZeroMQ address.
@@ -110,8 +111,8 @@ class DispatcherServer:
 
     def detach(self, name: str) -> None:
         """Cancel all requests of a frontend process that is gone."""
-        for origin in [origin for origin in self._attached if _name_of(origin) == name.encode()]:
-            for request_id in list(self._attached.pop(origin).ids.values()):
+        if (front_end := self._attached.pop(name.encode(), None)) is not None:
+            for request_id in front_end.ids.values():
                 self._dispatcher.cancel(request_id)
 
     def close(self) -> None:
@@ -126,7 +127,7 @@ class DispatcherServer:
         origin, payload = parts
         command = self._decoder.decode(payload)
         if isinstance(command, Hello):
-            self.detach(_name_of(origin).decode(errors="replace"))  # a front end has one attachment at a time
+            self.detach(origin.decode(errors="replace"))  # it attaches anew
             self._attached[origin] = _FrontEnd(partial(self._send, origin))
             if (ready := self._dispatcher.ready) is not None:
                 self._send(origin, ready)
@@ -195,29 +196,41 @@ class RemoteDispatcher(Calls):
     """The attachment of a frontend process to a dispatcher in its parent process.
 
     Attributes:
+        settings: Of the engines.
+        num_replicas: Engines of the model.
         ready: Message of an engine; None while the model is not ready.
         device: Of the model; empty until it was ready once.
     """
 
     def __init__(
-        self, name: str, endpoint: str, identity: Callable[[], bytes], retry_seconds: float, on_change: Callable[[], None]
+        self,
+        name: str,
+        endpoint: str,
+        identity: str,
+        settings: EngineSettings,
+        num_replicas: int,
+        retry_seconds: float,
+        *,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Describe the attachment; `begin` attaches.
+        """Describe the attachment; `open` attaches.
 
         Args:
             name: Of the model.
             endpoint: Address of the dispatcher.
-            identity: Returns an identity for a connection, another each time.
+            identity: Of this process; no two that ever were have the same.
+            settings: Of the engines.
+            num_replicas: Engines of the model.
             retry_seconds: Hint for callers while the model is not ready.
             on_change: Called when `is_ready` has changed.
         """
         super().__init__(name, retry_seconds)
+        self.settings, self.num_replicas = settings, num_replicas
         self.ready: Ready | None = None
         self.device = ""
         self._endpoint, self._identity, self._on_change = endpoint, identity, on_change
         self._has_become_ready = asyncio.Event()
         self._link: Link | None = None
-        self._attaching: asyncio.TimerHandle | None = None
         self._delivers: dict[int, tuple[Request | ScoreRequest, Callable[[Any], None]]] = {}
         self._to_submit: list[Request] = []
         self._to_score: list[ScoreRequest] = []
@@ -234,33 +247,20 @@ class RemoteDispatcher(Calls):
         """Whether requests are taken now."""
         return self.ready is not None
 
-    def begin(self) -> None:
-        """Attach; where there is no room for a socket it is tried again."""
-        try:
-            self._link = Link(self._endpoint, self._hear, self._reattach, self._identity())
-            self._link.send(Hello())
-        except zmq.ZMQError:
-            log.exception("cannot attach to the dispatcher", model=self.name)
-            self._attaching = asyncio.get_running_loop().call_later(self.retry_seconds, self.begin)
+    def open(self) -> None:
+        """Attach; must be called within the event loop that uses it."""
+        self._link = Link(self._endpoint, self._hear, self._reattach, self._identity.encode())
+        self._link.send(Hello())
 
-    def _reattach(self) -> None:
-        """Attach anew after a message that cannot be handled."""
-        assert self._link is not None
-        self._link.close()
+    def close(self) -> None:
+        """Detach; requests in flight end as `lost`."""
+        if self._link is not None:
+            self._link.close()
         self._go_down(self.retry_seconds)
-        self._attaching = asyncio.get_running_loop().call_later(self.retry_seconds, self.begin)
 
     async def until_ready(self) -> None:
         """Wait until the model is ready."""
         await self._has_become_ready.wait()
-
-    async def stop(self) -> None:
-        """Detach; requests in flight end as `lost`."""
-        if self._attaching is not None:
-            self._attaching.cancel()
-        if self._link is not None:
-            self._link.close()
-        self._go_down(self.retry_seconds)
 
     def ensure_place(self, share: Share) -> None:
         """See `Calls`. Requests are counted that are on their way; where the caller may evict others, the dispatcher decides."""
@@ -308,6 +308,11 @@ class RemoteDispatcher(Calls):
             self._watching = asyncio.get_running_loop().create_future()
             self._send(Watch())
         return self._watching
+
+    def _reattach(self) -> None:
+        """Attach anew after a message that cannot be handled: the ends of some requests may have been in it."""
+        self._go_down(self.retry_seconds)
+        self._send(Hello())
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -376,8 +381,3 @@ class RemoteDispatcher(Calls):
             num_places -= num_on_their_way
         self._num_places = num_places
         self._statistics = report.statistics
-
-
-def _name_of(origin: bytes) -> bytes:
-    """Return the name of a frontend process: the part of the identity before what tells its attachments apart."""
-    return origin.partition(b"/")[0]

@@ -23,7 +23,7 @@ from dragoman.server.engine.messages import Answer, Finished, Request, Scored, S
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
 from dragoman.server.models.self_test import Proof, ProofFailed, prove
-from dragoman.server.workers.replicated_engine import ReplicatedEngine
+from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.supervisor import RestartPolicy
 from tests.export.conftest import edit, seal
 from tests.server.scripted import ScriptedEngine
@@ -33,12 +33,13 @@ LONGEST = "sample 3 alone"  # the first of those that have as many tokens as the
 
 
 @contextlib.asynccontextmanager
-async def engine_of(directory: Path, **fields: Any) -> AsyncIterator[ReplicatedEngine]:
+async def engine_of(directory: Path, **fields: Any) -> AsyncIterator[ReplicaPool]:
+    """Run a bundle."""
     limits = {"max_waiting_requests": 100, "max_waiting_tokens": 1000}
     about = {"endpoint": "", "bundle": str(directory), "is_warmed_up": False, "log_level": "error", "log_format": "json"}
     settings = EngineSettings(**{"num_threads": 1, "max_slots": 4, **limits, **about, **fields})
-    names = ("statistics", "engine_statistics", "change", "engine_change", "restart")
-    engine = ReplicatedEngine("tiny", [settings], RestartPolicy(), **{f"on_{name}": lambda *_: None for name in names})
+    nothing: Any = {"on_change": lambda: None, **dict.fromkeys(("on_statistics", "on_engine_change", "on_restart"), lambda _: None)}
+    engine = ReplicaPool("tiny", [settings], RestartPolicy(), on_engine_statistics=lambda *_: None, **nothing)
     await engine.start()
     try:
         yield engine

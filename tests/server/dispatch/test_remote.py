@@ -1,8 +1,6 @@
 """A dispatcher behind a socket: the socket and the attachments are the real ones, the engine is played by hand."""
 
 import asyncio
-import errno
-import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,15 +10,16 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from dragoman.server.dispatch import remote
 from dragoman.server.dispatch.dispatcher import Dispatcher
 from dragoman.server.dispatch.remote import DispatcherServer, RemoteDispatcher
 from dragoman.server.engine.messages import Request, ScoreRequest, Share, Statistics, Tokens
-from dragoman.server.engine.settings import QueueLimits
+from dragoman.server.engine.settings import EngineSettings, QueueLimits
 from dragoman.server.engine.snapshot import EngineSnapshot, Snapshot
 from dragoman.server.errors import NotReady, QueueFull
 from tests.server.conftest import until
 from tests.server.dispatch.fakes import FakeEngine
+
+SETTINGS = EngineSettings("", "", 1, 2, 8, 100, "error", "json")
 
 
 class World:
@@ -32,9 +31,8 @@ class World:
         self.attached: list[RemoteDispatcher] = []
 
     def front_end(self, name: str) -> RemoteDispatcher:
-        numbers = itertools.count(1)
-        front = RemoteDispatcher("a", self.server.endpoint, lambda: f"{name}/{next(numbers)}".encode(), 0.05, lambda: None)
-        front.begin()
+        front = RemoteDispatcher("a", self.server.endpoint, name, SETTINGS, 1, 0.05)
+        front.open()
         self.attached.append(front)
         return front
 
@@ -46,7 +44,7 @@ async def connected(folder: Path) -> AsyncIterator[World]:
         yield world
     finally:
         for front in world.attached:
-            await front.stop()
+            front.close()
         world.server.close()
 
 
@@ -156,18 +154,3 @@ async def test_messages_that_cannot_be_read_hurt_nobody(tmp_path: Path) -> None:
         await until(lambda: front.is_ready)
         stranger.close()
         context.term()
-
-
-async def test_a_front_end_that_cannot_attach_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connected(tmp_path) as world:
-        FakeEngine(world.dispatcher, 0, 2)
-        failures, link = [zmq.ZMQError(errno.EMFILE)] * 2, remote.Link
-
-        def connect(*arguments: Any) -> Any:
-            if failures:
-                raise failures.pop()
-            return link(*arguments)
-
-        monkeypatch.setattr(remote, "Link", connect)
-        front = world.front_end("front")
-        await until(lambda: front.is_ready)
