@@ -16,18 +16,15 @@ from dragoman.server.engine.costs import PACKED, Costs
 from dragoman.server.engine.messages import Finished, FinishReason, Report, Request, Shrunk, Statistics, Step, Tokens
 from dragoman.server.engine.prefill import EncoderPrefiller, Prefiller, PromptPrefiller
 from dragoman.server.engine.rows import Rows
-from dragoman.server.engine.search.candidates import Candidates
-from dragoman.server.engine.search.choice import search_for, search_from
-from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
+from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide, num_common_tokens
 from dragoman.server.engine.search.search import Search
-from dragoman.server.engine.search.target import TargetSide
-from dragoman.server.engine.search.together import Advance, advances
+from dragoman.server.engine.search.searches import Advance, advances, search_for, search_from
 from dragoman.server.engine.sequence import Sequence
 from dragoman.server.engine.settings import Limits
 from dragoman.server.engine.slots import Slots
 from dragoman.server.engine.snapshot import EngineSnapshot, SlotUse, Snapshot, StepTotals
 from dragoman.server.engine.topk_refetch import TopKRefetch
-from dragoman.server.runtime.runner import Runner
+from dragoman.server.runtime.runner import Candidates, Runner
 
 log = structlog.get_logger("dragoman.engine")
 

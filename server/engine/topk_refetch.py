@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dragoman.server.engine.rows import Rows
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.sequence import Sequence
-from dragoman.server.runtime.runner import Runner
+from dragoman.server.runtime.runner import Candidates, Runner
 
 SHARE = 1 / 2
 """Of the engine's time, for refetches while others run: as long as the steps themselves."""

@@ -15,10 +15,8 @@ from dragoman.export.bundle import Bundle
 from dragoman.server.engine.loading import load_runner, load_scorer
 from dragoman.server.engine.settings import DeviceSettings, Limits
 from dragoman.server.runtime import weights as weights_module
-from dragoman.server.runtime.onnx import OnnxRunner
-from dragoman.server.runtime.scorer import OnnxScorer
-from dragoman.server.runtime.weights import Weights
-from dragoman.server.runtime.weights_layout import WEIGHTS_FILE
+from dragoman.server.runtime.onnx import OnnxRunner, OnnxScorer
+from dragoman.server.runtime.weights import WEIGHTS_FILE, Weights
 
 MAX_ROWS = 17
 Patch = pytest.MonkeyPatch
