@@ -13,9 +13,8 @@ from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.declarations import Declarations
 from dragoman.server.telemetry.engine_metrics import EngineMetrics
 from dragoman.server.telemetry.front_end_metrics import FrontEndMetrics
-from dragoman.server.telemetry.gpu import open_gpu_source
 from dragoman.server.telemetry.model_metrics import ModelMetrics
-from dragoman.server.telemetry.processes import read_process
+from dragoman.server.telemetry.processes import open_gpu_source, read_process
 from dragoman.server.telemetry.reload_metrics import ReloadMetrics
 from dragoman.server.telemetry.series import Series, SummedRegistry
 from dragoman.server.telemetry.version_metrics import VersionMetrics

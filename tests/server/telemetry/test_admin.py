@@ -13,9 +13,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from structlog.testing import capture_logs
 
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.telemetry.admin import AdminServer
-from dragoman.server.telemetry.admin_access import AdminAccess
-from dragoman.server.telemetry.scrapes import MAX_WAITING
+from dragoman.server.telemetry.admin import MAX_WAITING, AdminAccess, AdminServer
 
 Start = Callable[..., AdminServer]
 
