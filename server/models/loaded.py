@@ -1,19 +1,23 @@
 """A version of a model with its tokenisers and its engine: what answers requests."""
 
+from asyncio import Future
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.engine import messages
 from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.engine.snapshot import Snapshot
+from dragoman.server.models.model_file import NO_TRAITS, Traits
 from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.use import Outcomes, Use
-from dragoman.server.service.languages import Frames
-from dragoman.server.service.ports import NO_TRAITS, Engine, Traits
+from dragoman.server.service.languages import PromptTemplates
 
 
-class SizedEngine(Engine, Protocol):
-    """What runs a model, and how much of it there is."""
+class SizedEngine(Protocol):
+    """The engine, or engines, of a model, as seen from the event loop."""
 
     device: str
     settings: EngineSettings
@@ -21,6 +25,39 @@ class SizedEngine(Engine, Protocol):
     @property
     def num_replicas(self) -> int:
         """Engines that share the model's requests."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests now."""
+        ...
+
+    def next_id(self) -> int:
+        """Return an id that no other request of this process has."""
+        ...
+
+    def ensure_place(self, share: messages.Share) -> None:
+        """Raise `QueueFull` if the queue has probably no place for a caller's request, `Unavailable` if the engine is down."""
+        ...
+
+    async def generate(self, request: messages.Request) -> messages.Finished:
+        """Return the outcome of a request; cancelling the awaiting task cancels it. Raise `Unavailable` if the engine is down."""
+        ...
+
+    def stream(self, request: messages.Request) -> AsyncIterator[messages.Tokens | messages.Finished]:
+        """Yield new tokens as they come, then the outcome; closing it early cancels the request. See `generate`."""
+        ...
+
+    async def score(self, request: messages.ScoreRequest) -> messages.Scored:
+        """Return the outcome of a score request; see `generate`."""
+        ...
+
+    def statistics(self) -> messages.Statistics:
+        """Return its last statistics; raise `Unavailable` if the engine is down."""
+        ...
+
+    def watch(self) -> "Future[Snapshot]":
+        """Request a snapshot of its slots, unless one is on its way; return its shared future, not to be cancelled."""
         ...
 
 
@@ -43,7 +80,7 @@ class LoadedModel(Generic[E]):
 
     bundle: Bundle
     tokenizers: Tokenizers
-    frames: Frames
+    frames: PromptTemplates
     engine: E
     label: str
     use: Use = field(default_factory=Use)
@@ -56,7 +93,9 @@ class LoadedModel(Generic[E]):
         Raises:
             BundleError: If a tokeniser is damaged, or the bundle's template asks for a language that there is not.
         """
-        return cls(bundle, bundle.tokenizers(), Frames(bundle.manifest), engine, label or bundle.manifest.version, traits=traits)
+        return cls(
+            bundle, bundle.tokenizers(), PromptTemplates(bundle.manifest), engine, label or bundle.manifest.version, traits=traits
+        )
 
     @property
     def manifest(self) -> Manifest:

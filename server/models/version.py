@@ -9,7 +9,7 @@ from dragoman.export.bundle import Bundle
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.loaded import E, LoadedModel
-from dragoman.server.service.languages import Frames
+from dragoman.server.service.languages import PromptTemplates
 
 
 class State(StrEnum):
@@ -55,7 +55,7 @@ class Opened:
 
     bundle: Bundle
     tokenizers: Tokenizers
-    frames: Frames
+    frames: PromptTemplates
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ import structlog
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.signing import Keys, SignatureError
 from dragoman.model.errors import InputError
-from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.config import ConfigError, ReadyRule, ServerConfig
 from dragoman.server.engine.settings import slots_per_request
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.loaded import LoadedModel
@@ -18,8 +18,7 @@ from dragoman.server.models.registry import Route
 from dragoman.server.models.self_test import PROOF_SECONDS, ProofFailed, prove
 from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.version import Cause, Opened, Refused
-from dragoman.server.service.languages import Frames
-from dragoman.server.service.readiness import ReadyRule
+from dragoman.server.service.languages import PromptTemplates
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.processes import read_process
 from dragoman.server.workers.engines import EnginePlan, ModelEngine, engine_settings, make_engine, plan_engine
@@ -98,7 +97,7 @@ class ModelWorkshop:
             bundle = Bundle.open(found.directory, keys=self._keys)
             if bundle.manifest.name != model:
                 raise BundleError(f"{found.directory}: is of model {bundle.manifest.name!r}, not of {model!r}")
-            opened = Opened(bundle, bundle.tokenizers(), Frames(bundle.manifest))
+            opened = Opened(bundle, bundle.tokenizers(), PromptTemplates(bundle.manifest))
         except (InputError, OSError) as error:
             cause = Cause.SIGNATURE if isinstance(error, SignatureError) else Cause.BUNDLE
             raise Refused(cause, str(error)) from error

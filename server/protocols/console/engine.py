@@ -33,7 +33,7 @@ class EngineEvents:
         """Send views until the caller leaves or may not look any more, or the server drains."""
         caller, events = exchange.call.caller, exchange.stream()
         response: web.StreamResponse | None = None
-        async with aclosing(self._viewing.views(caller, is_operator=exchange.is_operator)) as views:
+        async with aclosing(self._viewing.watch(caller, is_operator=exchange.is_operator)) as views:
             async for view in views:
                 try:
                     async with asyncio.timeout(SEND_SECONDS):

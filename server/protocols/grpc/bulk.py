@@ -21,9 +21,8 @@ from dragoman.server.protocols.grpc.inflight import Hand, RecentIds
 from dragoman.server.protocols.grpc.interceptors import Context, cancellation_code, current_call
 from dragoman.server.protocols.grpc.reading import Refused, Several, Turns, large_bytes_read, put_together
 from dragoman.server.protocols.v1.messages import to_message
-from dragoman.server.service.context import Call
-from dragoman.server.service.ids import check_request_id
-from dragoman.server.service.outcomes import RETRY_SECONDS
+from dragoman.server.service.callers import RETRY_SECONDS
+from dragoman.server.service.context import Call, check_request_id
 from dragoman.server.service.service import Core
 from dragoman.v1 import generation_pb2
 

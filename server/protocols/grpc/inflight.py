@@ -12,8 +12,8 @@ from typing import Any
 from dragoman.server.errors import ConnectionLimit
 from dragoman.server.protocols.grpc.reading import OfConnections, Turns
 from dragoman.server.protocols.several_requests import Counted
+from dragoman.server.service.callers import RETRY_SECONDS
 from dragoman.server.service.context import Call
-from dragoman.server.service.outcomes import RETRY_SECONDS
 from dragoman.server.service.service import Core
 
 # Each takes about 10 KB while it is served, whatever it asks for.

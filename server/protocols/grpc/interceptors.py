@@ -22,8 +22,7 @@ from dragoman.server.protocols.grpc.reading import Arrivals, OfConnections, Refu
 from dragoman.server.protocols.several_requests import Counted, LargeRequests
 from dragoman.server.protocols.v1.messages import to_message
 from dragoman.server.service.callers import NO_DEADLINES, Caller, Callers, Deadlines
-from dragoman.server.service.context import Call
-from dragoman.server.service.running import RunningCalls
+from dragoman.server.service.context import Call, RunningCalls
 from dragoman.v1 import generation_pb2
 
 

@@ -11,11 +11,10 @@ from google.protobuf.message import DecodeError, Message
 
 from dragoman.server.errors import InvalidRequest, QueueFull, ServiceError
 from dragoman.server.protocols.several_requests import LARGE_BYTES, Counted, both_ends
-from dragoman.server.service.ids import check_request_id
+from dragoman.server.service.callers import RETRY_SECONDS
+from dragoman.server.service.context import check_request_id
 from dragoman.server.service.languages import check_language
-from dragoman.server.service.outcomes import RETRY_SECONDS
-from dragoman.server.service.search_options import check_num_suppressed
-from dragoman.server.service.validation import check_model_name, check_model_version
+from dragoman.server.service.requests import check_model_name, check_model_version, check_num_suppressed
 
 # Large messages that are put together at once for one connection, and how long one is waited for before another may come too.
 READS_AT_ONCE = 8

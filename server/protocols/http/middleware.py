@@ -11,8 +11,7 @@ from dragoman.server.errors import Cancelled, ServiceError
 from dragoman.server.protocols.http.requests import Bodies, Endpoint, Exchange, Manner, owner_of, peer_names, timeout_of
 from dragoman.server.protocols.several_requests import Counted
 from dragoman.server.service.callers import NO_DEADLINES
-from dragoman.server.service.context import Call
-from dragoman.server.service.running import RunningCalls
+from dragoman.server.service.context import Call, RunningCalls
 from dragoman.server.service.service import Core
 
 ID_KEY = "X-Request-Id"

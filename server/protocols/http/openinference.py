@@ -34,8 +34,8 @@ from dragoman.server.protocols.openinference.tensors import (
 )
 from dragoman.server.protocols.several_requests import LARGE_BYTES, Counted, Items
 from dragoman.server.service.administration import CarryOut, Order
-from dragoman.server.service.ids import check_request_id
-from dragoman.server.service.outcomes import RETRY_SECONDS
+from dragoman.server.service.callers import RETRY_SECONDS
+from dragoman.server.service.context import check_request_id
 from dragoman.server.service.sentences import on_thread
 from dragoman.server.service.service import Core
 

@@ -11,6 +11,7 @@ from aiohttp import web
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import InvalidRequest, NotReady, ServiceError
+from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.protocols.grpc.inflight import REQUESTS_PER_SLOT
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.origins import Origins
@@ -20,12 +21,10 @@ from dragoman.server.protocols.libretranslate.languages import ALIASES, Detected
 from dragoman.server.protocols.libretranslate.reading import JSON, Asked, Reader, key_of, shown
 from dragoman.server.protocols.several_requests import Items
 from dragoman.server.protocols.v1.messages import MessageLimit
-from dragoman.server.service.callers import Caller
-from dragoman.server.service.outcomes import RETRY_SECONDS
-from dragoman.server.service.ports import Model
+from dragoman.server.service.callers import RETRY_SECONDS, Caller
+from dragoman.server.service.generate import is_of_one_pair
 from dragoman.server.service.requests import GenerateRequest
-from dragoman.server.service.routing import is_of_one_pair
-from dragoman.server.service.sentences import Slices, pieces_of, put_together
+from dragoman.server.service.sentences import Slices, join_sentences, split_sentences
 from dragoman.server.service.service import Core
 
 
@@ -39,7 +38,7 @@ class Wanted(NamedTuple):
         num_alternatives: Answers beside the best one.
     """
 
-    model: Model
+    model: LoadedModel[Any]
     source: str
     target: str
     num_alternatives: int = 0
@@ -64,7 +63,7 @@ class Wanted(NamedTuple):
         )
 
 
-def most_alternatives(model: Model, caller: Caller | None) -> int:
+def most_alternatives(model: LoadedModel[Any], caller: Caller | None) -> int:
     """Return how many answers beside the best one a caller may want of a model."""
     most = None if caller is None else caller.limits.max_slots
     return min(model.max_slots_per_request, most or model.max_slots_per_request) - 1
@@ -222,9 +221,11 @@ class LibreApi:
     async def _answers(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange) -> list[list[str]]:
         """Return for each text its translation and alternatives to it, each made of those of its pieces."""
         taken: list[list[tuple[str, bool]]] = [[] for _ in texts]
-        check = partial(self._generation.check_source_length, model=wanted.model)
+        check = partial(self._generation.validator.check_source_length, model=wanted.model)
+        caller = exchange.call.caller
+        owner = (exchange.http.remote or "") if caller is None else caller.name
         found = _pieces(texts, self._generation.max_characters(wanted.model), check)
-        for index, piece, is_translated in await self._slices.collect(found):
+        for index, piece, is_translated in await self._slices.collect(found, owner):
             taken[index].append((piece, is_translated))
         wishes = [piece for pieces in taken for piece, is_translated in pieces if is_translated]
         num_kept = sum(len(piece) for pieces in taken for piece, is_translated in pieces if not is_translated)
@@ -233,7 +234,7 @@ class LibreApi:
         for pieces in taken:
             end = start + sum(is_translated for _, is_translated in pieces)
             count = max(map(len, given[start:end]), default=1)
-            whole = [put_together(pieces, given[start:end], index) for index in range(min(count, wanted.num_alternatives + 1))]
+            whole = [join_sentences(pieces, given[start:end], index) for index in range(min(count, wanted.num_alternatives + 1))]
             answers.append(list(dict.fromkeys(whole)))
             start = end
         return answers
@@ -362,7 +363,7 @@ def _pieces(texts: Sequence[str], max_characters: int, check: Callable[[str], No
     """
     count = num_empty = 0
     for index, text in enumerate(texts):
-        for piece, is_translated in pieces_of(text, max_characters):
+        for piece, is_translated in split_sentences(text, max_characters):
             num_empty += not piece
             if is_translated:
                 check(piece)

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from dragoman.model.generation import Language
 from dragoman.server.errors import NotOffered
-from dragoman.server.service.languages import Frames
-from dragoman.server.service.ports import Model
+from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.service.languages import PromptTemplates
 from dragoman.server.service.sentences import on_thread
 
 # What LibreTranslate once called two of its languages, and callers still may.
@@ -43,9 +43,9 @@ class LibreLanguages:
     """Puts the languages of models together; remembers of each model what it is told as, for there may be hundreds."""
 
     def __init__(self) -> None:
-        self._sides: WeakKeyDictionary[Frames, _Side] = WeakKeyDictionary()
+        self._sides: WeakKeyDictionary[PromptTemplates, _Side] = WeakKeyDictionary()
 
-    def all(self, models: Iterable[Model]) -> list[Known]:
+    def all(self, models: Iterable[LoadedModel[Any]]) -> list[Known]:
         """Return every language that some model reads or writes, sorted by code, with those it is translated to."""
         names: dict[str, str] = {}
         targets: dict[str, set[str]] = {}
@@ -58,12 +58,12 @@ class LibreLanguages:
                 targets.setdefault(code, set()).update(target.keys() - {code})
         return [Known(code, names[code], sorted(targets.get(code, ()))) for code in sorted(names)]
 
-    def sources_of(self, models: Sequence[Model], target: str) -> list[str]:
+    def sources_of(self, models: Sequence[LoadedModel[Any]], target: str) -> list[str]:
         """Return the codes of what is translated to a language, which is named by any of its spellings."""
         able = (model for model in models if model.frames.writes(target) is not None)
         return sorted({code for model in able for code in self._of(model.frames).source} - {self.find(models, target)})
 
-    def find(self, models: Iterable[Model], asked: str) -> str:
+    def find(self, models: Iterable[LoadedModel[Any]], asked: str) -> str:
         """Return the code of a language by any of its spellings; empty where no model has it."""
         for model in models:
             language = model.frames.reads(asked) or model.frames.writes(asked)
@@ -71,7 +71,7 @@ class LibreLanguages:
                 return code_of(language)
         return ""
 
-    def _of(self, frames: Frames) -> _Side:
+    def _of(self, frames: PromptTemplates) -> _Side:
         sides = self._sides.get(frames)
         if sides is None:
             told = (frames.source_languages, frames.target_languages)

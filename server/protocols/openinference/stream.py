@@ -16,9 +16,8 @@ from dragoman.server.protocols.grpc.reading import Refused, Turns, large_bytes_r
 from dragoman.server.protocols.openinference.answers import Answering, streamed, to_failure, to_response
 from dragoman.server.protocols.openinference.requests import STREAM, Inference
 from dragoman.server.protocols.several_requests import Items
-from dragoman.server.service.context import Call
-from dragoman.server.service.ids import new_incident
-from dragoman.server.service.outcomes import RETRY_SECONDS
+from dragoman.server.service.callers import RETRY_SECONDS
+from dragoman.server.service.context import Call, new_incident
 from dragoman.server.service.service import Core
 
 
