@@ -1,71 +1,18 @@
 """A version of a model with its tokenisers and its engine: what answers requests."""
 
-from asyncio import Future
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.server.engine import messages
-from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.engine.snapshot import Snapshot
 from dragoman.server.models.model_file import NO_TRAITS, Traits
 from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.use import Outcomes, Use
 from dragoman.server.service.languages import PromptTemplates
 
 
-class SizedEngine(Protocol):
-    """The engine, or engines, of a model, as seen from the event loop."""
-
-    device: str
-    settings: EngineSettings
-
-    @property
-    def num_replicas(self) -> int:
-        """Engines that share the model's requests."""
-        ...
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it takes requests now."""
-        ...
-
-    def next_id(self) -> int:
-        """Return an id that no other request of this process has."""
-        ...
-
-    def ensure_place(self, share: messages.Share) -> None:
-        """Raise `QueueFull` if the queue has probably no place for a caller's request, `Unavailable` if the engine is down."""
-        ...
-
-    async def generate(self, request: messages.Request) -> messages.Finished:
-        """Return the outcome of a request; cancelling the awaiting task cancels it. Raise `Unavailable` if the engine is down."""
-        ...
-
-    def stream(self, request: messages.Request) -> AsyncIterator[messages.Tokens | messages.Finished]:
-        """Yield new tokens as they come, then the outcome; closing it early cancels the request. See `generate`."""
-        ...
-
-    async def score(self, request: messages.ScoreRequest) -> messages.Scored:
-        """Return the outcome of a score request; see `generate`."""
-        ...
-
-    def statistics(self) -> messages.Statistics:
-        """Return its last statistics; raise `Unavailable` if the engine is down."""
-        ...
-
-    def watch(self) -> "Future[Snapshot]":
-        """Request a snapshot of its slots, unless one is on its way; return its shared future, not to be cancelled."""
-        ...
-
-
-E = TypeVar("E", bound=SizedEngine)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class LoadedModel(Generic[E]):
+class LoadedModel:
     """A version of a model that requests can get.
 
     Attributes:
@@ -81,13 +28,13 @@ class LoadedModel(Generic[E]):
     bundle: Bundle
     tokenizers: Tokenizers
     frames: PromptTemplates
-    engine: E
+    engine: Any
     label: str
     use: Use = field(default_factory=Use)
     traits: Traits = NO_TRAITS
 
     @classmethod
-    def of(cls, bundle: Bundle, engine: E, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel[E]":
+    def of(cls, bundle: Bundle, engine: Any, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
         """Load what is read of a bundle in this process; its engine, which has been made, may be anywhere.
 
         Raises:
@@ -133,19 +80,19 @@ class LoadedModel(Generic[E]):
     @property
     def device(self) -> str:
         """What the engine runs on; empty until it was ready once."""
-        return self.engine.device
+        return str(self.engine.device)
 
     @property
     def num_engines(self) -> int:
         """Engines that share its requests."""
-        return self.engine.num_replicas
+        return int(self.engine.num_replicas)
 
     @property
     def max_slots(self) -> int:
         """Rows of the decode batches of all its engines."""
-        return self.engine.num_replicas * self.engine.settings.max_slots
+        return int(self.engine.num_replicas * self.engine.settings.max_slots)
 
     @property
     def max_slots_per_request(self) -> int:
         """Rows that one request may take, all in one engine."""
-        return self.engine.settings.slots_per_request
+        return int(self.engine.settings.slots_per_request)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -126,7 +126,7 @@ class Piece(Struct, frozen=True):
 def to_generated(
     request: GenerateRequest,
     call: Call,
-    model: "LoadedModel[Any]",
+    model: "LoadedModel",
     sequence: messages.Request,
     template: PromptTemplate,
     finished: messages.Finished,

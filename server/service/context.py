@@ -19,6 +19,7 @@ from structlog.contextvars import bind_contextvars
 from dragoman.server.engine.messages import ANYBODY, Share
 from dragoman.server.errors import Cancelled, Draining, InvalidRequest, ServiceError, Unavailable, UnexpectedFault
 from dragoman.server.service.callers import RETRY_SECONDS, Caller, Callers, Metadata
+from dragoman.server.service.in_flight import Window
 from dragoman.server.telemetry.logs import Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.trace_context import read_trace_context
@@ -90,6 +91,7 @@ class Call(Struct, eq=False):
         code: Name of its status; empty until it ends. Its answer may still be on the way.
         refusal: Reason of a refusal before any work; see `ServiceError`.
         span: Its trace span; None if it is not traced.
+        window: Its in-flight window, if it is large or has several requests.
     """
 
     method: str
@@ -114,6 +116,7 @@ class Call(Struct, eq=False):
     code: str = ""
     refusal: str = ""
     span: "CallSpan | None" = None
+    window: Window | None = None
 
     @classmethod
     def begin(cls, method: str, *, is_counted: bool = True, has_items: bool = False, is_awaited: bool = True) -> "Call":
@@ -121,6 +124,10 @@ class Call(Struct, eq=False):
         task = asyncio.current_task()
         assert task is not None
         return cls(method, task, is_counted, has_items, is_awaited)
+
+    def caller_or(self, address: str) -> str:
+        """Return the name of its caller or, where callers are not identified, an address."""
+        return address if self.caller is None else self.caller.name
 
     def enter(self, caller: Caller, *, is_counted: bool = True) -> None:
         """Have its caller's limits admit it; see `Caller.enter`.

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from structlog.contextvars import bind_contextvars
 
@@ -50,7 +50,7 @@ class Generation:
         validator: Validates requests.
     """
 
-    def __init__(self, models: "Repository[Any]", metrics: Metrics, deadlines: Deadlines = NO_DEADLINES) -> None:
+    def __init__(self, models: "Repository", metrics: Metrics, deadlines: Deadlines = NO_DEADLINES) -> None:
         """Prepare for the loaded models.
 
         Args:
@@ -65,7 +65,7 @@ class Generation:
         for model in models.all():
             self.prepare(model)
 
-    def prepare(self, model: "LoadedModel[Any]") -> None:
+    def prepare(self, model: "LoadedModel") -> None:
         """Compute the sizes of a model's tokens, and load the reader of special tokens where it is on by default.
 
         The former takes a tenth of a second for a large vocabulary, the latter seconds; requests do not wait for them.
@@ -113,7 +113,7 @@ class Generation:
             yield pieces
 
     async def _pieces(
-        self, request: GenerateRequest, call: Call, model: "LoadedModel[Any]", limit: AnswerLimit | None
+        self, request: GenerateRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None
     ) -> AsyncGenerator[Piece, None]:
         sequence, template, is_truncated = await self._admit(request, call, model, limit, is_streamed=True)
         detokenizer = detokenizer_after(model.tokenizers.target, template.before(sequence))
@@ -152,7 +152,7 @@ class Generation:
 
     def _hold(
         self, request: GenerateRequest | ScoreRequest, call: Call, remaining_seconds: float | None
-    ) -> "AbstractAsyncContextManager[LoadedModel[Any]]":
+    ) -> "AbstractAsyncContextManager[LoadedModel]":
         """Return a context that holds the request's model, which may have to be loaded first.
 
         Raises:
@@ -178,7 +178,7 @@ class Generation:
         self,
         request: GenerateRequest,
         call: Call,
-        model: "LoadedModel[Any]",
+        model: "LoadedModel",
         limit: AnswerLimit | None,
         *,
         is_streamed: bool = False,
@@ -203,7 +203,7 @@ class Generation:
     def _charge(
         self,
         call: Call,
-        model: "LoadedModel[Any]",
+        model: "LoadedModel",
         sequence: messages.Request | messages.ScoreRequest,
         template: PromptTemplate,
         num_target_tokens: int = 0,
@@ -213,7 +213,7 @@ class Generation:
         if call.caller is not None:
             call.caller.read(call.source_tokens + num_target_tokens)
 
-    def _finish(self, call: Call, model: "LoadedModel[Any]", sequence: messages.Request, finished: messages.Finished) -> None:
+    def _finish(self, call: Call, model: "LoadedModel", sequence: messages.Request, finished: messages.Finished) -> None:
         """Note the engine's outcome; raise the error of one without an answer, whose tokens are counted at once."""
         call.generated_tokens = finished.num_generated
         if call.span is not None:
@@ -226,14 +226,14 @@ class Generation:
             model.count_queued(finished.admitted - sequence.arrival)
         call.count_answer = count
 
-    def models(self, caller: Caller | None = None) -> "Sequence[LoadedModel[Any]]":
+    def models(self, caller: Caller | None = None) -> "Sequence[LoadedModel]":
         """Return the models that a caller may use, sorted by name; all of them without a caller."""
         models = self._models.all()
         if caller is None or caller.models is None:
             return models
         return [model for model in models if model.name in caller.models]
 
-    def model(self, name: str, caller: Caller | None = None, version: str = "") -> "LoadedModel[Any]":
+    def model(self, name: str, caller: Caller | None = None, version: str = "") -> "LoadedModel":
         """Return a model to describe; the empty name means the only one. Models that the caller may not use are unknown.
 
         Raises:
@@ -244,7 +244,7 @@ class Generation:
         """
         return self._models.get(self._permitted(name, caller), check_model_version(version))
 
-    def model_for(self, request: GenerateRequest | ScoreRequest, caller: Caller | None = None) -> "LoadedModel[Any]":
+    def model_for(self, request: GenerateRequest | ScoreRequest, caller: Caller | None = None) -> "LoadedModel":
         """Return a request's model to describe; errors as `model`, and those of `choose_model`."""
         return self.model(self._name_of(request, caller), caller, request.model_version)
 
@@ -270,7 +270,7 @@ class Generation:
         """Return the time budgets of a call: the caller's own, or the server's."""
         return self._deadlines if call.caller is None else call.caller.deadlines
 
-    def max_characters(self, model: "LoadedModel[Any] | None" = None) -> int:
+    def max_characters(self, model: "LoadedModel | None" = None) -> int:
         """Return how many characters of a text are enough to read: one more than a model, or any model, could use."""
         return max(map(self.validator.max_characters, self._models.all() if model is None else [model]), default=0) + 1
 
@@ -286,7 +286,7 @@ async def _in_time(outcome: Awaitable[Outcome], sequence: messages.Request | mes
         return messages.Finished(sequence.id, "deadline", [], 0, None, 0.0, None, time.monotonic())
 
 
-def choose_model(models: "Sequence[LoadedModel[Any]]", source_language: str, target_language: str) -> "LoadedModel[Any]":
+def choose_model(models: "Sequence[LoadedModel]", source_language: str, target_language: str) -> "LoadedModel":
     """Return the model that translates a language pair; of several the only one that translates nothing else.
 
     Args:
@@ -311,12 +311,12 @@ def choose_model(models: "Sequence[LoadedModel[Any]]", source_language: str, tar
     raise InvalidRequest("model", f"is missing; {len(able)} translate {pair}: {listed([model.name for model in able])}")
 
 
-def is_of_one_pair(model: "LoadedModel[Any]") -> bool:
+def is_of_one_pair(model: "LoadedModel") -> bool:
     """Return whether a model reads one language and writes one."""
     return len(model.frames.source_languages) == len(model.frames.target_languages) == 1
 
 
-def pairs_of(models: "Sequence[LoadedModel[Any]]") -> str:
+def pairs_of(models: "Sequence[LoadedModel]") -> str:
     """Return the pairs that models translate, for people: `en to de (en-de)`; those without languages are left out."""
     pairs: list[str] = []
     num_characters = 0

@@ -226,7 +226,7 @@ class _Version:
 class LiveStatistics:
     """Live statistics of one frontend process, made once for all who watch."""
 
-    def __init__(self, models: "Repository[Any]", is_ready: Callable[[], bool], draining: asyncio.Event) -> None:
+    def __init__(self, models: "Repository", is_ready: Callable[[], bool], draining: asyncio.Event) -> None:
         """Begin without watchers.
 
         Args:
@@ -305,7 +305,7 @@ class LiveStatistics:
                 waiting.set_exception(error)
                 waiting.exception()  # retrieved, even where nobody waits for it
 
-    def _statistics(self, models: "Sequence[LoadedModel[Any]]", versions: Mapping[Any, _Version]) -> Statistics:
+    def _statistics(self, models: "Sequence[LoadedModel]", versions: Mapping[Any, _Version]) -> Statistics:
         defaults = {model.engine for model in self._models.all()}
         described = [_describe(model, model.engine in defaults, versions[model.engine]) for model in models]
         return Statistics(time.time(), time.monotonic() - self._began, self._is_ready(), self._draining.is_set(), described)
@@ -326,7 +326,7 @@ async def _take_snapshots(versions: Mapping[Any, _Version]) -> None:
         asked[future].snapshot = None if future.exception() is not None else future.result()
 
 
-def _describe(model: "LoadedModel[Any]", is_default: bool, version: _Version) -> ModelStatistics:
+def _describe(model: "LoadedModel", is_default: bool, version: _Version) -> ModelStatistics:
     """Return the statistics of a version; of one without an engine only its description."""
     state = "asleep" if model.is_asleep else "serving" if model.engine.is_ready else "starting"
     manifest, num_engines = model.manifest, model.num_engines

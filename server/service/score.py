@@ -20,7 +20,7 @@ summed over the rows of j's tokens and the columns of i's tokens, is the largest
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,7 @@ class Scores:
 def to_scores(
     request: ScoreRequest,
     call: Call,
-    model: "LoadedModel[Any]",
+    model: "LoadedModel",
     sequence: messages.ScoreRequest,
     template: PromptTemplate,
     scored: messages.Scored,

@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dragoman.server.config import ANY, ReadyRule
 from dragoman.server.service.callers import NO_DEADLINES, Callers, Deadlines
 from dragoman.server.service.context import AccessLog, RunningCalls
 from dragoman.server.service.generate import Generation
+from dragoman.server.service.in_flight import REQUESTS_PER_SLOT, InFlight
 from dragoman.server.service.live_statistics import LiveStatistics
 from dragoman.server.telemetry.metrics import Metrics
 
@@ -36,13 +37,13 @@ class Readiness:
         self._known = set(known)
         self._has_begun = False
 
-    def note(self, models: "Sequence[LoadedModel[Any]]") -> None:
+    def note(self, models: "Sequence[LoadedModel]") -> None:
         """Update the state; to be called whenever a model has become ready or has stopped being so."""
         self._known |= {model.name for model in models if model.engine.is_ready}
         if all(model.name in self._known for model in self._needed(models)):
             self._has_begun = self._has_begun or bool(models)
 
-    def is_met(self, models: "Sequence[LoadedModel[Any]]") -> bool:
+    def is_met(self, models: "Sequence[LoadedModel]") -> bool:
         """Return whether the server is ready with its models as they are; from any thread."""
         needed = self._needed(models)
         ready = [model.engine.is_ready for model in needed]
@@ -52,7 +53,7 @@ class Readiness:
             return any(ready) and all(model.engine.is_ready for model in needed if model.traits.is_ready_needed)
         return bool(ready) and all(ready)
 
-    def _needed(self, models: "Sequence[LoadedModel[Any]]") -> "list[LoadedModel[Any]]":
+    def _needed(self, models: "Sequence[LoadedModel]") -> "list[LoadedModel]":
         return [model for model in models if self._rule.needs(model.name, model.traits.is_ready_needed)]
 
 
@@ -63,6 +64,7 @@ class Core:
         models: Loaded models; may change.
         generation: Generates and scores.
         calls: Running calls.
+        in_flight: In-flight windows of calls that are large or have several requests.
         callers: All callers; None if anybody may call, without limits.
         readiness: The server's readiness by its models.
         viewing: Live statistics for the console.
@@ -70,7 +72,7 @@ class Core:
 
     def __init__(
         self,
-        models: "Repository[Any]",
+        models: "Repository",
         metrics: Metrics,
         tracer: "Tracer | None" = None,
         callers: Callers | None = None,
@@ -92,6 +94,7 @@ class Core:
         self.callers = callers
         self.generation = Generation(models, metrics, deadlines)
         self.calls = RunningCalls(AccessLog(metrics, tracer), callers)
+        self.in_flight = InFlight(lambda: REQUESTS_PER_SLOT * max((model.max_slots for model in models.all()), default=1))
         self.viewing = LiveStatistics(models, lambda: self.is_ready, self.calls.draining)
 
     @property

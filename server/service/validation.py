@@ -8,7 +8,7 @@ generated ones, p - 1 + f + n are at most as many. A prompt itself may have `max
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from dragoman.model.text.special_tokens import Encode
@@ -49,7 +49,7 @@ class Validator:
         self,
         request: GenerateRequest,
         call: Call,
-        model: "LoadedModel[Any]",
+        model: "LoadedModel",
         limit: AnswerLimit | None = None,
         *,
         is_streamed: bool = False,
@@ -111,7 +111,7 @@ class Validator:
         return sequence, template, is_truncated
 
     async def validate_score(
-        self, request: ScoreRequest, call: Call, model: "LoadedModel[Any]", limit: AnswerLimit | None = None
+        self, request: ScoreRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None = None
     ) -> tuple[messages.ScoreRequest, PromptTemplate]:
         """Return the score request for the engine and the template around its texts; see `validate`."""
         manifest, tokenizers = model.manifest, model.tokenizers
@@ -148,32 +148,32 @@ class Validator:
             sizes = self._sizes[tokenizer] = TokenSizes.measured(tokenizer)
         return sizes
 
-    def max_characters(self, model: "LoadedModel[Any]") -> int:
+    def max_characters(self, model: "LoadedModel") -> int:
         """Return the most characters of a text that a model could use."""
         return max(self._max_source_characters(model), self._max_target_characters(model)) + CUT_MARGIN_CHARACTERS
 
-    def check_source_length(self, text: str, model: "LoadedModel[Any]") -> None:
+    def check_source_length(self, text: str, model: "LoadedModel") -> None:
         """Raise `InvalidRequest` if a source has more characters than the model's longest tokens could hold."""
         limit = model.manifest.max_source_tokens
         if len(text) > (characters := self._max_source_characters(model)):
             raise _too_long("text", characters, limit, f"max_source_tokens of model {model.name}")
 
-    def _check_target_length(self, field: str, text: str, model: "LoadedModel[Any]") -> None:
+    def _check_target_length(self, field: str, text: str, model: "LoadedModel") -> None:
         limit = model.manifest.max_target_tokens
         if len(text) > (characters := self._max_target_characters(model)):
             raise _too_long(field, characters, limit, f"max_target_tokens of model {model.name}")
 
-    def _max_source_characters(self, model: "LoadedModel[Any]") -> int:
+    def _max_source_characters(self, model: "LoadedModel") -> int:
         """Return the most characters that a source, which may name special tokens, can have."""
         tokenizers = model.tokenizers
         longest = max(self.sizes_of(tokenizers.source).longest, tokenizers.longest_special_token)
         return model.manifest.max_source_tokens * longest
 
-    def _max_target_characters(self, model: "LoadedModel[Any]") -> int:
+    def _max_target_characters(self, model: "LoadedModel") -> int:
         return model.manifest.max_target_tokens * self.sizes_of(model.tokenizers.target).longest
 
     async def _source_ids(
-        self, text: str, model: "LoadedModel[Any]", template: PromptTemplate, *, may_cut: bool = False, has_special: bool = False
+        self, text: str, model: "LoadedModel", template: PromptTemplate, *, may_cut: bool = False, has_special: bool = False
     ) -> tuple[Sequence[int], bool]:
         """Return the ids of a source's text and whether it was cut; a prompt that may be cut is not for here.
 
@@ -197,7 +197,7 @@ class Validator:
         # The rest was more than most tokenisers could keep, but some make nothing of whole runs of characters.
         return ids[: limit - template.num_around], count > limit or len(kept) < len(text)
 
-    async def _prefix_ids(self, text: str, model: "LoadedModel[Any]", template: PromptTemplate, prompt: Sequence[int]) -> list[int]:
+    async def _prefix_ids(self, text: str, model: "LoadedModel", template: PromptTemplate, prompt: Sequence[int]) -> list[int]:
         """Return the ids of a forced prefix, without end-of-sequence; they leave room for one token."""
         ids = await self._target_ids("forced_prefix", text, model, prompt)
         limit = model.manifest.max_target_tokens - len(template.target_prefix)
@@ -209,7 +209,7 @@ class Validator:
     async def _scored_ids(
         self,
         text: str,
-        model: "LoadedModel[Any]",
+        model: "LoadedModel",
         template: PromptTemplate,
         source_ids: Sequence[int],
         decoder_start_id: int | None,
@@ -231,7 +231,7 @@ class Validator:
             raise InvalidRequest("target", f"{count} tokens, {around} included; max_target_tokens of model {model.name} is {limit}")
         return [*ids, manifest.eos_id]
 
-    async def _target_ids(self, field: str, text: str, model: "LoadedModel[Any]", before: Sequence[int]) -> list[int]:
+    async def _target_ids(self, field: str, text: str, model: "LoadedModel", before: Sequence[int]) -> list[int]:
         """Return the ids of a text in the target's language, which may continue a prompt; a far too long one is not tokenised."""
         self._check_target_length(field, text, model)
         tokenizer = model.tokenizers.target

@@ -29,7 +29,6 @@ from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import Series, Totals, without_gauges
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
-from dragoman.server.workers.engines import ModelEngine
 from dragoman.server.workers.frontend_supervisor import FrontEndCannotStart, KeptFrontEnd
 from dragoman.server.workers.messages import Desk, Files, NotLoaded, Serve, Served, Start, Used
 from dragoman.server.workers.operators import answer_order
@@ -56,7 +55,7 @@ class FrontEnds:
     def __init__(
         self,
         config: ServerConfig,
-        repository: Repository[ModelEngine],
+        repository: Repository,
         metrics: Metrics,
         version: str,
         operators: OperatorCalls | None = None,
@@ -87,11 +86,11 @@ class FrontEnds:
         self._held_http = HeldPort(config.http_host, config.http_port, "http_port") if config.http else None
         self._table = UsageTable.open(config.front_ends)
         self._front_ends: list[KeptFrontEnd] = []
-        self._desks: dict[LoadedModel[ModelEngine], DeskServer | SleepingDesk] = {}
-        self._last_used: dict[LoadedModel[ModelEngine], float] = {}
+        self._desks: dict[LoadedModel, DeskServer | SleepingDesk] = {}
+        self._last_used: dict[LoadedModel, float] = {}
         self._tell_awaited: Callable[[], None] = lambda: None
-        self._used: dict[LoadedModel[ModelEngine], Outcomes] = {}
-        self._ending: set[LoadedModel[ModelEngine]] = set()
+        self._used: dict[LoadedModel, Outcomes] = {}
+        self._ending: set[LoadedModel] = set()
         self._publishing = asyncio.Lock()
         self._numbers = itertools.count()
         self._serial = 0
@@ -139,7 +138,7 @@ class FrontEnds:
         except BundleError as error:
             raise FrontEndCannotStart(str(error)) from error
         config = self._config
-        policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
+        policy = RestartPolicy(watchdog_seconds=config.watchdog_seconds)
         self._front_ends = [
             KeptFrontEnd(
                 number,
@@ -175,7 +174,7 @@ class FrontEnds:
         if self._operators is not None and (path := self._config.admin_tokens_file) is not None:
             yield Source("operators_over_http", (path,), self._read_operators, self._hand)
 
-    async def adopt(self, model: LoadedModel[ModelEngine]) -> None:
+    async def adopt(self, model: LoadedModel) -> None:
         """Have front ends be able to reach a version of a model; none does until it is published.
 
         Raises:
@@ -186,7 +185,7 @@ class FrontEnds:
         self._desks[model] = SleepingDesk(endpoint) if model.is_asleep else DeskServer(endpoint, _engine_of(model).pool.desk)
         self._used[model], self._last_used[model] = Outcomes(), time.monotonic()
 
-    async def publish(self, name: str, route: Route[ModelEngine] | None) -> None:
+    async def publish(self, name: str, route: Route | None) -> None:
         """Have a model's requests that come from now on be answered so; done when every front end does.
 
         Raises:
@@ -217,7 +216,7 @@ class FrontEnds:
             if each.serving.serial >= serve.serial and each.serving.problem:
                 raise CannotServe(f"front end {each.number}: {each.serving.problem}")
 
-    async def until_released(self, model: LoadedModel[ModelEngine]) -> None:
+    async def until_released(self, model: LoadedModel) -> None:
         """Wait until no request holds a version that no route leads to any more, and give up what front ends needed of it."""
         server = self._desks[model]
         self._ending.add(model)
@@ -228,11 +227,11 @@ class FrontEnds:
         self._ending.discard(model)
         await asyncio.to_thread(self._handed.remove, model.bundle)
 
-    def outcomes(self, model: LoadedModel[ModelEngine]) -> Outcomes:
+    def outcomes(self, model: LoadedModel) -> Outcomes:
         """Return what became of the requests that held a version, as front ends have told."""
         return self._used.get(model, Outcomes())
 
-    def holding(self, model: LoadedModel[ModelEngine]) -> Holding:
+    def holding(self, model: LoadedModel) -> Holding:
         """Return how requests use a version, as front ends have told last, about a second ago."""
         server = self._desks.get(model)
         if server is None:
@@ -320,7 +319,7 @@ class FrontEnds:
         kept = [server.endpoint for model, server in self._desks.items() if model not in self._ending]
         return Serve(self._serial, [self._served(self._repository.route(model.name)) for model in self._repository.all()], kept)
 
-    def _served(self, route: Route[ModelEngine]) -> Served:
+    def _served(self, route: Route) -> Served:
         desks = {
             label: Desk(
                 self._desks[model].endpoint,
@@ -410,7 +409,7 @@ def _tls_files(tls: TlsFiles) -> dict[str, bytes]:
     return {name: content for name, content in files.items() if content is not None}
 
 
-def _engine_of(model: LoadedModel[ModelEngine]) -> ReplicatedEngine:
+def _engine_of(model: LoadedModel) -> ReplicatedEngine:
     """Return a model's engine, which has a desk wherever there are several front ends."""
     assert isinstance(model.engine, ReplicatedEngine)
     return model.engine

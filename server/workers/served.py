@@ -188,10 +188,10 @@ class ServedVersions:
 
     def __init__(
         self,
-        repository: Repository[FrontEngine],
+        repository: Repository,
         attach: Callable[[str, Desk], FrontEngine],
         *,
-        prepare: Callable[[LoadedModel[FrontEngine]], None],
+        prepare: Callable[[LoadedModel], None],
         on_change: Callable[[], None],
         say: Callable[[FromFrontEnd], None],
     ) -> None:
@@ -206,7 +206,7 @@ class ServedVersions:
         """
         self._repository, self._attach = repository, attach
         self._prepare, self._on_change, self._say = prepare, on_change, say
-        self._models: dict[str, LoadedModel[FrontEngine]] = {}
+        self._models: dict[str, LoadedModel] = {}
         self._told: dict[str, Outcomes] = {}
         self._told_moves: dict[str, int] = {}
         self._releasing: set[str] = set()
@@ -288,7 +288,7 @@ class ServedVersions:
             async with asyncio.timeout(ATTACH_SECONDS):
                 await asyncio.gather(*(self._models[desk.endpoint].engine.until_ready() for desk in desks))
 
-    async def _release(self, endpoint: str, model: LoadedModel[FrontEngine]) -> None:
+    async def _release(self, endpoint: str, model: LoadedModel) -> None:
         """Give up a version, once no request holds it."""
         await model.use.until_free()
         self.tell_used()
@@ -308,7 +308,7 @@ class ServedVersions:
         for served in serve.models:
             self._repository.publish(served.name, route_of(served, self._models))
 
-    def _load(self, name: str, desk: Desk) -> LoadedModel[FrontEngine]:
+    def _load(self, name: str, desk: Desk) -> LoadedModel:
         """Return a version, not attached yet; of one that is here already nothing is read again.
 
         Raises:
@@ -330,7 +330,7 @@ def _wanted(serve: Serve) -> set[str]:
     return {desk.endpoint for served in serve.models for desk in served.desks}
 
 
-def route_of(served: Served, models: Mapping[str, LoadedModel[FrontEngine]]) -> Route[FrontEngine]:
+def route_of(served: Served, models: Mapping[str, LoadedModel]) -> Route:
     """Return how a model's requests are answered, by the versions that are here."""
     versions = {desk.label: models[desk.endpoint] for desk in served.desks}
     return Route(models[served.default], versions, served.shares, served.labels, served.sticky, served.is_stand_in)

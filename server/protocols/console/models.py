@@ -45,7 +45,7 @@ class ModelsData:
         return web.Response(body=await on_thread(_write, told), content_type=JSON)
 
 
-def _of_bundle(model: LoadedModel[Any]) -> dict[str, Any]:
+def _of_bundle(model: LoadedModel) -> dict[str, Any]:
     """Return what a bundle says beside the description."""
     parity = _told(model.manifest.parity)
     return {
@@ -59,7 +59,7 @@ def _of_bundle(model: LoadedModel[Any]) -> dict[str, Any]:
     }
 
 
-def _limits(model: LoadedModel[Any]) -> dict[str, int | None]:
+def _limits(model: LoadedModel) -> dict[str, int | None]:
     manifest = model.manifest
     return {
         "maxSourceTokens": manifest.max_source_tokens,
@@ -87,7 +87,7 @@ def _camel(name: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
-def _write(told: Iterable[tuple[generation_pb2.Model, LoadedModel[Any]]]) -> bytes:
+def _write(told: Iterable[tuple[generation_pb2.Model, LoadedModel]]) -> bytes:
     """Write all of it; beside others' work, for cards are read, and hundreds of languages take a while."""
     models = [{"model": msgspec.Raw(to_json(description).encode())} | _of_bundle(model) for description, model in told]
     return msgspec.json.encode({"models": models})

@@ -45,7 +45,7 @@ class LibreLanguages:
     def __init__(self) -> None:
         self._sides: WeakKeyDictionary[PromptTemplates, _Side] = WeakKeyDictionary()
 
-    def all(self, models: Iterable[LoadedModel[Any]]) -> list[Known]:
+    def all(self, models: Iterable[LoadedModel]) -> list[Known]:
         """Return every language that some model reads or writes, sorted by code, with those it is translated to."""
         names: dict[str, str] = {}
         targets: dict[str, set[str]] = {}
@@ -58,12 +58,12 @@ class LibreLanguages:
                 targets.setdefault(code, set()).update(target.keys() - {code})
         return [Known(code, names[code], sorted(targets.get(code, ()))) for code in sorted(names)]
 
-    def sources_of(self, models: Sequence[LoadedModel[Any]], target: str) -> list[str]:
+    def sources_of(self, models: Sequence[LoadedModel], target: str) -> list[str]:
         """Return the codes of what is translated to a language, which is named by any of its spellings."""
         able = (model for model in models if model.frames.writes(target) is not None)
         return sorted({code for model in able for code in self._of(model.frames).source} - {self.find(models, target)})
 
-    def find(self, models: Iterable[LoadedModel[Any]], asked: str) -> str:
+    def find(self, models: Iterable[LoadedModel], asked: str) -> str:
         """Return the code of a language by any of its spellings; empty where no model has it."""
         for model in models:
             language = model.frames.reads(asked) or model.frames.writes(asked)

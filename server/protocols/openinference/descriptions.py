@@ -32,7 +32,7 @@ def server_metadata() -> inference_pb2.ServerMetadataResponse:
 class Descriptions:
     """Describes models, each to callers that may use it."""
 
-    def __init__(self, models: Repository[Any], generation: Generation) -> None:
+    def __init__(self, models: Repository, generation: Generation) -> None:
         """Describe what is served.
 
         Args:
@@ -118,7 +118,7 @@ class Descriptions:
         ]
         return inference_pb2.RepositoryIndexResponse(models=[x for x in found if x.state == READY or not request.ready])
 
-    def _versions(self, name: str) -> Iterator[tuple[str, LoadedModel[Any]]]:
+    def _versions(self, name: str) -> Iterator[tuple[str, LoadedModel]]:
         """Yield what each served version of a model is called, and it."""
         for served in self._models.served(name):
             try:
@@ -137,7 +137,7 @@ def _config_type(datatype: str) -> Any:
     return getattr(inference_pb2.DataType, f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}")
 
 
-def _statistics(model: LoadedModel[Any], called: str) -> inference_pb2.ModelStatistics:
+def _statistics(model: LoadedModel, called: str) -> inference_pb2.ModelStatistics:
     outcomes = model.outcomes
     success, queue = (round(seconds * 1e9) for seconds in (outcomes.seconds, min(outcomes.queue_seconds, outcomes.seconds)))
     duration, count = inference_pb2.StatisticDuration, outcomes.num_answered

@@ -1,7 +1,6 @@
 """Descriptions of models and of their versions as dragoman.v1 messages."""
 
 from collections.abc import Iterable
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from msgspec import structs
@@ -20,7 +19,7 @@ from dragoman.v1 import generation_pb2, repository_pb2
 class Descriptions:
     """Describes models; remembers of each how its languages are written, of which there may be hundreds."""
 
-    def __init__(self, models: Repository[Any], max_message_bytes: int) -> None:
+    def __init__(self, models: Repository, max_message_bytes: int) -> None:
         """Start with none.
 
         Args:
@@ -31,7 +30,7 @@ class Descriptions:
         self._max_message_bytes = max_message_bytes
         self._languages: WeakKeyDictionary[PromptTemplates, generation_pb2.Model] = WeakKeyDictionary()
 
-    def of(self, model: LoadedModel[Any]) -> generation_pb2.Model:
+    def of(self, model: LoadedModel) -> generation_pb2.Model:
         """Return a model's description.
 
         Raises:
@@ -41,7 +40,7 @@ class Descriptions:
         check_size(described, self._max_message_bytes, "")
         return described
 
-    def of_all(self, models: Iterable[LoadedModel[Any]]) -> generation_pb2.ListModelsResponse:
+    def of_all(self, models: Iterable[LoadedModel]) -> generation_pb2.ListModelsResponse:
         """Return the descriptions of some.
 
         Raises:
@@ -51,7 +50,7 @@ class Descriptions:
         check_size(described, self._max_message_bytes, "Ask for the models one by one")
         return described
 
-    def _described(self, model: LoadedModel[Any]) -> generation_pb2.Model:
+    def _described(self, model: LoadedModel) -> generation_pb2.Model:
         manifest = model.manifest
         described = generation_pb2.Model()
         described.CopyFrom(self._with_languages(model.frames))
