@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Protocol, Self
 
 from dragoman.server.buckets import Bucket
-from dragoman.server.credentials import digest_of
 from dragoman.server.engine.messages import Share
 from dragoman.server.errors import ClientFault, InvalidRequest, LimitReached, Unauthenticated
+from dragoman.server.listening import digest_of
 from dragoman.server.service.callers_file import Book, Entry, Limits
 from dragoman.server.telemetry.caller_metrics import CallerMeter, CallerMetrics
 

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.credentials import MAX_TOKEN_CHARACTERS, digest_of, is_token
+from dragoman.server.listening import MAX_TOKEN_CHARACTERS, digest_of, is_token
 
 log = structlog.get_logger("dragoman.callers")
 

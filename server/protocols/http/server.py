@@ -12,10 +12,9 @@ from typing import Any
 import structlog
 from aiohttp import HttpVersion11, web
 
-from dragoman.server.addresses import addresses_of, cannot_listen
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.credentials import no_password
 from dragoman.server.errors import ServiceError
+from dragoman.server.listening import addresses_of, cannot_listen, no_password
 from dragoman.server.protocols.http.application import HEADERS, make_application
 from dragoman.server.protocols.http.native import NativeApi
 from dragoman.server.protocols.http.requests import Manner
