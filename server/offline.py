@@ -12,9 +12,8 @@ from dragoman.server.engine.loading import load_engine
 from dragoman.server.engine.messages import GREEDY, Finished, Request, SearchOptions
 from dragoman.server.engine.settings import DeviceSettings, Limits
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.defaults import default_max_new_tokens, has_special_tokens
-from dragoman.server.service.languages import Frame, Frames, decode_after
-from dragoman.server.service.requests import GenerateRequest
+from dragoman.server.service.languages import PromptTemplate, PromptTemplates, decode_after
+from dragoman.server.service.requests import GenerateRequest, default_max_new_tokens, has_special_tokens
 from dragoman.server.service.search_options import search_options
 from dragoman.server.service.validation import check_max_new_tokens
 from dragoman.server.workers.processors import available_cores
@@ -48,8 +47,8 @@ class OfflineTranslator:
         """
         self.bundle = Bundle.open(directory)
         self.tokenizers = self.bundle.tokenizers()
-        self.frames = Frames(self.bundle.manifest)
-        self.max_slots_per_request = max_slots
+        self.frames = PromptTemplates(self.bundle.manifest)
+        self._max_slots = max_slots
         limits = Limits(max_slots, prefill_tokens_per_step=4096)
         device = DeviceSettings(weights_cache=weights_cache)
         self.engine = load_engine(self.bundle, limits, num_threads or available_cores(), is_warmed_up=is_warmed_up, device=device)
@@ -85,8 +84,12 @@ class OfflineTranslator:
         try:
             frame = self.frames.find(wanted.source_language, wanted.target_language)
             request = structs.replace(wanted, max_new_tokens=max_new_tokens)
-            limit = check_max_new_tokens(request, self, 0, frame)
-            search = search_options(request, self, limit, [], frame) if search is None else _framed(search, frame)
+            limit = check_max_new_tokens(request, self.manifest, 0, frame)
+            search = (
+                search_options(request, self.manifest, self._max_slots, limit, [], frame)
+                if search is None
+                else _framed(search, frame)
+            )
             has_special = has_special_tokens(request, self.manifest, self.tokenizers)
         except InvalidRequest as error:
             raise InputError(error.message) from error
@@ -169,7 +172,7 @@ class OfflineTranslator:
         return self.manifest.max_target_tokens - len(search.forced_prefix) - (len(source) if self.manifest.has_prompts else 0)
 
 
-def _framed(search: SearchOptions, frame: Frame) -> SearchOptions:
+def _framed(search: SearchOptions, frame: PromptTemplate) -> SearchOptions:
     """Return a search whose answers begin with what the frame forces."""
     if not frame.target_prefix:
         return search

@@ -23,8 +23,8 @@ from dragoman.server.models.registry import CannotServe, Repository, Route
 from dragoman.server.models.use import Holding, Outcomes, together
 from dragoman.server.protocols.tls import TlsFiles
 from dragoman.server.service.administration import OperatorCalls
-from dragoman.server.service.callers import read_callers_book, read_operators_book
-from dragoman.server.service.readiness import Readiness
+from dragoman.server.service.callers_file import read_callers_book, read_operators_book
+from dragoman.server.service.service import Readiness
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import Series, Totals, without_gauges
 from dragoman.server.telemetry.tracers import make_tracer
