@@ -11,9 +11,8 @@ from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import ID_KEY, BodyReader, Endpoint, Exchange, peer_names, timeout_of
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import NO_DEADLINES
-from dragoman.server.service.context import Call
+from dragoman.server.service.context import Call, RunningCalls
 from dragoman.server.service.in_flight import LARGE_BYTES
-from dragoman.server.service.running import RunningCalls
 from dragoman.server.service.service import Core
 
 

@@ -47,9 +47,9 @@ from dragoman.server.protocols.openinference.tensors import (
     shown,
 )
 from dragoman.server.service.administration import OperatorCalls, Order
-from dragoman.server.service.ids import check_request_id
+from dragoman.server.service.callers import RETRY_SECONDS
+from dragoman.server.service.context import check_request_id
 from dragoman.server.service.in_flight import LARGE_BYTES
-from dragoman.server.service.outcomes import RETRY_SECONDS
 from dragoman.server.service.service import Core
 
 ROOT = "/v2"
