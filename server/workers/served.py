@@ -9,7 +9,8 @@ from typing import Any
 import structlog
 
 from dragoman.model.errors import InputError
-from dragoman.server.engine.client import EngineClient
+from dragoman.server.dispatch.calls import Calls
+from dragoman.server.dispatch.remote import RemoteDispatcher
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import Repository, Route
 from dragoman.server.models.use import Outcomes
@@ -29,7 +30,7 @@ class ServedVersions:
     def __init__(
         self,
         repository: Repository,
-        attach: Callable[[str, VersionAddress], EngineClient],
+        attach: Callable[[str, VersionAddress], Calls],
         *,
         prepare: Callable[[LoadedModel], None],
         on_change: Callable[[], None],
@@ -67,7 +68,7 @@ class ServedVersions:
     async def begin(self, routes: Routes) -> None:
         """Attach to the versions of the start, and wait for those that are ready."""
         for model in self._models.values():
-            model.engine.open()
+            _open(model)
         await self._until_attached([version for route in routes.models for version in route.versions])
 
     def take(self, routes: Routes) -> None:
@@ -114,12 +115,12 @@ class ServedVersions:
         models = [await asyncio.to_thread(self._load, *one) for one in new]
         for (_, version), model in zip(new, models, strict=True):
             await asyncio.to_thread(self._prepare, model)
-            model.engine.open()
+            _open(model)
             self._models[version.endpoint] = model
         await self._until_attached([version for _, version in new])
 
     async def _until_attached(self, versions: list[VersionAddress]) -> None:
-        engines = [self._models[version.endpoint].engine for version in versions if version.is_ready]
+        engines = [self._models[version.endpoint].engine for version in versions if version.is_ready and not version.is_asleep]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ATTACH_SECONDS):
                 await asyncio.gather(*(engine.until_ready() for engine in engines))
@@ -131,7 +132,8 @@ class ServedVersions:
         del self._models[endpoint]
         self._reported.pop(endpoint, None)
         self._reported_moves.pop(endpoint, None)
-        model.engine.close()
+        if isinstance(model.engine, RemoteDispatcher):
+            model.engine.close()
         self._releasing.discard(endpoint)
         self._send(Released(endpoint))
         give_back_blocks_soon()
@@ -160,3 +162,9 @@ class ServedVersions:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _open(model: LoadedModel) -> None:
+    """Attach to a model's dispatcher, unless the model is asleep."""
+    if isinstance(model.engine, RemoteDispatcher):
+        model.engine.open()
