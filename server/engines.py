@@ -65,7 +65,6 @@ def make_engine(
         """Say how one engine is now."""
         if ready is not None:
             metrics.observe_load(name, ready.load_seconds)
-            metrics.set_device_memory(name, ready.memory)
         metrics.set_engine(name, ready is not None, process_id, first_replica + replica)
 
     if plan.num_replicas == 1 and config.front_ends == 1:

@@ -42,8 +42,7 @@ from dragoman.server.repository.placement import Placement
 from dragoman.server.serving_process import end_process, keep_what_is_there
 from dragoman.server.supervisor import EngineCannotStart
 from dragoman.server.telemetry import logs
-from dragoman.server.telemetry.admin import AdminServer
-from dragoman.server.telemetry.admin_access import AdminAccess
+from dragoman.server.telemetry.admin import AdminAccess, AdminServer
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.sampling import Sampler
@@ -148,7 +147,7 @@ class Service:
         )
         self._open_models()
         self.metrics.versions.watch(self.keeper.readings)
-        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics(CollectorRegistry()))
+        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics())
         self.front: FrontEnd | FrontEnds
         if config.front_ends == 1:
             self.front = FrontEnd(config, self.repository, self.metrics, tracer, sampler, operators=self._operators.over_http)
@@ -170,7 +169,7 @@ class Service:
         with AdminServer(
             self.config.metrics_host,
             self.config.metrics_port,
-            self.metrics.wsgi_app(front.ask),
+            self.metrics.summed(front.ask),
             lambda: front.is_ready,
             self._metrics_access,
             self.keeper.troubles,

@@ -21,7 +21,7 @@ HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health"), GRPC),
     "dragoman.v1": MESSAGES,
     "dragoman.inference": ("server/faces/",),
-    "aiohttp": ("server/faces/http/",),
+    "aiohttp": ("server/faces/http/", "server/telemetry/admin.py"),
     "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/piece_model.py", "export/graph_file.py"),
     "zmq": ("server/engine/link.py", "server/engine/process.py", "server/dispatch/desk_server.py"),
     "prometheus_client": ("server/main.py", "server/fronts/process.py", "server/telemetry/"),

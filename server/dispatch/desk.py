@@ -170,8 +170,6 @@ class Desk:
             cache_bytes_used=sum(s.cache_bytes_used for s in replicas),
             without_claim=None if without_claim is None else self._requests.seconds_until_places(without_claim),
             at_their_limit=self._requests.seconds_until_places(dispatcher.at_their_limit()),
-            num_ahead=sum(s.num_ahead for s in replicas),
-            ahead_bytes=sum(s.ahead_bytes for s in replicas),
         )
 
     def _cancel(self, keys: Iterable[Key]) -> None:

@@ -179,9 +179,6 @@ class Engine:
             prefills=self._filling.done,
             without_claim=None if without_claim is None else self._seconds_until_places(without_claim),
             at_their_limit=self._seconds_until_places(scheduler.at_their_limit()),
-            num_ahead=self._filling.num_ahead,
-            ahead_bytes=self._filling.ahead_bytes,
-            are_graphs_disabled=self.runner.graphs is not None and self.runner.graphs.is_disabled,
         )
 
     def _filling_of(self, runner: Runner, costs: Costs, limits: Limits) -> Filling:

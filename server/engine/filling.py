@@ -27,16 +27,6 @@ class Filling(Protocol):
         """Source tokens that are still to be read of these; None where every source is encoded at once."""
         ...
 
-    @property
-    def num_ahead(self) -> int:
-        """Waiting sequences that something is kept of already."""
-        ...
-
-    @property
-    def ahead_bytes(self) -> int:
-        """Memory that it takes."""
-        ...
-
     def fill(self, admitted: Ordered[Sequence], next_in_line: Callable[[int], list[Sequence]]) -> list[Sequence]:
         """Do an iteration's part of the work; return the sequences whose rows are filled now.
 

@@ -52,16 +52,6 @@ class Prefills:
         self.ahead = Ahead(limits.max_ahead, min(costs.good_tokens, limits.prefill_tokens_per_step))
         self.done: list[Prefill] = []
 
-    @property
-    def num_ahead(self) -> int:
-        """See `Filling`."""
-        return len(self.ahead)
-
-    @property
-    def ahead_bytes(self) -> int:
-        """See `Filling`."""
-        return self.ahead.num_bytes
-
     def forget(self, sequence: Sequence) -> None:
         """See `Filling`."""
         self.ahead.take(sequence)
@@ -79,9 +69,8 @@ class Prefills:
         for group in groups:
             filled |= self._encode(group)
         num_tokens = sum(sequence.num_source_tokens for group in groups for sequence in group)
-        num_padded_tokens = sum(len(group) * max(s.num_source_tokens for s in group) for group in groups)
         num_encoded = sum(map(len, groups))
-        self.done.append(Prefill(num_encoded, num_tokens, num_padded_tokens, self._clock() - started, len(admitted)))
+        self.done.append(Prefill(num_encoded, num_tokens, self._clock() - started, len(admitted)))
         return [sequence for sequence in admitted if sequence in filled]
 
     def _encode(self, group: list[Sequence]) -> set[Sequence]:

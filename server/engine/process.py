@@ -114,7 +114,7 @@ class EngineLoop:
         )
         scoring = Scoring(load_scorer(bundle, settings.num_threads, engine.runner), settings.limits)
         runner, seconds = engine.runner, time.monotonic() - started
-        ready = Ready(runner.device, settings.max_slots, seconds, dict(runner.memory), platform_of_engine())
+        ready = Ready(runner.device, settings.max_slots, seconds, platform_of_engine())
         return engine, scoring, ready
 
     def _serve(self, engine: Engine, scoring: Scoring, ready: Ready) -> int:

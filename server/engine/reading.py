@@ -25,9 +25,6 @@ class Readings:
         done: What was read since the last report, an entry for every iteration in which something was.
     """
 
-    num_ahead = 0
-    ahead_bytes = 0
-
     def __init__(
         self,
         reader: Callable[[], Reader],
@@ -87,7 +84,7 @@ class Readings:
             del self._num_read[sequence]
         if num_tokens:
             self._observe(num_tokens, self._clock() - started)
-        self.done.append(Prefill(num_rows, num_tokens, num_tokens, self._clock() - started, len(admitted)))
+        self.done.append(Prefill(num_rows, num_tokens, self._clock() - started, len(admitted)))
         return filled
 
     def _read(self, sequence: Sequence, size: int) -> bool:

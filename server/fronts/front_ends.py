@@ -36,7 +36,7 @@ from dragoman.server.repository.models import CannotServe, Repository, Route
 from dragoman.server.repository.use import Holding, Outcomes, together
 from dragoman.server.supervisor import RestartPolicy
 from dragoman.server.telemetry.metrics import Metrics
-from dragoman.server.telemetry.series import Series, Totals, without_gauges
+from dragoman.server.telemetry.series import Series, add_up, without_gauges
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
 
@@ -101,7 +101,7 @@ class FrontEnds:
         self._news = asyncio.Event()
         self._readiness = Readiness(config.ready_rule)
         self._is_draining = False
-        self._ended = Totals()
+        self._ended: Series = {}
         self._ready = asyncio.Event()
         self._around = contextlib.ExitStack()
 
@@ -155,7 +155,7 @@ class FrontEnds:
             )
             for number in range(config.front_ends)
         ]
-        self._metrics.front_ends.watch(self._front_ends)
+        self._metrics.watch_front_ends(lambda: [(each.number, each.is_listening, each.num_restarts) for each in self._front_ends])
         await asyncio.gather(*(each.begin() for each in self._front_ends))
 
     async def until_ready(self) -> None:
@@ -291,7 +291,7 @@ class FrontEnds:
 
     async def _collect(self) -> list[Series]:
         await asyncio.gather(*(each.collect() for each in self._front_ends))
-        return [self._ended.take(), *(each.counted for each in self._front_ends)]
+        return [self._ended, *(each.counted for each in self._front_ends)]
 
     def _describe(self, number: int, identity: str) -> Start:
         """Return what an incarnation of a front end is to be told."""
@@ -367,7 +367,7 @@ class FrontEnds:
         for server in self._desks.values():
             server.detach(identity)
         self._table.clear(number)
-        self._ended.add(without_gauges(self._front_ends[number].counted))
+        self._ended = add_up([self._ended, without_gauges(self._front_ends[number].counted)])
 
     def _publish(self) -> None:
         self._news.set()

@@ -27,7 +27,7 @@ from dragoman.server.fronts.messages import (
     Used,
 )
 from dragoman.server.supervisor import RestartPolicy
-from dragoman.server.telemetry.series import Series, num_requests
+from dragoman.server.telemetry.series import Series
 
 WATCH_SECONDS = 1.0
 # How long it may take to answer what it has counted; who asks gets what it said the last time.
@@ -53,7 +53,6 @@ class KeptFrontEnd:
         holding: Endpoints of the desks that it has been told of and has not said that nobody holds any more.
         held: Requests that hold a version, and how warm they keep it, by the endpoint of its desk, as it said last.
         awaited: Models that requests there wait for.
-        num_requests: Requests that had ended at it, with an answer or without, when it last said what it has counted.
         num_restarts: Times it was started again.
     """
 
@@ -84,7 +83,6 @@ class KeptFrontEnd:
         self.number = number
         self.state = State()
         self.counted: Series = {}
-        self.num_requests = 0
         self.num_restarts = 0
         self._describe, self._policy = describe, policy
         self._on_change, self._on_end, self._on_used, self._on_awaited = on_change, on_end, on_used, on_awaited
@@ -244,7 +242,6 @@ class KeptFrontEnd:
                     if is_new:
                         self._on_change()
                 case Counted(series, is_asked):
-                    self.num_requests += round(num_requests(series) - num_requests(self.counted))
                     self.counted = series
                     if is_asked and self._asking and not (asking := self._asking.popleft()).done():
                         asking.set_result(None)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import structlog
-from prometheus_client.registry import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from dragoman.model.errors import InputError
 from dragoman.server.allocator import give_back_large_blocks
@@ -79,6 +79,7 @@ class FrontEndProcess:
         self._files = HandedFiles(start.files)
         self._config = read_config(start, self._files)
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
         metrics = Metrics(self._registry, self._config.latency_buckets, start.version)
         self._repository: Repository[FrontEngine] = Repository()
         self._metrics = metrics
@@ -96,7 +97,7 @@ class FrontEndProcess:
         known = [served.name for served in start.models.models if any(desk.was_ready for desk in served.desks)]
         self._operators: FarOperators | None = None
         if self._config.http_admin:
-            self._operators = FarOperators(self._config, metrics, CallerMetrics(CollectorRegistry()), self._say)
+            self._operators = FarOperators(self._config, metrics, CallerMetrics(), self._say)
         way = None if self._operators is None else self._operators.way
         self._front = FrontEnd(self._config, self._repository, metrics, tracer, sampler, table.of, known, way)
         self._front.on_awaited(lambda: self._say(Awaited(sorted(self._repository.waiting.names))))

@@ -12,7 +12,7 @@ from dragoman.server.repository.found import FoundModel
 from dragoman.server.repository.layout import find_unused, scan
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.workshop import E
-from dragoman.server.telemetry.version_metrics import VersionReading
+from dragoman.server.telemetry.server_metrics import VersionReading
 
 log = structlog.get_logger("dragoman.repository")
 

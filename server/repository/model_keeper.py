@@ -30,7 +30,7 @@ from dragoman.server.repository.use import Outcomes
 from dragoman.server.repository.versions import Cause, Refused, State, Version
 from dragoman.server.repository.workshop import E, Front, Workshop
 from dragoman.server.supervisor import EngineCannotStart
-from dragoman.server.telemetry.version_metrics import VersionReading
+from dragoman.server.telemetry.server_metrics import VersionReading
 
 # Between two looks at a version on probation.
 WATCH_SECONDS = 0.25

@@ -13,6 +13,7 @@ from dragoman.server.core.callers import Caller, Callers
 from dragoman.server.core.callers_file import digest_of, read_book
 from dragoman.server.errors import InvalidRequest, LimitReached, Unauthenticated
 from dragoman.server.telemetry.caller_metrics import MAX_CALLERS, OTHERS, CallerMetrics
+from dragoman.server.telemetry.families import Families
 
 # The file
 
@@ -144,7 +145,7 @@ class World:
         self.path.write_text(text)
         book = read_book(self.path, has_client_certificates=True)
         if self.callers is None:
-            self.callers = Callers(book, CallerMetrics(self.registry), clock=self._now, wall_clock=self._now)
+            self.callers = Callers(book, CallerMetrics(Families(self.registry)), clock=self._now, wall_clock=self._now)
         else:
             self.callers.replace(book)
 

@@ -15,7 +15,7 @@ from dragoman.server.repository import keeper as keeper_module
 from dragoman.server.repository.found import FoundModel
 from dragoman.server.repository.keeper import Keeper
 from dragoman.server.repository.layout import scan
-from dragoman.server.telemetry.version_metrics import VersionReading
+from dragoman.server.telemetry.server_metrics import VersionReading
 from tests.server.conftest import until
 
 
