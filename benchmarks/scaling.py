@@ -35,11 +35,11 @@ from benchmarks.harness.models import (
 from benchmarks.harness.page import Page, output, parser
 from benchmarks.harness.processes import ENGINE, FRONTEND, Setting, dragoman, memory_mib
 from dragoman.model.corpus import read_lines
-from dragoman.server.cores import available_cores
 from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.offline import OfflineTranslator
 from dragoman.server.runtime.runner import Runner
+from dragoman.server.workers.processors import available_cores
 
 PARTS = ("growth", "searches", "replicas")
 ORIGIN, FIRST_ID = b"bench", 3

@@ -2,12 +2,20 @@
 
 from typing import Any
 
-from dragoman.server.faces.http.inference.api import MODEL, NOT_OFFERED, ROOT
-from dragoman.server.faces.oip.datatypes import DATATYPES
-from dragoman.server.faces.oip.fields import FIELDS, SYNONYMS, Kind
-from dragoman.server.faces.oip.given import FLAGS, PARAMETERS
-from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS, NUM_PARAMETERS
-from dragoman.server.faces.oip.outputs import OUTPUTS, Output
+from dragoman.server.protocols.http.openinference import MODEL, NOT_OFFERED, ROOT
+from dragoman.server.protocols.openinference.requests import (
+    FIELDS,
+    FLAGS,
+    INPUTS,
+    MAX_TEXTS,
+    NUM_PARAMETERS,
+    OUTPUTS,
+    PARAMETERS,
+    SYNONYMS,
+    Kind,
+    Output,
+)
+from dragoman.server.protocols.openinference.tensors import DATATYPES
 
 Schema = dict[str, Any]
 SCHEMAS, RESPONSES = "#/components/schemas", "#/components/responses"

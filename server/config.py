@@ -37,8 +37,8 @@ from pydantic_settings import (
 
 from dragoman.export.attention_kernels import USUAL, kernel_bits
 from dragoman.model.errors import InputError
-from dragoman.server.core.readiness import ReadyRule
 from dragoman.server.durations import ALWAYS, parse_keeping
+from dragoman.server.service.readiness import ReadyRule
 
 PREFIX = "DRAGOMAN_"
 CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"

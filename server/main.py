@@ -22,33 +22,28 @@ from prometheus_client.registry import CollectorRegistry
 from dragoman.export.signing import Keys
 from dragoman.server import config as settings
 from dragoman.server.addresses import in_url
-from dragoman.server.allocator import give_back_large_blocks
 from dragoman.server.config import ServerConfig
-from dragoman.server.engine_plan import plan_engines
-from dragoman.server.engines import ModelEngine
-from dragoman.server.front_end import FrontEnd
-from dragoman.server.fronts.front_ends import FrontEnds
-from dragoman.server.fronts.kept import FrontEndCannotStart
-from dragoman.server.model_source import ModelSource
+from dragoman.server.models.discovery import FoundModel, find_models
+from dragoman.server.models.manager import Keeper
+from dragoman.server.models.memory import Placement
+from dragoman.server.models.reconciler import ModelKeeper
+from dragoman.server.models.registry import Repository
+from dragoman.server.models.source import ModelSource
+from dragoman.server.models.version_loader import ModelWorkshop, check_ready_rule
 from dragoman.server.operators import Operators
-from dragoman.server.repository.bundles import find_models
-from dragoman.server.repository.checks import check_ready_rule
-from dragoman.server.repository.found import FoundModel
-from dragoman.server.repository.keeper import Keeper
-from dragoman.server.repository.model_keeper import ModelKeeper
-from dragoman.server.repository.model_workshop import ModelWorkshop
-from dragoman.server.repository.models import Repository
-from dragoman.server.repository.placement import Placement
-from dragoman.server.serving_process import end_process, keep_what_is_there
-from dragoman.server.supervisor import EngineCannotStart
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminAccess, AdminServer
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
+from dragoman.server.telemetry.logs import Sampler
 from dragoman.server.telemetry.metrics import Metrics
-from dragoman.server.telemetry.sampling import Sampler
 from dragoman.server.telemetry.tracers import make_tracer
-from dragoman.server.terminal import Terminal
 from dragoman.server.watching import Source, Watcher
+from dragoman.server.workers.engines import ModelEngine, plan_engines
+from dragoman.server.workers.front_end import FrontEnd
+from dragoman.server.workers.frontend_supervisor import FrontEndCannotStart
+from dragoman.server.workers.frontends import FrontEnds
+from dragoman.server.workers.processors import Terminal, end_process, give_back_large_blocks, keep_what_is_there
+from dragoman.server.workers.supervisor import EngineCannotStart
 
 # How long after a hangup the terminal may still be there that is going.
 HANGUP_SECONDS = 1.0

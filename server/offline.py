@@ -8,18 +8,17 @@ from msgspec import structs
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.errors import InputError
-from dragoman.server.core.continuation import decode_after
-from dragoman.server.core.defaults import default_max_new_tokens, has_special_tokens
-from dragoman.server.core.frames import Frame, Frames
-from dragoman.server.core.requests import GenerateRequest
-from dragoman.server.core.search_options import search_options
-from dragoman.server.core.validation import check_max_new_tokens
-from dragoman.server.cores import available_cores
 from dragoman.server.engine.loading import load_engine
 from dragoman.server.engine.messages import GREEDY, Finished, Request, SearchOptions
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.errors import InvalidRequest
+from dragoman.server.service.defaults import default_max_new_tokens, has_special_tokens
+from dragoman.server.service.languages import Frame, Frames, decode_after
+from dragoman.server.service.requests import GenerateRequest
+from dragoman.server.service.search_options import search_options
+from dragoman.server.service.validation import check_max_new_tokens
+from dragoman.server.workers.processors import available_cores
 
 ANYTHING = GenerateRequest()
 _ORIGIN = b"offline"

@@ -10,15 +10,14 @@ from typing import Any
 import structlog
 
 from dragoman.server.config import ServerConfig, is_loopback
-from dragoman.server.core.access import read_operators_book
-from dragoman.server.core.administration import OperatorCalls, carry_out
-from dragoman.server.core.callers import Callers
-from dragoman.server.core.core import CLOSE_SECONDS
-from dragoman.server.core.records import Records
-from dragoman.server.core.running import RunningCalls
-from dragoman.server.faces.grpc.repository_server import RepositoryServer
-from dragoman.server.repository.administration import Administrator
-from dragoman.server.repository.keeper import Keeper
+from dragoman.server.models.administration import Administrator
+from dragoman.server.models.manager import Keeper
+from dragoman.server.protocols.grpc.repository import RepositoryServer
+from dragoman.server.service.administration import OperatorCalls, carry_out
+from dragoman.server.service.callers import Callers, read_operators_book
+from dragoman.server.service.context import Records
+from dragoman.server.service.running import RunningCalls
+from dragoman.server.service.service import CLOSE_SECONDS
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.watching import Source

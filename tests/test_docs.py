@@ -12,9 +12,9 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.model.training.config import TrainingConfig
 from dragoman.server.config import ServerConfig
-from dragoman.server.repository.found import FoundVersion
-from dragoman.server.repository.model_file import ModelFile
-from dragoman.server.repository.policy import wanted
+from dragoman.server.models.discovery import FoundVersion
+from dragoman.server.models.model_file import ModelFile
+from dragoman.server.models.policy import wanted
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.v1 import generation_pb2, repository_pb2
 

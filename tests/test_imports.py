@@ -12,19 +12,19 @@ SOURCES = [
     for folder in ("model", "export", "server", "dragoman/client", "dragoman/load", "dragoman/attention", "dragoman/cli")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-GRPC = ("server/main.py", "server/faces/grpc/", "server/faces/oip/", "server/faces/v1/")
+GRPC = ("server/main.py", "server/protocols/grpc/", "server/protocols/openinference/", "server/protocols/v1/")
 GRPC += ("dragoman/client/", "dragoman/load/", "dragoman/cli/")
 # Its messages over HTTP, in JSON.
-MESSAGES = (*GRPC, "server/faces/http/native.py", "server/faces/http/repository.py", "server/faces/http/console/models.py")
+MESSAGES = (*GRPC, "server/protocols/http/native.py", "server/protocols/http/native.py", "server/protocols/console/models.py")
 # Library: the files and folders that may import it.
 HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health"), GRPC),
     "dragoman.v1": MESSAGES,
-    "dragoman.inference": ("server/faces/",),
-    "aiohttp": ("server/faces/http/", "server/telemetry/admin.py"),
+    "dragoman.inference": ("server/protocols/",),
+    "aiohttp": ("server/protocols/http/", "server/telemetry/admin.py"),
     "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/piece_model.py", "export/graph_file.py"),
     "zmq": ("server/engine/link.py", "server/engine/process.py", "server/dispatch/desk_server.py"),
-    "prometheus_client": ("server/main.py", "server/fronts/process.py", "server/telemetry/"),
+    "prometheus_client": ("server/main.py", "server/workers/frontend_process.py", "server/telemetry/"),
     "onnxruntime": ("server/runtime/", "export/session.py"),
     "onnx": ("export/",),
     "torch": ("model/", "export/", "dragoman/cli/training.py"),
@@ -45,14 +45,14 @@ FORBIDDEN = {
     "dragoman/load/": ("server", "export", "cli"),
     "dragoman/attention/": ("server", "export", "load", "cli", "model.networks", "model.training"),
     "server/": ("client", "load", "cli", "attention"),
-    "server/core/": ("grpc", "google", "v1", "inference", "server.faces", "prometheus_client", "zmq", "server.runtime"),
-    "server/faces/": ("server.supervisor", "server.repository", "server.main", "server.engine", "server.runtime"),
-    "server/faces/oip/": ("v1", "grpc"),
-    "server/repository/": ("server.faces", "server.main", "server.runtime"),
-    "server/stores/": ("server.core", "server.engine", "server.faces", "server.main", "server.config"),
-    "server/engine/": ("server.core", "server.faces", "server.repository", "server.main", "server.config"),
-    "server/runtime/": ("server.core", "server.faces", "server.repository", "server.main"),
-    "server/telemetry/": ("server.core", "server.faces", "server.repository", "server.main"),
+    "server/service/": ("grpc", "google", "v1", "inference", "server.protocols", "prometheus_client", "zmq", "server.runtime"),
+    "server/protocols/": ("server.workers.supervisor", "server.models", "server.main", "server.engine", "server.runtime"),
+    "server/protocols/openinference/": ("v1", "grpc"),
+    "server/models/": ("server.protocols", "server.main", "server.runtime"),
+    "server/stores/": ("server.service", "server.engine", "server.protocols", "server.main", "server.config"),
+    "server/engine/": ("server.service", "server.protocols", "server.models", "server.main", "server.config"),
+    "server/runtime/": ("server.service", "server.protocols", "server.models", "server.main"),
+    "server/telemetry/": ("server.service", "server.protocols", "server.models", "server.main"),
 }
 
 

@@ -21,9 +21,9 @@ from benchmarks.harness.models import bundle_by, bundle_of
 from benchmarks.harness.processes import Dragoman, Setting, dragoman
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.networks.transformer import transformer_of
-from dragoman.server.allocator import keep_blocks
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.offline import OfflineTranslator
+from dragoman.server.workers.processors import keep_blocks
 
 ENGINE, SERVED, BULK, BEFORE, CT2, TRANSFORMERS = "engine", "gRPC", "gRPC in bulk", "before, gRPC", "CTranslate2", "Transformers"
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}

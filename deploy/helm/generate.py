@@ -52,7 +52,7 @@ def settings_schema() -> dict[str, Any]:
 
 def model_file_schema() -> dict[str, Any]:
     """Return the JSON schema of what `models.files` may say of a model; null takes something away."""
-    from dragoman.server.repository.model_file import ModelFile
+    from dragoman.server.models.model_file import ModelFile
 
     schema = ModelFile.model_json_schema()
     tables: dict[str, dict[str, Any]] = {}

@@ -165,8 +165,8 @@ def _translate_with_bundle(
     bundle: Path, sources: list[str], languages: tuple[str, str], num_beams: int | None, length_penalty: float | None
 ) -> list[str]:
     from dragoman.client.flags import in_flags
-    from dragoman.server.core.requests import GenerateRequest
     from dragoman.server.offline import OfflineTranslator
+    from dragoman.server.service.requests import GenerateRequest
     from dragoman.server.telemetry.logs import configure_logging
 
     configure_logging("warning", "console")  # standard output is for the scores

@@ -52,8 +52,8 @@ def pull(
     from dragoman.export.signing import Keys
     from dragoman.server.stores.address import Address
     from dragoman.server.stores.cache import Cache
-    from dragoman.server.stores.pulling import CACHE_FOLDER, Order
-    from dragoman.server.stores.pulling import pull as pull_bundles
+    from dragoman.server.stores.pull import CACHE_FOLDER, Order
+    from dragoman.server.stores.pull import pull as pull_bundles
     from dragoman.server.stores.store import StoreError
 
     if sha256 and re.fullmatch(r"[0-9a-fA-F]{64}", sha256) is None:

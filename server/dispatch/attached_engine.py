@@ -9,8 +9,8 @@ import structlog
 from dragoman.server.engine.client import EngineClient
 from dragoman.server.engine.link import Link
 from dragoman.server.engine.messages import Ready, Statistics
-from dragoman.server.engine_calls import EngineCalls
 from dragoman.server.errors import NotReady, Unavailable
+from dragoman.server.workers.engine_calls import EngineCalls
 
 log = structlog.get_logger("dragoman.supervisor")
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 from dragoman.server.dispatch.attached_engine import AttachedEngine
 from dragoman.server.dispatch.direct_link import DirectLink
-from dragoman.server.dispatch.pool import ReplicaPool
 from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.supervisor import RestartPolicy, stopped_unless_started
+from dragoman.server.workers.pool import ReplicaPool
+from dragoman.server.workers.supervisor import RestartPolicy, stopped_unless_started
 
 
 class ReplicatedEngine(AttachedEngine):

@@ -22,7 +22,6 @@ import zmq
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.extras import install_command
 from dragoman.model.errors import InputError
-from dragoman.server.allocator import give_back_blocks, keep_blocks
 from dragoman.server.engine.bell import Bell
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.loading import load_engine, load_scorer, platform_of_engine
@@ -31,6 +30,7 @@ from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine.snapshot import Watch
 from dragoman.server.telemetry import logs
+from dragoman.server.workers.processors import give_back_blocks, keep_blocks
 
 # Of Linux: the signal that a process gets when the one that started it is gone.
 PR_SET_PDEATHSIG = 1

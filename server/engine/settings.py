@@ -21,7 +21,7 @@ class DeviceSettings(msgspec.Struct, frozen=True):
         row_buckets: Numbers of rows that a CUDA graph is captured for; none for the usual ones.
         capacity_buckets: Positions that caches on a CUDA device are laid out for; none for the usual ones.
         attention_kernels: That sessions on CUDA may use, see `dragoman.export.attention_kernels`.
-        graphs: When steps on CUDA are captured as graphs, see `dragoman.server.runtime.device.graphs`.
+        graphs: When steps on CUDA are captured as graphs, see `dragoman.server.runtime.device.steps`.
         is_ahead: Whether steps on CUDA are begun before they are asked for.
         weights_cache: Folder of files through which engines on the CPU share their weights; empty for copies of their own.
     """

@@ -15,13 +15,10 @@ import structlog
 from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.signing import SIGNATURE_FILE
 from dragoman.server.stores.address import Address
-from dragoman.server.stores.found import MODEL_FILE, Found, find, find_model_files
-from dragoman.server.stores.model_files import MARK_FILE, pull_model_file, remove_model_file
 from dragoman.server.stores.opening import open_store
 from dragoman.server.stores.placing import Place, Placed
-from dragoman.server.stores.puller import Pulled, Puller, naming
-from dragoman.server.stores.pulling import Order, check_address
-from dragoman.server.stores.store import Listing, StoppedError, Store, StoreError
+from dragoman.server.stores.pull import MARK_FILE, Order, Pulled, Puller, check_address, naming, pull_model_file, remove_model_file
+from dragoman.server.stores.store import MODEL_FILE, Found, Listing, StoppedError, Store, StoreError, find, find_model_files
 
 # A bundle that was refused is looked at again when the store lists it otherwise, and after so long: it may have changed on its way.
 REFUSED_SECONDS = 300.0

@@ -1,19 +1,13 @@
-"""Logging: one JSON object a line on standard error, or text for a terminal; other libraries' logs go through here too.
-
-A line that nobody takes any more, because the terminal was closed or the pipe's reader has gone, is lost, and nothing else is.
-
-What is bound with `structlog.contextvars` (the request id, the model) is on every line of that request. A user's text is never
-logged: callers do not pass it, and tracebacks are written without the values of variables.
-
-Of other libraries' lines, which callers may be able to cause at will, some of each logger are written and the others counted.
-"""
+"""Structured logs."""
 
 import json
 import logging
 import os
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO, cast
 
@@ -21,7 +15,55 @@ import msgspec
 import structlog
 from structlog.types import Processor
 
-from dragoman.server.telemetry.sampling import Sampler
+from dragoman.server.buckets import Bucket
+
+# Of each kind: lines that may come at once, and lines a second in the long run.
+BURST = 100
+PER_SECOND = 10.0
+# How often those that were not written are to be told.
+TELL_SECONDS = 10.0
+
+
+class Sampler:
+    """Says which lines to write; for any thread. Kinds must be few: each is remembered."""
+
+    def __init__(self, tell: Callable[[str, int], None], clock: Callable[[], float] = time.monotonic) -> None:
+        """Start with nothing left out.
+
+        Args:
+            tell: Writes that of a kind so many lines were not written.
+            clock: Seconds that only rise.
+        """
+        self._tell = tell
+        self._clock = clock
+        self._buckets: dict[str, Bucket] = {}
+        self._suppressed: dict[str, int] = {}
+        self._last_told = clock()
+        self._lock = threading.Lock()
+
+    def allows(self, kind: str) -> bool:
+        """Say whether to write a line of this kind; one that is not is counted, and told when it is time for that."""
+        with self._lock:
+            bucket = self._buckets.get(kind)
+            if bucket is None:
+                bucket = self._buckets[kind] = Bucket(PER_SECOND, BURST, self._clock)
+            if bucket.level >= 1.0:
+                bucket.take(1.0)
+                return True
+            self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
+            is_due = self._clock() - self._last_told >= TELL_SECONDS
+        if is_due:
+            self.tell()
+        return False
+
+    def tell(self) -> None:
+        """Tell how many lines of each kind were not written and not told yet."""
+        with self._lock:
+            suppressed, self._suppressed = self._suppressed, {}
+            self._last_told = self._clock()
+        for kind, count in suppressed.items():
+            self._tell(kind, count)
+
 
 LogFormat = Literal["auto", "json", "console"]
 # What gRPC logs, as an error and with a traceback, where a caller is gone before its answer has been sent.

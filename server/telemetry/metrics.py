@@ -19,8 +19,7 @@ from prometheus_client import CollectorRegistry, Info, disable_created_metrics
 from dragoman.server.engine import messages
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.families import Families
-from dragoman.server.telemetry.gpu import GpuReading, GpuSource, open_gpu_source
-from dragoman.server.telemetry.processes import ProcessReading, read_process
+from dragoman.server.telemetry.processes import GpuReading, GpuSource, ProcessReading, open_gpu_source, read_process
 from dragoman.server.telemetry.series import Series, SummedRegistry
 from dragoman.server.telemetry.server_metrics import ReloadMetrics, VersionMetrics
 

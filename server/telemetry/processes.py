@@ -1,8 +1,13 @@
-"""Memory and CPU time of processes, from /proc."""
+"""Memory and processor time of engine processes and GPUs."""
 
+import contextlib
 import os
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -31,3 +36,85 @@ def read_process(process_id: int, proc: Path = Path("/proc")) -> ProcessReading 
         return None
     ticks = int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
     return ProcessReading(int(fields[RESIDENT_PAGES]) * PAGE_BYTES, ticks / TICKS_PER_SECOND)
+
+
+MAX_AGE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One look at a device.
+
+    Attributes:
+        memory_used_bytes: Of all processes.
+        memory_total_bytes: Of the device.
+        utilization_ratio: Share of the last sample period, a sixth of a second to one second, in which a kernel ran.
+    """
+
+    memory_used_bytes: int
+    memory_total_bytes: int
+    utilization_ratio: float
+
+
+NOTHING = GpuReading(0, 0, 0.0)
+
+
+class GpuSource:
+    """Reads one device."""
+
+    def __init__(self, nvml: Any, handle: object, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take NVML and the device's handle; use `open_gpu_source`, which finds both out."""
+        self._nvml, self._handle, self._clock = nvml, handle, clock
+        self._last = NOTHING
+        self._expires = float("-inf")
+
+    def read(self) -> GpuReading:
+        """Return what is known of the last second; of what the driver does not answer, the last that is known.
+
+        Each figure is asked for by itself: a device that is cut into parts (MIG) has memory to tell of, but no utilisation.
+        """
+        now = self._clock()
+        if now < self._expires:
+            return self._last
+        self._expires = now + MAX_AGE_SECONDS
+        with contextlib.suppress(self._nvml.NVMLError):
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+            self._last = replace(self._last, memory_used_bytes=int(memory.used), memory_total_bytes=int(memory.total))
+        with contextlib.suppress(self._nvml.NVMLError):
+            utilization = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
+            self._last = replace(self._last, utilization_ratio=utilization.gpu / 100)
+        return self._last
+
+
+def open_gpu_source(device: str, visible: str = "", load: Callable[[str], Any] = import_module) -> GpuSource | None:
+    """Return the source for a device that a runner names, for example `cuda:0 (NVIDIA H200)`.
+
+    Args:
+        device: Its name.
+        visible: What CUDA_VISIBLE_DEVICES says.
+        load: Imports a module.
+
+    Returns:
+        None for what is no CUDA device, and where there is no NVML.
+    """
+    kind, _, ordinal = device.partition(" ")[0].partition(":")
+    if kind != "cuda":
+        return None
+    try:
+        nvml = load("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        return GpuSource(nvml, _handle(nvml, int(ordinal), visible))
+    except nvml.NVMLError:
+        return None
+
+
+def _handle(nvml: Any, ordinal: int, visible: str) -> object:
+    """Return NVML's handle of a device by CUDA's number, which counts visible devices only."""
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    name = names[ordinal] if ordinal < len(names) else str(ordinal)
+    if name.isdecimal():
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    return nvml.nvmlDeviceGetHandleByUUID(name)

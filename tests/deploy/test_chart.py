@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.registry import CollectorRegistry
 
 from dragoman.server import config as settings
-from dragoman.server.core.core import CLOSE_SECONDS
-from dragoman.server.core.readiness import ReadyRule
-from dragoman.server.faces.grpc.health import LIVENESS, OVERALL
-from dragoman.server.supervisor import STOP_SECONDS
+from dragoman.server.protocols.grpc.health import LIVENESS, OVERALL
+from dragoman.server.service.readiness import ReadyRule
+from dragoman.server.service.service import CLOSE_SECONDS
 from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.workers.supervisor import STOP_SECONDS
 from tests.deploy.conftest import CHART, Refused, Render, Values
 
 SHA = "ab" * 32

@@ -8,9 +8,9 @@ import pytest
 import typer
 
 from dragoman.cli import main as dragoman
-from dragoman.server.repository.found import FoundVersion
-from dragoman.server.repository.model_file import ModelFile, read_model_file
-from dragoman.server.repository.policy import NO_OVERRIDES, wanted
+from dragoman.server.models.discovery import FoundVersion
+from dragoman.server.models.model_file import ModelFile, read_model_file
+from dragoman.server.models.policy import NO_OVERRIDES, wanted
 from tests.deploy.conftest import Render, Rendered, Values, manual_blocks
 
 DIGEST = "ab" * 32

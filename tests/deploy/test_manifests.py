@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dragoman.server import config as settings
-from dragoman.server.core.core import CLOSE_SECONDS
-from dragoman.server.faces.grpc.health import LIVENESS
-from dragoman.server.supervisor import STOP_SECONDS
+from dragoman.server.protocols.grpc.health import LIVENESS
+from dragoman.server.service.service import CLOSE_SECONDS
+from dragoman.server.workers.supervisor import STOP_SECONDS
 from tests.deploy.conftest import load
 
 RUNTIME, SERVICE, KNATIVE = "servingruntime.yaml", "inferenceservice.yaml", "inferenceservice-knative.yaml"

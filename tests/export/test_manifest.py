@@ -27,7 +27,7 @@ from dragoman.export.manifest import told
 from dragoman.export.manifest_file import MAX_MANIFEST_BYTES, parse_manifest, read_manifest
 from dragoman.export.tensors import Tensors
 from dragoman.model.config import ModelConfig
-from dragoman.server.faces.grpc.health import LIVENESS, OVERALL
+from dragoman.server.protocols.grpc.health import LIVENESS, OVERALL
 
 Fields = dict[str, Any]
 DIGEST = "0" * 64

@@ -22,7 +22,7 @@ from dragoman.export.session import this_platform
 from dragoman.export.verify_half import WIDENED
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.generation import Language, Languages, Template
-from dragoman.server.core.frames import Frames
+from dragoman.server.service.languages import Frames
 from tests.export.conftest import Export, MakeCheckpoint, edit, seal
 
 SOURCES = [Language(code="en", source_prefix=[281]), Language(code="is", source_suffix=[282])]

@@ -91,7 +91,7 @@ def test_stubs_are_up_to_date_until_the_contract_changes(tmp_path: Path) -> None
     for package in ("v1", "inference"):
         folder = f"dragoman/{package}"
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "server/faces/http").mkdir(parents=True)
+    (tmp_path / "server/protocols/http").mkdir(parents=True)
     assert generate(ROOT, "--check").returncode == 0, "run: make protos"
     path = tmp_path / "protos" / FILE
     path.write_text(path.read_text().replace("string domain = 12;", "string domain = 12; string more = 99;"))

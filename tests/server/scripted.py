@@ -12,11 +12,11 @@ from dragoman.export.evidence import Origin, Parity
 from dragoman.model.generation import Defaults, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.server.core.frames import Frames
-from dragoman.server.core.ports import ServedVersion, Traits
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Share, Statistics, Tokens
 from dragoman.server.engine.snapshot import EngineSnapshot, Snapshot
 from dragoman.server.errors import QueueFull, Unavailable, UnknownModel
+from dragoman.server.service.languages import Frames
+from dragoman.server.service.ports import ServedVersion, Traits
 
 
 class ScriptedEngine:

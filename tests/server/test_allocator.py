@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import resource
-from dragoman.server.allocator import give_back_blocks, give_back_large_blocks, keep_blocks
+from dragoman.server.workers.processors import give_back_blocks, give_back_large_blocks, keep_blocks
 
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) // 1024

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from dragoman.server.config import ConfigError, ServerConfig, load
-from dragoman.server.core.callers_file import read_book
-from dragoman.server.core.readiness import ReadyRule
+from dragoman.server.service.callers_file import read_book
+from dragoman.server.service.readiness import ReadyRule
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,11 @@ import msgspec
 import pytest
 
 from dragoman.export.bundle import Bundle
-from dragoman.server import engine_plan
 from dragoman.server.config import ConfigError, load
-from dragoman.server.cores import TooFewCores, available_cores, divide_cores
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
-from dragoman.server.engine_plan import EnginePlan, choose_replicas, plan_engine, plan_engines
-from dragoman.server.engines import engine_settings
+from dragoman.server.workers import engines as engine_plan
+from dragoman.server.workers.engines import EnginePlan, choose_replicas, engine_settings, plan_engine, plan_engines
+from dragoman.server.workers.processors import TooFewCores, available_cores, divide_cores
 
 CORES = len(os.sched_getaffinity(0))
 

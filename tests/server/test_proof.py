@@ -22,8 +22,8 @@ from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
-from dragoman.server.proof import Proof, ProofFailed, prove
-from dragoman.server.supervisor import RestartPolicy, SupervisedEngine
+from dragoman.server.models.self_test import Proof, ProofFailed, prove
+from dragoman.server.workers.supervisor import RestartPolicy, SupervisedEngine
 from tests.export.conftest import edit, seal
 from tests.server.scripted import ScriptedEngine
 

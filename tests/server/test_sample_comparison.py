@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.export.samples import Sample, ScoredSample
 from dragoman.server.engine.messages import Answer
-from dragoman.server.sample_comparison import ProofFailed, SampleComparison
+from dragoman.server.models.self_test import ProofFailed, SampleComparison
 
 EOS = 1
 # The second token leads by 0.02 over one, by 0.1 over another.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.server import supervisor
 from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
+from dragoman.server.workers import supervisor
+from dragoman.server.workers.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
 
 # What another user of the machine would try: to reach the socket, to see what there is, to put his own in its place.
 INTRUDER = """

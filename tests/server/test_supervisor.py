@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from dragoman.server import hosts
 from dragoman.server.engine.messages import Ready, Request, Statistics
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
-from dragoman.server.supervisor import STABLE_SECONDS, EngineCannotStart, RestartPolicy, SupervisedEngine
+from dragoman.server.workers import hosts
+from dragoman.server.workers.supervisor import STABLE_SECONDS, EngineCannotStart, RestartPolicy, SupervisedEngine
 from tests.server.conftest import until
 
 QUICK = RestartPolicy(initial_backoff_seconds=0.05, max_backoff_seconds=0.2)
@@ -168,7 +168,7 @@ async def test_engine_stopped_while_it_starts_leaves_no_process(
 async def test_silence_does_not_end_an_engine_where_this_process_was_paused_too(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.server.supervisor.WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("dragoman.server.workers.supervisor.WATCH_SECONDS", 0.01)
     engine = Watched(tiny_bundle, RestartPolicy(watchdog_seconds=30)).engine
     ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
     ready.set_result(Ready("cpu", 1, 0.0))

@@ -18,7 +18,7 @@ from tests.system.harness.server import QUICK_RESTARTS, ROOT, Server, kill, serv
 
 pytestmark = pytest.mark.e2e
 
-ASSETS = ROOT / "server/faces/http/console/assets"
+ASSETS = ROOT / "server/protocols/console/assets"
 FLAGS = ("--num-threads", "1", "--warmup", "false", "--max-slots", "4", "--http-admin", "true", *QUICK_RESTARTS)
 TOKENS = {name: {"Authorization": f"Bearer {name}-s"} for name in ("alice", "bob", "anna", "bert", "wrong")} | {"nobody": {}}
 ALICE, BOB, ANNA = TOKENS["alice"], TOKENS["bob"], TOKENS["anna"]

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.device import Device, DeviceError
-from dragoman.server.runtime.device.graphs import Shape, When
 from dragoman.server.runtime.device.memory import GIB
 from dragoman.server.runtime.device.model import DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
-from dragoman.server.runtime.device.steps import Likeliest
+from dragoman.server.runtime.device.steps import Likeliest, Shape, When
 from dragoman.server.runtime.providers import (
     driver_obstacle,
     driver_versions,

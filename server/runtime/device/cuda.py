@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dragoman.export.attention_kernels import OPTION, USUAL, kernel_bits
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
-from dragoman.server.runtime.device.shortage import is_out_of_memory
+from dragoman.server.runtime.device.memory import is_out_of_memory
 from dragoman.server.runtime.providers import CUDA_PROVIDER
 
 NUM_MARKS = 8

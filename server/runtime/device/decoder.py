@@ -16,10 +16,9 @@ from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.cache import DeviceCache
 from dragoman.server.runtime.device.device import Device, DeviceError, OutOfDeviceMemory
 from dragoman.server.runtime.device.encoder import DeviceEncoder
-from dragoman.server.runtime.device.graphs import Shape, StepGraphs, When
 from dragoman.server.runtime.device.memory import MemoryPlan
 from dragoman.server.runtime.device.model import DeviceModel
-from dragoman.server.runtime.device.steps import DeviceSteps, Likeliest, Ticket
+from dragoman.server.runtime.device.steps import DeviceSteps, Likeliest, Shape, StepGraphs, Ticket, When
 
 STEADY_STEPS = 4
 """Steps that must have gone on unchanged before one is begun ahead: where batches change often, guesses are work thrown away."""

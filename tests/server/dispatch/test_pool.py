@@ -14,7 +14,7 @@ from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
 from dragoman.server.engine.messages import Finished, Request, ScoreRequest, Statistics
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
-from dragoman.server.supervisor import EngineCannotStart, RestartPolicy
+from dragoman.server.workers.supervisor import EngineCannotStart, RestartPolicy
 from tests.server.conftest import until
 from tests.server.test_supervisor import folder as folder
 

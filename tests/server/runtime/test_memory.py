@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dragoman.server.runtime.memory import sparse_zeros
+from dragoman.server.runtime.cache import sparse_zeros
 
 MEBIBYTE = 1 << 20
 

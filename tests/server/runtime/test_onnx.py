@@ -12,11 +12,10 @@ from dragoman.export.session import open_session
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import StepDecoder
 from dragoman.server.engine.warmup import warm_up
-from dragoman.server.runtime import encoder as encoder_module
+from dragoman.server.runtime import onnx as encoder_module
 from dragoman.server.runtime.cache import SlotCache
 from dragoman.server.runtime.device.model import DeviceModel
-from dragoman.server.runtime.encoder import PackedEncoder, PaddedEncoder
-from dragoman.server.runtime.onnx import OnnxRunner
+from dragoman.server.runtime.onnx import OnnxRunner, PackedEncoder, PaddedEncoder
 from tests.export.conftest import Export
 
 MAX_ROWS, NUM_CANDIDATES, CAPACITY, START = 5, 7, 20, 2

@@ -20,7 +20,7 @@ import pytest
 from dragoman.export.signing import Keys
 from dragoman.server.stores.address import Address
 from dragoman.server.stores.cache import Cache
-from dragoman.server.stores.pulling import Order, pull
+from dragoman.server.stores.pull import Order, pull
 from tests.certificates import openssl
 from tests.server.stores.proxy import Proxy, proxy_to
 

@@ -11,8 +11,9 @@ import pytest
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.signing import Keys, sign
 from dragoman.model.files import replaced
-from dragoman.server.stores import cache, model_files
+from dragoman.server.stores import cache
 from dragoman.server.stores import mirror as mirrors
+from dragoman.server.stores import pull as model_files
 from dragoman.server.stores.address import Address
 from dragoman.server.stores.mirror import Mirror, sync
 from dragoman.server.stores.store import StoppedError

@@ -10,8 +10,8 @@ from dragoman.export.bundle import BundleError
 from dragoman.export.signing import Keys
 from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
-from dragoman.server.model_source import ModelSource, default_folder
-from tests.server.repository.copies import copy
+from dragoman.server.models.source import ModelSource, default_folder
+from tests.server.models.copies import copy
 from tests.server.stores.conftest import S3
 from tests.system.conftest import serve as serve
 from tests.system.harness.server import wait_until

@@ -19,13 +19,12 @@ import pytest
 from dragoman.export.bundle import Bundle, BundleError, FileEntry, hash_file
 from dragoman.export.signing import Keys, sign
 from dragoman.model.errors import InputError
-from dragoman.server.repository.version_names import natural_key
+from dragoman.server.models.version_names import natural_key
 from dragoman.server.stores.cache import Cache
 from dragoman.server.stores.download import Download
 from dragoman.server.stores.folder import FolderStore
-from dragoman.server.stores.found import Found, find
-from dragoman.server.stores.puller import never, say_nothing
-from dragoman.server.stores.store import StoreError
+from dragoman.server.stores.pull import never, say_nothing
+from dragoman.server.stores.store import Found, StoreError, find
 from tests.server.stores.conftest import BIG_BYTES, BIG_FILE, S3, Registry, bring, digest, files, seen
 from tests.server.stores.proxy import Harm, Proxy, proxy_to
 

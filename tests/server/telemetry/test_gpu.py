@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from dragoman.server.telemetry.gpu import NOTHING, GpuReading, GpuSource, open_gpu_source
-from dragoman.server.telemetry.processes import PAGE_BYTES, TICKS_PER_SECOND, read_process
+from dragoman.server.telemetry.processes import (
+    NOTHING,
+    PAGE_BYTES,
+    TICKS_PER_SECOND,
+    GpuReading,
+    GpuSource,
+    open_gpu_source,
+    read_process,
+)
 
 
 class FakeNvml:

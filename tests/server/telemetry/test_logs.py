@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from dragoman.server.telemetry.logs import configure_logging
-from dragoman.server.telemetry.sampling import BURST, PER_SECOND, TELL_SECONDS, Sampler
+from dragoman.server.telemetry.logs import BURST, PER_SECOND, TELL_SECONDS, Sampler, configure_logging
 
 Configure = Callable[..., Callable[[], list[str]]]
 

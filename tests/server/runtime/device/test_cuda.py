@@ -10,7 +10,7 @@ from dragoman.export.attention_kernels import USUAL, kernel_bits
 from dragoman.server.runtime.device import cuda
 from dragoman.server.runtime.device.cuda import CUDA_PROVIDER, CudaDevice
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
-from dragoman.server.runtime.device.shortage import is_out_of_memory
+from dragoman.server.runtime.device.memory import is_out_of_memory
 
 
 class FakeCuda:

@@ -1,0 +1,112 @@
+"""A version of a model with its tokenisers and its engine: what answers requests."""
+
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from dragoman.export.bundle import Bundle, Manifest
+from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.models.sleeping_engine import SleepingEngine
+from dragoman.server.models.use import Outcomes, Use
+from dragoman.server.service.languages import Frames
+from dragoman.server.service.ports import NO_TRAITS, Engine, Traits
+
+
+class SizedEngine(Engine, Protocol):
+    """What runs a model, and how much of it there is."""
+
+    device: str
+    settings: EngineSettings
+
+    @property
+    def num_replicas(self) -> int:
+        """Engines that share the model's requests."""
+        ...
+
+
+E = TypeVar("E", bound=SizedEngine)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel(Generic[E]):
+    """A version of a model that requests can get.
+
+    Attributes:
+        bundle: What it is made of.
+        tokenizers: Its tokenisers.
+        frames: What is said to it around a text.
+        engine: What runs it.
+        label: What its folder calls the version; where folders have none, what the content gives.
+        use: What requests do with it.
+        traits: What the model has of its own.
+    """
+
+    bundle: Bundle
+    tokenizers: Tokenizers
+    frames: Frames
+    engine: E
+    label: str
+    use: Use = field(default_factory=Use)
+    traits: Traits = NO_TRAITS
+
+    @classmethod
+    def of(cls, bundle: Bundle, engine: E, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel[E]":
+        """Load what is read of a bundle in this process; its engine, which has been made, may be anywhere.
+
+        Raises:
+            BundleError: If a tokeniser is damaged, or the bundle's template asks for a language that there is not.
+        """
+        return cls(bundle, bundle.tokenizers(), Frames(bundle.manifest), engine, label or bundle.manifest.version, traits=traits)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle says of itself."""
+        return self.bundle.manifest
+
+    def card(self) -> str:
+        """Read the bundle's card."""
+        return self.bundle.card()
+
+    @property
+    def name(self) -> str:
+        """As requests give it."""
+        return self.manifest.name
+
+    @property
+    def version(self) -> str:
+        """Of the bundle, by its content."""
+        return self.manifest.version
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it stands for a version that is loaded when a request comes for it."""
+        return isinstance(self.engine, SleepingEngine)
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What became of the requests that this process has had for it."""
+        return self.use.outcomes
+
+    def count_queued(self, seconds: float) -> None:
+        """Count how long a request that was answered has waited for a slot."""
+        self.use.outcomes = self.use.outcomes.plus(Outcomes(queue_seconds=seconds))
+
+    @property
+    def device(self) -> str:
+        """What the engine runs on; empty until it was ready once."""
+        return self.engine.device
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that share its requests."""
+        return self.engine.num_replicas
+
+    @property
+    def max_slots(self) -> int:
+        """Rows of the decode batches of all its engines."""
+        return self.engine.num_replicas * self.engine.settings.max_slots
+
+    @property
+    def max_slots_per_request(self) -> int:
+        """Rows that one request may take, all in one engine."""
+        return self.engine.settings.slots_per_request

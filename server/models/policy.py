@@ -1,0 +1,211 @@
+"""Which versions of a model should be loaded, and which one answers."""
+
+import math
+from collections.abc import Collection, Container, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from dragoman.export.fields import listed
+from dragoman.server.models.discovery import FoundVersion
+from dragoman.server.models.model_file import ModelFile
+
+# Further back nobody goes, and the server may live for years.
+MAX_VERSIONS = 64
+
+
+class History:
+    """Names, the last one that of the version that answers now.
+
+    Whoever goes back does not come forward by going back again: what came after a version is forgotten when that is back.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def note(self, name: str) -> None:
+        """Take note of the version that answers from now on."""
+        if name in self._names:
+            del self._names[self._names.index(name) + 1 :]
+        else:
+            self._names = [*self._names[-MAX_VERSIONS + 1 :], name]
+
+    def before(self, usable: Container[str]) -> str | None:
+        """Return the last version that answered before the one that does, of those that still can; None if there is none."""
+        return next((name for name in reversed(self._names[:-1]) if name in usable), None)
+
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+# What is left of 1 after weights that are meant to be 1 together.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What an operator has asked for since the start; none of it outlasts the server.
+
+    Attributes:
+        is_unloaded: Whether the model is to be loaded at all.
+        loaded: Versions beyond those that the file asks for; they answer requests that name them.
+        unloaded: Versions that are not to be loaded, whatever else is said.
+        pinned: The version that answers all requests which name none, while newer ones do not count; None where the file decides.
+        labels: Version by label, before the file's labels; None takes a label away.
+    """
+
+    is_unloaded: bool = False
+    loaded: frozenset[str] = frozenset()
+    unloaded: frozenset[str] = frozenset()
+    pinned: str | None = None
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What should be served of a model.
+
+    Attributes:
+        versions: To be loaded, the newest first.
+        shares: Of the requests that name no version, by version's name: above 0, 1 together; empty only if there is no version.
+        labels: Version's name by label.
+        default: The version that has what other shares leave; None only if there is no version.
+        problems: What is asked for and cannot be had, a line each, which begins with the field.
+    """
+
+    versions: tuple[FoundVersion, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+    problems: tuple[str, ...] = ()
+
+
+NO_OVERRIDES = Overrides()
+
+
+def wanted(
+    found: Sequence[FoundVersion],
+    file: ModelFile,
+    refused: Mapping[str, str] = _NOTHING,
+    overrides: Overrides = NO_OVERRIDES,
+) -> Wanted:
+    """Return what should be served.
+
+    Loaded are the versions of `latest` or `only`, those that labels, weights and `default` name, and those that an operator has
+    asked for. Where the default is left open, `latest` counts versions without a weight only, so that a canary is never all there
+    is. Whoever wants to know what can answer while some versions still start gives these as refused.
+
+    Args:
+        found: The model's versions, the newest last.
+        file: The model's.
+        refused: Reason by name of versions that did not load, prove or pass their probation as they are now.
+        overrides: Of an operator.
+    """
+    return Wanted() if overrides.is_unloaded else _Decision(found, file, refused, overrides).wanted()
+
+
+class _Decision:
+    """The steps to one answer, and the problems on the way."""
+
+    def __init__(self, found: Sequence[FoundVersion], file: ModelFile, refused: Mapping[str, str], overrides: Overrides) -> None:
+        self._found = found
+        self._file = file
+        self._refused = refused
+        self._overrides = overrides
+        self._names = {version.name: place for place, version in enumerate(found)}
+        self._usable = [name for name in self._names if not self._why_not(name)]
+        self._problems: list[str] = []
+
+    def wanted(self) -> Wanted:
+        """Return the answer."""
+        pinned = self._pinned()
+        labels = self._labels()
+        weights = self._weights(labels) if pinned is None else {}
+        default = pinned if pinned is not None else self._named_default(labels)
+        is_open = default is None and math.fsum(weights.values()) < 1 - _ROUNDING
+        policy = self._policy(weights if is_open else (), pinned)
+        loaded = [name for name in sorted(self._overrides.loaded) if self._is_there("load", name)]
+        served = {*policy, *labels.values(), *weights, *loaded, *([default] if default is not None else [])}
+        if default is None:
+            default = self._newest(set(policy) - weights.keys() or served - weights.keys() or served)
+        versions = tuple(version for version in reversed(self._found) if version.name in served)
+        if self._found and not versions:
+            self._problems.append(f"versions: none can be served of {listed(list(self._names))}")
+        return Wanted(versions, _shares(weights, default), labels, default, tuple(self._problems))
+
+    def _why_not(self, name: str) -> str:
+        """Return why a version cannot be served; empty if it can be."""
+        if name not in self._names:
+            return f"there is no version {name!r}"
+        if name in self._overrides.unloaded:
+            return f"version {name!r} was unloaded"
+        return f"version {name!r} is refused: {self._refused[name]}" if name in self._refused else ""
+
+    def _is_there(self, field: str, name: str) -> bool:
+        """Return whether a version can be served, and note why not."""
+        if reason := self._why_not(name):
+            self._problems.append(f"{field}: {reason}")
+        return not reason
+
+    def _pinned(self) -> str | None:
+        pinned = self._overrides.pinned
+        return pinned if pinned is not None and self._is_there("rollback", pinned) else None
+
+    def _asked_labels(self) -> dict[str, str]:
+        """Return what labels should be, the operator's before the file's."""
+        both = {**self._file.labels, **self._overrides.labels}
+        return {label: version for label, version in both.items() if version is not None}
+
+    def _labels(self) -> dict[str, str]:
+        labels = {}
+        for label, version in self._asked_labels().items():
+            if label in self._names:
+                self._problems.append(f"labels.{label}: there is a version of that name")
+            elif self._is_there(f"labels.{label}", version):
+                labels[label] = version
+        return labels
+
+    def _resolve(self, field: str, asked: str, labels: Mapping[str, str]) -> str | None:
+        """Return the version that a field names, itself or by a label; None, and a problem, if there is none to be served."""
+        if asked not in self._names and asked in (asked_labels := self._asked_labels()):
+            if asked not in labels:
+                self._problems.append(f"{field}: {self._why_not(asked_labels[asked])}")
+            return labels.get(asked)
+        if asked in self._names:
+            return asked if self._is_there(field, asked) else None
+        self._problems.append(f"{field}: there is no version or label {asked!r}")
+        return None
+
+    def _weights(self, labels: Mapping[str, str]) -> dict[str, float]:
+        """Return the shares that are stated, by version."""
+        weights: dict[str, float] = {}
+        for asked, weight in self._file.weights.items():
+            if (name := self._resolve(f"weights.{asked}", asked, labels)) is not None:
+                weights[name] = weights.get(name, 0.0) + weight
+        return weights
+
+    def _policy(self, without: Collection[str], pinned: str | None) -> list[str]:
+        """Return the versions of `only`, or of `latest`, which does not count some."""
+        versions = self._file.versions
+        if versions.only is not None:
+            return [name for name in versions.only if self._is_there("versions.only", name)]
+        candidates = [name for name in self._usable if name not in without]
+        if pinned is not None:
+            candidates = [name for name in candidates if self._names[name] <= self._names[pinned]]
+        return candidates[-versions.num_latest :]
+
+    def _named_default(self, labels: Mapping[str, str]) -> str | None:
+        default = self._file.versions.default
+        return self._resolve("versions.default", default, labels) if default is not None else None
+
+    def _newest(self, names: Set[str]) -> str | None:
+        """Return the newest of some versions; None if there are none."""
+        return max(names, key=self._names.__getitem__, default=None)
+
+
+def _shares(weights: Mapping[str, float], default: str | None) -> dict[str, float]:
+    """Return each version's share of the requests that name none."""
+    if default is None:
+        return {}
+    shares = {name: weight for name, weight in weights.items() if weight > 0}
+    if (rest := 1 - math.fsum(shares.values())) > _ROUNDING or not shares:
+        shares[default] = shares.get(default, 0.0) + rest
+    total = math.fsum(shares.values())
+    return {name: share / total for name, share in shares.items()}

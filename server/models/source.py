@@ -1,0 +1,137 @@
+"""Where the folder of models comes from: it is there, or it follows a store (`server/stores`)."""
+
+import asyncio
+import hashlib
+import os
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from dragoman.export.bundle import BundleError
+from dragoman.export.signing import Keys
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.models.discovery import FoundVersion, place_of_file
+from dragoman.server.models.model_file import ModelFile, read_model_file
+from dragoman.server.models.policy import wanted
+from dragoman.server.stores.address import Address
+from dragoman.server.stores.cache import Cache
+from dragoman.server.stores.mirror import Mirror
+from dragoman.server.stores.pull import CACHE_FOLDER, Order
+from dragoman.server.stores.store import StoppedError, StoreError
+
+# Beyond the versions that a policy wants: what takes over if the newest is refused.
+NUM_SPARE = 1
+
+log = structlog.get_logger("dragoman.stores")
+
+
+class ModelSource:
+    """See above.
+
+    Attributes:
+        folder: Of models, on this machine.
+    """
+
+    def __init__(self, config: ServerConfig, keys: Keys | None) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            config: `models` names a folder or an address.
+            keys: Of which one must have signed each bundle; None if they need not be signed.
+
+        Raises:
+            InputError: If an address, its settings or credentials cannot be used.
+        """
+        self._mirror: Mirror | None = None
+        self._stopping, self._looking = threading.Event(), asyncio.Lock()
+        # Until it is known what is served, anything may be.
+        self._is_used: Callable[[Path], bool] = lambda directory: True
+        self._poll_seconds, self._files = config.store_poll_seconds, config.model_files
+        if isinstance(config.models, Path):
+            self.folder = config.models
+            return
+        self.folder = config.models_folder or default_folder(config.models)
+        self._address = Address.parse(config.models)
+        order = Order(Cache(self.folder / CACHE_FOLDER, config.store_cache_gib), keys, is_stopped=self._stopping.is_set)
+        try:
+            self._mirror = Mirror(self._address, self.folder, order, self._choose, lambda directory: self._is_used(directory))
+        except StoreError as error:
+            raise ConfigError(f"models: {error}") from error
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"models: {config.models}: {error.name} is not installed; install dragoman[stores]") from error
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the folder follows a store."""
+        return self._mirror is not None
+
+    def fetch(self) -> None:
+        """Bring what a store has, before the first look at the folder; what was brought before will do if it cannot be asked.
+
+        Raises:
+            BundleError: If there is nothing to be served; it says why.
+            StoreError: If that is because the store does not answer.
+        """
+        if self._mirror is None:
+            return
+        synced = self._mirror.sync()
+        if not synced.reason:
+            synced = self._mirror.sync()  # now that a model's own file may be here, which says what is wanted
+        if not any(self.folder.glob("*/*/bundle.json")) and not any(self.folder.glob("*/bundle.json")):
+            reasons = [synced.reason, *synced.problems.values()]
+            message = "\n".join(filter(None, reasons)) or f"{self._address.text}: holds no bundle"
+            raise StoreError(message) if synced.is_away else BundleError(message)
+
+    async def follow(self, on_change: Callable[[], Awaitable[None]], is_used: Callable[[Path], bool]) -> None:
+        """Look into the store for ever.
+
+        Args:
+            on_change: Called when the folder is another than before.
+            is_used: Whether the version in a directory is served, or may be soon; on any thread.
+        """
+        assert self._mirror is not None
+        self._is_used = is_used
+        try:
+            while True:
+                await asyncio.sleep(self._poll_seconds or 3600.0)
+                if self._poll_seconds:
+                    await self.look(on_change)
+        finally:
+            self._stopping.set()
+
+    async def look(self, on_change: Callable[[], Awaitable[None]]) -> None:
+        """Look into the store once; without effect where there is none."""
+        if self._mirror is None:
+            return
+        try:
+            async with self._looking:
+                synced = await asyncio.to_thread(self._mirror.sync)
+        except StoppedError:
+            return
+        except Exception:  # such as that there is no room for a thread; the next look may be luckier
+            log.exception("cannot follow the store")
+            return
+        if synced.is_changed:
+            await on_change()
+
+    def _choose(self, model: str, names: Sequence[str]) -> set[str]:
+        """Return the versions of a model that its policy wants, by its file as it is here, and some to spare."""
+        directory, file = self.folder / model, ModelFile()
+        try:
+            if (path := place_of_file(directory, model, self._files)).exists():
+                file = read_model_file(path)
+        except ConfigError:  # the keeper says what is wrong with it, and goes on with what it had
+            if here := {name for name in names if (directory / name).is_dir()}:
+                return here
+        found = [FoundVersion(name, self.folder / model / name, (0, 0, 0)) for name in names]
+        chosen = {version.name for version in wanted(found, file).versions}
+        older = [name for name in names if name not in chosen]
+        return chosen | set(older[-NUM_SPARE:])
+
+
+def default_folder(address: str) -> Path:
+    """Return where what an address holds is brought to if nobody says: a folder of its own among the user's caches."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "dragoman" / "models" / hashlib.sha256(address.encode()).hexdigest()[:16]

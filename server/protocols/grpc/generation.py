@@ -1,0 +1,90 @@
+"""The dragoman.v1.Generation service: its messages in and out; everything else is the core's business.
+
+Errors are raised as `server.errors` and become statuses where they are counted: in the interceptor, or in a batch's stream.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from dragoman.server.protocols.grpc.bulk import Batch
+from dragoman.server.protocols.grpc.inflight import Streams
+from dragoman.server.protocols.grpc.interceptors import Context, current_call
+from dragoman.server.protocols.grpc.reading import Several
+from dragoman.server.protocols.v1.descriptions import Descriptions
+from dragoman.server.protocols.v1.messages import (
+    MessageLimit,
+    to_generate_request,
+    to_score_request,
+    to_score_response,
+    to_stream_response,
+    write_response,
+)
+from dragoman.server.service.service import Core
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServicer):
+    """Serves every RPC of the service. Method names are the protocol's."""
+
+    def __init__(self, core: Core, max_message_bytes: int, streams: Streams) -> None:
+        """Serve what the core does.
+
+        Args:
+            core: What answers.
+            max_message_bytes: Largest message that gRPC sends.
+            streams: What streams of requests share.
+        """
+        self._core = core
+        self._limit = MessageLimit(max_message_bytes)
+        self._descriptions = Descriptions(core.models, max_message_bytes)
+        self._streams = streams
+
+    async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> generation_pb2.GenerateResponse:
+        """Return the whole answer."""
+        response = generation_pb2.GenerateResponse()
+        await self._generate(request, context, response)
+        return response
+
+    async def GenerateStream(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
+        """Write the answer in pieces, then whole."""
+        wanted = to_generate_request(request)
+        async with self._core.generation.stream(wanted, current_call.get(), context.time_remaining(), self._limit) as pieces:
+            async for piece in pieces:
+                await context.write(await to_stream_response(piece, self._limit.max_bytes))
+
+    async def GenerateBatch(self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: Context) -> None:
+        """Write the answer to each request of a stream when it is there."""
+        await self._serve_batch(requests, context, is_bulk=False)
+
+    async def GenerateBulk(self, requests: AsyncIterator[Several], context: Context) -> None:
+        """Write the answers to the requests of a stream as they are there, several in a message."""
+        await self._serve_batch(requests, context, is_bulk=True)
+
+    async def Score(self, request: generation_pb2.ScoreRequest, context: Context) -> generation_pb2.ScoreResponse:
+        """Return the scores of a pair."""
+        wanted = to_score_request(request)
+        scores = await self._core.generation.score(wanted, current_call.get(), context.time_remaining(), self._limit)
+        return await to_score_response(scores, self._limit.max_bytes)
+
+    async def ListModels(self, _: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
+        """Describe every model that the caller may use."""
+        models = self._core.generation.models(current_call.get().caller)
+        return self._descriptions.of_all(models)
+
+    async def GetModel(self, request: generation_pb2.GetModelRequest, context: Context) -> generation_pb2.Model:
+        """Describe one model."""
+        return self._descriptions.of(self._core.generation.model(request.model, current_call.get().caller, request.model_version))
+
+    async def _serve_batch(self, requests: AsyncIterator[Any], context: Context, *, is_bulk: bool) -> None:
+        peer = context.peer()
+        with self._streams.open(current_call.get(), peer) as hand:
+            batch = Batch(self._generate, self._core, context, hand, self._streams.turns(peer), is_bulk=is_bulk)
+            await batch.serve(requests)
+
+    async def _generate(
+        self, request: generation_pb2.GenerateRequest, context: Context, response: generation_pb2.GenerateResponse
+    ) -> None:
+        """Write the whole answer into a message."""
+        wanted = to_generate_request(request)
+        generated = await self._core.generation.generate(wanted, current_call.get(), context.time_remaining(), self._limit)
+        await write_response(generated, self._limit.max_bytes, response)

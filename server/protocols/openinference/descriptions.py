@@ -1,0 +1,153 @@
+"""What models take and give, and how they are, as the protocol and Triton's extensions of it say it."""
+
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from dragoman.inference import inference_pb2
+from dragoman.server.errors import InvalidRequest, NotReady
+from dragoman.server.protocols.openinference.requests import MAX_TEXTS, NAMED, OUTPUTS, SAMPLING_PARAMETERS, TEXT_INPUT, Field
+from dragoman.server.service.callers import Caller
+from dragoman.server.service.generate import Generation
+from dragoman.server.service.ports import Model, Models
+
+PLATFORM, BACKEND = "dragoman_onnx", "dragoman"
+# Those of Triton's names of what this is.
+EXTENSIONS = ("model_configuration", "statistics", "parameters")
+ANY = -1
+FIELDS = (Field(TEXT_INPUT, "text", "BYTES"), Field(SAMPLING_PARAMETERS, "text", "BYTES"), *NAMED.values())
+READY, UNAVAILABLE = "READY", "UNAVAILABLE"
+
+
+def server_metadata() -> inference_pb2.ServerMetadataResponse:
+    """Return what the server is."""
+    try:
+        number = version("dragoman")
+    except PackageNotFoundError:
+        number = "unknown"
+    return inference_pb2.ServerMetadataResponse(name="dragoman", version=number, extensions=EXTENSIONS)
+
+
+class Descriptions:
+    """Describes models, each to callers that may use it."""
+
+    def __init__(self, models: Models, generation: Generation) -> None:
+        """Describe what is served.
+
+        Args:
+            models: It.
+            generation: What says who may use it.
+        """
+        self._models = models
+        self._generation = generation
+
+    def metadata(self, name: str, version: str, caller: Caller | None) -> inference_pb2.ModelMetadataResponse:
+        """Return what a model takes and gives.
+
+        Raises:
+            ServiceError: If there is no such model.
+        """
+        model = self._generation.model(name, caller, version)
+        metadata = inference_pb2.ModelMetadataResponse
+        return metadata(
+            name=model.name,
+            versions=[served.name for served in self._models.served(model.name)],
+            platform=PLATFORM,
+            inputs=[metadata.TensorMetadata(name=x.name, datatype=x.datatype, shape=[ANY, *_dims(x)]) for x in FIELDS],
+            outputs=[
+                metadata.TensorMetadata(name=x.name, datatype=x.datatype, shape=[ANY, ANY if x.subject == "answer" else 1])
+                for x in OUTPUTS.values()
+            ],
+        )
+
+    def config(self, name: str, version: str, caller: Caller | None) -> inference_pb2.ModelConfigResponse:
+        """Return the same in Triton's words.
+
+        Raises:
+            ServiceError: If there is no such model.
+        """
+        model = self._generation.model(name, caller, version)
+        config = inference_pb2.ModelConfig(
+            name=model.name,
+            platform=PLATFORM,
+            backend=BACKEND,
+            max_batch_size=MAX_TEXTS,
+            input=[
+                inference_pb2.ModelInput(
+                    name=x.name, data_type=_config_type(x.datatype), dims=_dims(x), optional=x.name != TEXT_INPUT
+                )
+                for x in FIELDS
+            ],
+            output=[
+                inference_pb2.ModelOutput(
+                    name=x.name, data_type=_config_type(x.datatype), dims=[ANY if x.subject == "answer" else 1]
+                )
+                for x in OUTPUTS.values()
+            ],
+            model_transaction_policy=inference_pb2.ModelTransactionPolicy(decoupled=True),
+        )
+        return inference_pb2.ModelConfigResponse(config=config)
+
+    def statistics(self, name: str, version: str, caller: Caller | None) -> inference_pb2.ModelStatisticsResponse:
+        """Return what became of the requests for a model, or with an empty name for every model, in this process.
+
+        Raises:
+            ServiceError: If there is no such model.
+        """
+        if name:
+            model = self._generation.model(name, caller, version)
+            wanted = [(model.version, model)] if version else self._versions(model.name)
+        else:
+            wanted = [pair for model in self._generation.models(caller) for pair in self._versions(model.name)]
+        return inference_pb2.ModelStatisticsResponse(model_stats=[_statistics(model, called) for called, model in wanted])
+
+    def index(self, request: inference_pb2.RepositoryIndexRequest, caller: Caller | None) -> inference_pb2.RepositoryIndexResponse:
+        """Return every version of every model that a caller may use.
+
+        Raises:
+            InvalidRequest: If it asks for one of several repositories.
+        """
+        if request.repository_name:
+            raise InvalidRequest("repository_name", "there is one, which has no name")
+        entry = inference_pb2.RepositoryIndexResponse.ModelIndex
+        found = [
+            entry(name=model.name, version=called, state=READY if model.engine.is_ready else UNAVAILABLE)
+            for each in self._generation.models(caller)
+            for called, model in self._versions(each.name)
+        ]
+        return inference_pb2.RepositoryIndexResponse(models=[x for x in found if x.state == READY or not request.ready])
+
+    def _versions(self, name: str) -> Iterator[tuple[str, Model]]:
+        """Yield what each served version of a model is called, and it."""
+        for served in self._models.served(name):
+            try:
+                yield served.name, self._models.get(name, served.name)
+            except NotReady:
+                continue
+
+
+def _dims(field: Field) -> list[int]:
+    """Return the shape that a tensor has for each text; tokens are the same for all."""
+    return [ANY if field.kind == "tokens" else 1]
+
+
+def _config_type(datatype: str) -> Any:
+    """Return a datatype as `ModelConfig` names it."""
+    return getattr(inference_pb2.DataType, f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}")
+
+
+def _statistics(model: Model, called: str) -> inference_pb2.ModelStatistics:
+    outcomes = model.outcomes
+    success, queue = (round(seconds * 1e9) for seconds in (outcomes.seconds, min(outcomes.queue_seconds, outcomes.seconds)))
+    duration, count = inference_pb2.StatisticDuration, outcomes.num_answered
+    return inference_pb2.ModelStatistics(
+        name=model.name,
+        version=called,
+        inference_count=count,
+        inference_stats=inference_pb2.InferStatistics(
+            success=duration(count=count, ns=success),
+            fail=duration(count=outcomes.num_failed),
+            queue=duration(count=count, ns=queue),
+            compute_infer=duration(count=count, ns=success - queue),
+        ),
+    )

@@ -1,0 +1,127 @@
+"""Descriptions of models and of their versions as dragoman.v1 messages."""
+
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary
+
+from msgspec import structs
+
+from dragoman.export.fields import tellable
+from dragoman.server.protocols.v1.messages import check_size
+from dragoman.server.service.administration import ModelStatus, VersionStatus
+from dragoman.server.service.answers import shortlist_tokens
+from dragoman.server.service.defaults import default_max_new_tokens
+from dragoman.server.service.languages import Frames
+from dragoman.server.service.ports import Model, Models
+from dragoman.v1 import generation_pb2, repository_pb2
+
+
+class Descriptions:
+    """Describes models; remembers of each how its languages are written, of which there may be hundreds."""
+
+    def __init__(self, models: Models, max_message_bytes: int) -> None:
+        """Start with none.
+
+        Args:
+            models: What is served.
+            max_message_bytes: Largest message that is sent.
+        """
+        self._models = models
+        self._max_message_bytes = max_message_bytes
+        self._languages: WeakKeyDictionary[Frames, generation_pb2.Model] = WeakKeyDictionary()
+
+    def of(self, model: Model) -> generation_pb2.Model:
+        """Return a model's description.
+
+        Raises:
+            InvalidRequest: If it is larger than a message may be.
+        """
+        described = self._described(model)
+        check_size(described, self._max_message_bytes, "")
+        return described
+
+    def of_all(self, models: Iterable[Model]) -> generation_pb2.ListModelsResponse:
+        """Return the descriptions of some.
+
+        Raises:
+            InvalidRequest: If they are larger than a message may be.
+        """
+        described = generation_pb2.ListModelsResponse(models=[self._described(model) for model in models])
+        check_size(described, self._max_message_bytes, "Ask for the models one by one")
+        return described
+
+    def _described(self, model: Model) -> generation_pb2.Model:
+        manifest = model.manifest
+        described = generation_pb2.Model()
+        described.CopyFrom(self._with_languages(model.frames))
+        described.MergeFrom(
+            generation_pb2.Model(
+                name=model.name,
+                version=model.version,
+                is_ready=model.engine.is_ready,
+                precision=manifest.precision,
+                device=model.device,
+                max_source_tokens=manifest.max_source_tokens,
+                max_target_tokens=manifest.max_target_tokens,
+                default_max_new_tokens=default_max_new_tokens(manifest),
+                max_slots=model.max_slots,
+                source_vocab_size=manifest.source_vocab_size,
+                target_vocab_size=manifest.target_vocab_size,
+                domain=manifest.domain,
+                max_message_bytes=self._max_message_bytes,
+                max_slots_per_request=model.max_slots_per_request,
+                defaults=generation_pb2.Defaults(**structs.asdict(manifest.defaults)),
+                shortlist_tokens=shortlist_tokens(model),
+                weight_bits=manifest.weight_bits if manifest.precision == "int8" else 0,
+                cache_precision=manifest.cache_precision,
+                architecture=manifest.architecture,
+                versions=[generation_pb2.ModelVersion(**one._asdict()) for one in self._models.served(model.name)],
+            )
+        )
+        return described
+
+    def _with_languages(self, frames: Frames) -> generation_pb2.Model:
+        """Return what is said of a model's languages, to be copied."""
+        said = self._languages.get(frames)
+        if said is None:
+            said = self._languages[frames] = generation_pb2.Model(
+                source_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in frames.source_languages],
+                target_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in frames.target_languages],
+                default_source_language=frames.default_source_language,
+                default_target_language=frames.default_target_language,
+            )
+        return said
+
+
+def to_listing(models: Iterable[ModelStatus], problem: str) -> repository_pb2.ListRepositoryResponse:
+    """Return the message that tells how models are, and why their folder could not be looked at."""
+    return repository_pb2.ListRepositoryResponse(models=[to_model(model) for model in models], problem=tellable(problem))
+
+
+def to_model(model: ModelStatus) -> repository_pb2.RepositoryModel:
+    """Return the message that tells how a model is."""
+    asked = model.requested
+    return repository_pb2.RepositoryModel(
+        name=tellable(model.name),
+        is_ready=model.is_ready,
+        versions=[_to_version(version) for version in model.versions],
+        problems=map(tellable, model.problems),
+        requested=repository_pb2.Requested(
+            is_unloaded=asked.is_unloaded, loaded=asked.loaded, unloaded=asked.unloaded, pinned=asked.pinned, labels=asked.labels
+        ),
+    )
+
+
+def _to_version(version: VersionStatus) -> repository_pb2.RepositoryVersion:
+    return repository_pb2.RepositoryVersion(
+        name=version.name,
+        version=version.version,
+        state=f"VERSION_STATE_{version.state.upper()}",
+        since=version.since,
+        cause=version.cause,
+        reason=tellable(version.reason),
+        labels=version.labels,
+        share=version.share,
+        is_default=version.is_default,
+        num_answered=version.num_answered,
+        num_failed=version.num_failed,
+    )

@@ -1,0 +1,233 @@
+"""Engines of a model, from settings and bundle."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from msgspec.structs import replace
+
+from dragoman.export.bundle import Bundle
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
+from dragoman.server.engine.messages import Ready, Statistics
+from dragoman.server.engine.settings import DeviceSettings, EngineSettings
+from dragoman.server.models.sleeping_engine import SleepingEngine
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.weights_folder import weights_folder
+from dragoman.server.workers.processors import TooFewCores, available_cores, divide_cores
+from dragoman.server.workers.supervisor import RestartPolicy, SupervisedEngine
+
+USUAL_THREADS = 4
+"""About so many an engine, where we choose: steps take milliseconds or less, and more threads spend them waiting for each other."""
+CPU_PRECISIONS = ("fp32", "int8")
+"""Of bundles that never run on a GPU, see `runtime/providers.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """The engines of one model.
+
+    Attributes:
+        num_threads: Of each.
+        cores: That each keeps to, one entry an engine; none for all cores.
+    """
+
+    num_threads: int
+    cores: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_replicas(self) -> int:
+        """Engines."""
+        return len(self.cores)
+
+
+def plan_engine(config: ServerConfig, bundle: Bundle, num_models: int) -> EnginePlan:
+    """Return the engines of one model among others, on whichever cores.
+
+    Args:
+        config: The settings that it has.
+        bundle: Of the model.
+        num_models: That share the machine.
+
+    Raises:
+        ConfigError: If it cannot have so many.
+    """
+    num_replicas, num_threads = _size(config, bundle, _part_of_cores(num_models))
+    return EnginePlan(num_threads, ((),) * num_replicas)
+
+
+def plan_engines(
+    config: ServerConfig, bundles: Sequence[Bundle], own: Mapping[str, ServerConfig] = MappingProxyType({})
+) -> dict[str, EnginePlan]:
+    """Return the engines of each model, by name.
+
+    Args:
+        config: The server's settings.
+        bundles: A version of each model.
+        own: The settings of models that have some of their own, by name.
+
+    Raises:
+        ConfigError: If a model cannot have so many, or there are too few cores to pin them to.
+    """
+    num_cores = _part_of_cores(len(bundles))
+    names = [bundle.manifest.name for bundle in bundles]
+    sizes = {name: _size(own.get(name, config), bundle, num_cores) for name, bundle in zip(names, bundles, strict=True)}
+    cores: list[tuple[int, ...]] = [()] * sum(num_replicas for num_replicas, _ in sizes.values())
+    if config.pin_engines:
+        try:
+            cores = divide_cores(len(cores), config.num_threads)
+        except TooFewCores as error:
+            raise ConfigError(f"pin_engines: {error}") from error
+    plans: dict[str, EnginePlan] = {}
+    for name, (num_replicas, num_threads) in sizes.items():
+        plans[name] = EnginePlan(num_threads, tuple(cores[:num_replicas]))
+        cores = cores[num_replicas:]
+    return plans
+
+
+def _part_of_cores(num_models: int) -> int:
+    return max(1, available_cores() // max(1, num_models))
+
+
+def choose_replicas(num_cores: int) -> tuple[int, int]:
+    """Return how many engines a model gets on the CPU, and of how many threads each, where no setting says so.
+
+    Args:
+        num_cores: For the model.
+    """
+    num_replicas = max(1, round(num_cores / USUAL_THREADS))
+    return num_replicas, num_cores // num_replicas
+
+
+def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, int]:
+    """Return the engines of a model, and the threads of each."""
+    may_be_on_gpu = config.device != "cpu" and bundle.manifest.precision not in CPU_PRECISIONS
+    if config.replicas > 1 and may_be_on_gpu:
+        name, precision = bundle.manifest.name, bundle.manifest.precision
+        raise ConfigError(
+            f"replicas: model {name} ({precision}) may run on a GPU, which one engine fills; set device to cpu, or replicas to 1"
+        )
+    if config.replicas or config.num_threads:
+        num_replicas = config.replicas or 1
+        return num_replicas, config.num_threads or max(1, num_cores // num_replicas)
+    if may_be_on_gpu or config.engine == "inline":
+        return 1, num_cores
+    return choose_replicas(num_cores)
+
+
+ModelEngine = SupervisedEngine | ReplicatedEngine | SleepingEngine
+
+
+def make_engine(
+    config: ServerConfig,
+    bundle: Bundle,
+    plan: EnginePlan,
+    metrics: Metrics,
+    *,
+    on_change: Callable[[], None],
+    on_death: Callable[[], None] = lambda: None,
+    is_observed: Callable[[], bool] = lambda: True,
+    first_replica: int = 0,
+) -> ModelEngine:
+    """Return what runs a model.
+
+    Args:
+        config: The settings.
+        bundle: Of the model.
+        plan: How many engines, and where.
+        metrics: Where they are observed.
+        on_change: Called when the model has become ready, or is not any more.
+        on_death: Called when an engine has ended by itself and is about to be started again.
+        is_observed: Returns whether metrics count what it does; what an engine is asked to prove itself is nobody's request.
+        first_replica: Number by which metrics know its first engine; those of a model's other versions have others.
+    """
+    name = bundle.manifest.name
+    settings = engine_settings(config, bundle, plan)
+    policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
+
+    def observe(statistics: Statistics) -> None:
+        if is_observed():
+            metrics.observe_statistics(name, statistics, first_replica)
+
+    def observe_queue(statistics: Statistics) -> None:
+        if is_observed():
+            metrics.observe_queue(name, statistics, first_replica)
+
+    def observe_engine(replica: int, statistics: Statistics) -> None:
+        if is_observed():
+            metrics.observe_engine(name, statistics, first_replica + replica)
+
+    def note_death(replica: int) -> None:
+        metrics.observe_restart(name, first_replica + replica)
+        on_death()
+
+    def tell(replica: int, ready: Ready | None, process_id: int | None) -> None:
+        """Say how one engine is now."""
+        if ready is not None:
+            metrics.observe_load(name, ready.load_seconds)
+        metrics.set_engine(name, ready is not None, process_id, first_replica + replica)
+
+    if plan.num_replicas == 1 and config.front_ends == 1:
+
+        def on_engine_change() -> None:
+            tell(0, engine.ready, engine.process_id)
+            on_change()
+
+        engine = SupervisedEngine(
+            name,
+            settings[0],
+            policy,
+            is_inline=config.engine == "inline",
+            on_statistics=observe,
+            on_change=on_engine_change,
+            on_restart=lambda: note_death(0),
+        )
+        return engine
+
+    def on_replica_change(index: int) -> None:
+        replica = engines.pool.replicas[index]
+        tell(index, replica.ready, replica.process_id)
+
+    engines = ReplicatedEngine(
+        name,
+        settings,
+        policy,
+        on_statistics=observe_queue,
+        on_engine_statistics=observe_engine,
+        on_change=on_change,
+        on_engine_change=on_replica_change,
+        on_restart=note_death,
+    )
+    return engines
+
+
+def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> list[EngineSettings]:
+    """Return what each engine of a model is started with."""
+    device = DeviceSettings(
+        config.device,
+        config.gpu_memory_bytes,
+        config.gpu_row_buckets,
+        config.gpu_capacity_buckets,
+        weights_folder(config.weights_cache, plan.num_replicas),
+        config.gpu_attention_kernels,
+        config.gpu_graphs,
+        config.gpu_steps_ahead,
+    )
+    settings = EngineSettings(
+        endpoint="",
+        bundle=str(bundle.directory),
+        num_threads=plan.num_threads,
+        max_slots=config.max_slots,
+        max_slots_per_request=config.max_slots_per_request,
+        max_waiting_requests=config.max_waiting_requests,
+        max_waiting_tokens=config.max_waiting_tokens,
+        prefill_tokens_per_step=config.prefill_tokens_per_step,
+        max_ahead=config.max_ahead,
+        is_warmed_up=config.warmup,
+        log_level=config.log_level,
+        log_format=config.log_format,
+        version=bundle.manifest.version,
+        digest=bundle.digest,
+        device=device,
+    )
+    return [replace(settings, cores=cores) for cores in plan.cores]
