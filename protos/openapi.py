@@ -28,7 +28,7 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATION, REPOSITORY = "dragoman/v1/generation.proto", "dragoman/v1/repository.proto"
-OUTPUT = ROOT / "server" / "faces" / "http" / "openapi.json"
+OUTPUT = ROOT / "server" / "protocols" / "http" / "openapi.json"
 SCHEMAS = "#/components/schemas"
 
 # Numbers of fields within descriptors, of which paths to comments are made: a file's messages and enums, a message's fields, an

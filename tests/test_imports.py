@@ -15,13 +15,18 @@ SOURCES = [
 GRPC = ("server/main.py", "server/protocols/grpc/", "server/protocols/openinference/", "server/protocols/v1/")
 GRPC += ("dragoman/client/", "dragoman/load/", "dragoman/cli/")
 # Its messages over HTTP, in JSON.
-MESSAGES = (*GRPC, "server/protocols/http/native.py", "server/protocols/http/native.py", "server/protocols/console/models.py")
+MESSAGES = (*GRPC, "server/protocols/http/native.py", "server/protocols/console/models.py")
 # Library: the files and folders that may import it.
 HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health"), GRPC),
     "dragoman.v1": MESSAGES,
     "dragoman.inference": ("server/protocols/",),
-    "aiohttp": ("server/protocols/http/", "server/telemetry/admin.py"),
+    "aiohttp": (
+        "server/protocols/http/",
+        "server/protocols/console/",
+        "server/protocols/libretranslate/",
+        "server/telemetry/admin.py",
+    ),
     "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/piece_model.py", "export/graph_file.py"),
     "zmq": ("server/engine/link.py", "server/engine/process.py", "server/dispatch/desk_server.py"),
     "prometheus_client": ("server/main.py", "server/workers/frontend_process.py", "server/telemetry/"),

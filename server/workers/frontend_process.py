@@ -1,7 +1,7 @@
-"""A front end's own process, where there are several: what `FrontEnd` is, and the pipes to the process that started it.
+"""The process of one frontend worker: a front end, and the pipes to the process that started it.
 
-Started as `python -m dragoman.server.workers.frontend_process`; everything else it is told. It ends when told to drain, or when its standard
-input closes: the process that started it is gone, however it went, and the engines with it.
+Started as `python -m dragoman.server.workers.frontend_process`. It ends when told to drain, or when its standard input closes
+because its parent is gone.
 """
 
 import asyncio
