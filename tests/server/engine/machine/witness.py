@@ -147,8 +147,7 @@ class Witness:
             num_steps -= 1
         assert num_steps >= 0 and not self.outstanding
         self.step()
-        ahead = self.engine._filling.ahead  # type: ignore[attr-defined]
-        assert self.slots.num_rows == self.scheduler.num_used_slots == len(ahead) == ahead.num_bytes == 0
+        assert self.slots.num_rows == self.scheduler.num_used_slots == self._num_ahead == 0
         assert not len(self.engine._looks) and not self.scheduler._queue and not self.engine.take_reports()
 
     # What comes of it.
@@ -193,6 +192,11 @@ class Witness:
 
     # What must hold.
 
+    @property
+    def _num_ahead(self) -> int:
+        """Waiting sequences that are encoded; none of prompts."""
+        return len(getattr(self.engine._filling, "ahead", ()))
+
     def _waiting(self) -> list[Sequence]:
         return list(self.scheduler._waiting.values())
 
@@ -209,7 +213,7 @@ class Witness:
 
     def check_books(self) -> None:
         """See that scheduler and slots have what is outstanding and nothing else; count what is under way."""
-        scheduler, ahead = self.scheduler, self.engine._filling.ahead  # type: ignore[attr-defined]
+        scheduler = self.scheduler
         running, waiting = list(scheduler.running()), self._waiting()
         rows = [row for sequence in running for row in sequence.rows]
         assert len(rows) == len(set(rows)), "a row is used twice"
@@ -222,9 +226,8 @@ class Witness:
         assert not any(s.rows or s.search or s.admitted for s in waiting)
         inside = {s.key: s.request for s in (*running, *waiting)}
         assert inside == {key: self.records[key].request for key in self.outstanding}
-        assert len(ahead) <= min(scheduler.limits.max_ahead, len(waiting))
-        assert len(ahead) or not ahead.num_bytes
-        self.seen["encoded ahead"] += len(ahead) > 0
+        assert self._num_ahead <= min(scheduler.limits.max_ahead, len(waiting))
+        self.seen["encoded ahead"] += self._num_ahead > 0
         self.seen["pause"] += len(self.engine._looks) > 0
         if self.runner.has_prompts:
             read = {s: self.runner.sources[s.rows[0]] for s in running}
