@@ -24,12 +24,13 @@ from dragoman.server import config as settings
 from dragoman.server.addresses import in_url
 from dragoman.server.config import ServerConfig
 from dragoman.server.models.discovery import FoundModel, find_models
+from dragoman.server.models.loader import VersionLoader
 from dragoman.server.models.manager import Keeper
 from dragoman.server.models.memory import Placement
-from dragoman.server.models.reconciler import ModelKeeper
+from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.models.registry import Repository
 from dragoman.server.models.source import ModelSource
-from dragoman.server.models.version_loader import ModelWorkshop, check_ready_rule
+from dragoman.server.models.version_loader import check_ready_rule
 from dragoman.server.operators import Operators
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminAccess, AdminServer
@@ -38,12 +39,11 @@ from dragoman.server.telemetry.logs import Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source, Watcher
-from dragoman.server.workers.engines import ModelEngine, plan_engines
+from dragoman.server.workers.engines import plan_engines
 from dragoman.server.workers.front_end import FrontEnd
-from dragoman.server.workers.frontend_supervisor import FrontEndCannotStart
 from dragoman.server.workers.frontends import FrontEnds
 from dragoman.server.workers.processors import Terminal, end_process, give_back_large_blocks, keep_what_is_there
-from dragoman.server.workers.supervisor import EngineCannotStart
+from dragoman.server.workers.supervisor import CannotStart, EngineCannotStart
 
 # How long after a hangup the terminal may still be there that is going.
 HANGUP_SECONDS = 1.0
@@ -117,26 +117,21 @@ class Service:
         registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
-        self.metrics = Metrics(registry, config.latency_buckets, _version())
-        self.repository: Repository[ModelEngine] = Repository()
-        self._workshop = ModelWorkshop(
-            config,
-            self.metrics,
-            keys,
-            num_models=lambda: len(self.keeper.models),
-            on_change=self._on_change,
-            on_published=self._publish,
+        self.metrics = Metrics(registry, _version())
+        self.repository: Repository = Repository()
+        self._loader = VersionLoader(
+            config, self.metrics, keys, num_models=lambda: len(self.keeper.models), on_change=self._on_change
         )
         self._placement = Placement(
-            lambda: list(self.keeper.models.values()),
+            lambda: [model.candidate() for model in self.keeper.models.values()],
+            lambda name: self.keeper.models[name].evict(),
             keep_seconds=config.keep_loaded_seconds,
             bound_bytes=config.models_memory_bytes,
-            wait_seconds=config.load_wait_seconds,
         )
-        self.keeper: Keeper[ModelEngine] = Keeper(
+        self.keeper: Keeper = Keeper(
             source.folder,
             found,
-            lambda model: ModelKeeper(model, self._workshop, lambda: self.front, self._placement),
+            lambda model: ModelReconciler(model, self._loader, lambda: self.front, self._placement, self._publish),
             config.models_poll_seconds,
             config.model_files,
         )
@@ -183,7 +178,7 @@ class Service:
                     await stopping.wait()
                     self._operators.drain()
                     await front.drain(self.config.drain_seconds)
-            except (EngineCannotStart, FrontEndCannotStart) as error:
+            except CannotStart as error:
                 log.error("cannot serve", reason=str(error))
                 return 1
             finally:
@@ -226,7 +221,7 @@ class Service:
         await asyncio.gather(*(model.start() for model in needed))
         await self.front.until_ready()
 
-    async def _start_beside(self, model: ModelKeeper[ModelEngine]) -> None:
+    async def _start_beside(self, model: ModelReconciler) -> None:
         """Start the engines of a model that nobody waits for. What keeps them from starting is told by who tries it again."""
         with contextlib.suppress(EngineCannotStart):
             await model.start(is_persistent=True)
@@ -306,7 +301,7 @@ class Service:
         for name, keeper in self.keeper.models.items():
             own[name] = keeper.found.file.settings.within(self.config)
             bundles += keeper.open_first()[:1]
-        self._workshop.pin(plan_engines(self.config, bundles, own))
+        self._loader.pin(plan_engines(self.config, bundles, own))
         for name, keeper in self.keeper.models.items():
             keeper.hold_first()
             if keeper.route is not None:

@@ -5,7 +5,6 @@ It lives in the process that was started, whether that answers callers itself or
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import structlog
 
@@ -28,7 +27,7 @@ log = structlog.get_logger("dragoman.operators")
 class Operators:
     """See above; does nothing where neither `admin_port` nor `http_admin` is set."""
 
-    def __init__(self, config: ServerConfig, keeper: Keeper[Any], metrics: Metrics, counted: CallerMetrics) -> None:
+    def __init__(self, config: ServerConfig, keeper: Keeper, metrics: Metrics, counted: CallerMetrics) -> None:
         """Read who may come; nothing listens yet.
 
         Args:

@@ -6,7 +6,6 @@ What cannot be done is undone. What operators ask for lasts until the server end
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Generic
 
 import structlog
 
@@ -14,7 +13,7 @@ from dragoman.export.fields import shown
 from dragoman.server.errors import Draining, InvalidRequest, NotInRepository, NotPossible, NotReady, ServiceError
 from dragoman.server.models.manager import Keeper
 from dragoman.server.models.policy import Overrides
-from dragoman.server.models.reconciler import ModelKeeper
+from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.models.status import (
     check_loaded,
     is_called,
@@ -29,7 +28,6 @@ from dragoman.server.models.status import (
     why_refused,
 )
 from dragoman.server.models.version_names import check_version_name
-from dragoman.server.models.workshop import E
 from dragoman.server.service.administration import ModelStatus, Operator
 from dragoman.server.service.outcomes import RETRY_SECONDS
 from dragoman.server.service.validation import MAX_NAME_CHARACTERS, check_model_name
@@ -37,10 +35,10 @@ from dragoman.server.service.validation import MAX_NAME_CHARACTERS, check_model_
 log = structlog.get_logger("dragoman.administration")
 
 
-class Administrator(Generic[E]):
+class Administrator:
     """Implements `core.administration.Administration`."""
 
-    def __init__(self, keeper: Keeper[E]) -> None:
+    def __init__(self, keeper: Keeper) -> None:
         """Answer questions only, until `begin`."""
         self._keeper = keeper
         self._turns: dict[str, asyncio.Lock] = {}
@@ -73,7 +71,7 @@ class Administrator(Generic[E]):
     async def load(self, operator: Operator, model: str, version: str) -> ModelStatus:
         """See there."""
 
-        async def load(keeper: ModelKeeper[E]) -> None:
+        async def load(keeper: ModelReconciler) -> None:
             asked, name = keeper.overrides, version_meant(keeper, version) if version else ""
             if not name:
                 asked = replace(asked, is_unloaded=False, pinned=None, unloaded=frozenset())
@@ -89,7 +87,7 @@ class Administrator(Generic[E]):
     async def unload(self, operator: Operator, model: str, version: str) -> ModelStatus:
         """See there."""
 
-        async def unload(keeper: ModelKeeper[E]) -> None:
+        async def unload(keeper: ModelReconciler) -> None:
             asked = keeper.overrides
             name = version if version in asked.loaded else version_meant(keeper, version) if version else ""
             if not name:
@@ -110,7 +108,7 @@ class Administrator(Generic[E]):
     async def reload(self, operator: Operator, model: str) -> ModelStatus:
         """See there."""
 
-        async def reload(keeper: ModelKeeper[E]) -> None:
+        async def reload(keeper: ModelReconciler) -> None:
             await self._look()
             keeper.forgive()
             await keeper.settled()
@@ -128,7 +126,7 @@ class Administrator(Generic[E]):
     async def rollback(self, operator: Operator, model: str, version: str) -> ModelStatus:
         """See there."""
 
-        async def rollback(keeper: ModelKeeper[E]) -> None:
+        async def rollback(keeper: ModelReconciler) -> None:
             check_loaded(keeper)
             asked = keeper.overrides
             name = version_meant(keeper, version) if version else version_before(keeper)
@@ -146,7 +144,7 @@ class Administrator(Generic[E]):
         except ValueError as error:
             raise InvalidRequest("label", str(error)) from None
 
-        async def set_label(keeper: ModelKeeper[E]) -> None:
+        async def set_label(keeper: ModelReconciler) -> None:
             check_loaded(keeper)
             if is_called(keeper, label):
                 raise InvalidRequest("label", f"{label} is what a version is called")
@@ -180,7 +178,7 @@ class Administrator(Generic[E]):
         operator: Operator,
         change: str,
         model: str,
-        work: Callable[[ModelKeeper[E]], Awaitable[None]],
+        work: Callable[[ModelReconciler], Awaitable[None]],
         **asked: str,
     ) -> ModelStatus:
         """Make a change when it is its turn; it goes on to its end though nobody waits for it any more.
@@ -215,7 +213,7 @@ class Administrator(Generic[E]):
         operator: Operator,
         change: str,
         model: str,
-        work: Callable[[ModelKeeper[E]], Awaitable[None]],
+        work: Callable[[ModelReconciler], Awaitable[None]],
         asked: dict[str, str],
     ) -> ModelStatus:
         told = {"change": change, "model": model, **{key: value for key, value in asked.items() if value}, "by": operator.name}
@@ -235,7 +233,7 @@ class Administrator(Generic[E]):
 
     async def _lead(
         self,
-        keeper: ModelKeeper[E],
+        keeper: ModelReconciler,
         asked: Overrides,
         is_done: Callable[[], bool],
         version: str | None = None,
@@ -281,7 +279,7 @@ class Administrator(Generic[E]):
         keeper = self._keeper.models.get(model)
         return keeper is not None and (not version or is_called(keeper, version))
 
-    def _permitted(self, operator: Operator, model: str) -> ModelKeeper[E]:
+    def _permitted(self, operator: Operator, model: str) -> ModelReconciler:
         """Return who leads a model that an operator names.
 
         Raises:

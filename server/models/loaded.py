@@ -1,34 +1,18 @@
 """A version of a model with its tokenisers and its engine: what answers requests."""
 
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.use import Outcomes, Use
 from dragoman.server.service.languages import Frames
-from dragoman.server.service.ports import NO_TRAITS, Engine, Traits
-
-
-class SizedEngine(Engine, Protocol):
-    """What runs a model, and how much of it there is."""
-
-    device: str
-    settings: EngineSettings
-
-    @property
-    def num_replicas(self) -> int:
-        """Engines that share the model's requests."""
-        ...
-
-
-E = TypeVar("E", bound=SizedEngine)
+from dragoman.server.service.ports import NO_TRAITS, Traits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoadedModel(Generic[E]):
+class LoadedModel:
     """A version of a model that requests can get.
 
     Attributes:
@@ -44,13 +28,13 @@ class LoadedModel(Generic[E]):
     bundle: Bundle
     tokenizers: Tokenizers
     frames: Frames
-    engine: E
+    engine: Any
     label: str
     use: Use = field(default_factory=Use)
     traits: Traits = NO_TRAITS
 
     @classmethod
-    def of(cls, bundle: Bundle, engine: E, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel[E]":
+    def of(cls, bundle: Bundle, engine: Any, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
         """Load what is read of a bundle in this process; its engine, which has been made, may be anywhere.
 
         Raises:
@@ -94,19 +78,19 @@ class LoadedModel(Generic[E]):
     @property
     def device(self) -> str:
         """What the engine runs on; empty until it was ready once."""
-        return self.engine.device
+        return str(self.engine.device)
 
     @property
     def num_engines(self) -> int:
         """Engines that share its requests."""
-        return self.engine.num_replicas
+        return int(self.engine.num_replicas)
 
     @property
     def max_slots(self) -> int:
         """Rows of the decode batches of all its engines."""
-        return self.engine.num_replicas * self.engine.settings.max_slots
+        return int(self.engine.num_replicas * self.engine.settings.max_slots)
 
     @property
     def max_slots_per_request(self) -> int:
         """Rows that one request may take, all in one engine."""
-        return self.engine.settings.slots_per_request
+        return int(self.engine.settings.slots_per_request)

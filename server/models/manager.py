@@ -3,20 +3,18 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic
 
 import structlog
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.models.discovery import FoundModel, find_unused, scan
-from dragoman.server.models.reconciler import ModelKeeper
-from dragoman.server.models.workshop import E
+from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.telemetry.server_metrics import VersionReading
 
 log = structlog.get_logger("dragoman.repository")
 
 
-class Keeper(Generic[E]):
+class Keeper:
     """See above.
 
     Attributes:
@@ -27,7 +25,7 @@ class Keeper(Generic[E]):
         self,
         folder: Path,
         found: Sequence[FoundModel],
-        make: Callable[[FoundModel], ModelKeeper[E]],
+        make: Callable[[FoundModel], ModelReconciler],
         poll_seconds: float,
         files: Path | None = None,
     ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from dragoman.export.bundle import Bundle
 from dragoman.export.fields import MAX_COPY_BYTES, Precision
@@ -158,78 +158,64 @@ def _reclaimable(stat: Path, names: _Names) -> int:
     return sum(int(value) for name, value in lines if name in names.reclaimable)
 
 
-# Once it is loaded a model is not asked to give way for so long: those who waited for it are to be answered, wherever they are.
+# A loaded model is not evicted for so long: requests that waited for it are to be answered, in all frontends.
 MIN_STAY_SECONDS = 1.0
 # The same of a model that requests hold; where all are in use they take turns.
 MIN_BUSY_STAY_SECONDS = 5.0
-# So long somebody who leaves is waited for before another is asked, too: a request may hold it for longer.
+# So long an evicted model may take to end before another is evicted, too: a request may hold it for longer.
 LEAVE_SECONDS = 2.0
-# Between two looks at whether somebody has become free.
+# Between two looks at whether memory has become free.
 LOOK_SECONDS = 0.1
 MIB = 2**20
 
 
 class NotWanted(Exception):
-    """Nobody waits any more for what was to be loaded."""
+    """No request waits any more for the model that was to be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
-    """A loaded model that may be asked to give way.
+class Candidate:
+    """A model, as far as eviction goes.
 
     Attributes:
+        name: Of the model.
+        memory_bytes: Memory that its engines have, or may come to have.
+        is_leaving: Whether memory of it is about to become free.
+        may_leave: Whether it is loaded, and may be unloaded at all.
+        is_busy: Whether it cannot be evicted now: it is being changed, or waited for.
         num_held: Requests that hold it.
-        warm_until: How recently, and how often lately, one did; see `server.models.use`.
-        awake_since: When it was loaded.
-        is_busy: Whether it cannot be asked now: it is being changed, or waited for.
+        warm_until: How recently, and how often lately, requests have; see `together`.
+        awake_since: Time of its load.
     """
 
-    num_held: int
-    warm_until: float
-    awake_since: float
+    name: str
+    memory_bytes: int = 0
+    is_leaving: bool = False
+    may_leave: bool = False
     is_busy: bool = False
+    num_held: int = 0
+    warm_until: float = 0.0
+    awake_since: float = 0.0
 
     @property
     def may_leave_at(self) -> float:
-        """When it can be asked, unless it is busy."""
+        """Earliest time of its eviction."""
         return self.awake_since + (MIN_BUSY_STAY_SECONDS if self.num_held else MIN_STAY_SECONDS)
 
 
-class Tenant(Protocol):
-    """A model, as far as memory goes."""
-
-    name: str
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether memory of it is about to become free."""
-        ...
-
-    def memory_bytes(self) -> int:
-        """Return what its engines take, or may come to take."""
-        ...
-
-    def stay(self) -> Stay | None:
-        """Return how it is used; None if it is not loaded, or is never unloaded."""
-        ...
-
-    def give_way(self) -> None:
-        """Have it fall asleep as soon as it can."""
-        ...
-
-
 class Placement:
-    """See above.
+    """Memory that models share.
 
     Attributes:
-        keep_seconds: How long models stay loaded without a request that say nothing of it themselves; infinite for always.
-        bound_bytes: What all engines together may take; 0 for what the container or the machine has.
-        wait_seconds: How long others' leaving is waited for.
+        keep_seconds: Idle time after which models are unloaded whose files say nothing of it; infinite for never.
+        bound_bytes: Bound on all engines together; 0 for the memory of the container or the machine.
+        wait_seconds: Bound on the time that evictions may take.
     """
 
     def __init__(
         self,
-        tenants: Callable[[], Iterable[Tenant]] = tuple,
+        candidates: Callable[[], Iterable[Candidate]] = tuple,
+        evict: Callable[[str], None] = lambda name: None,
         *,
         keep_seconds: float = math.inf,
         bound_bytes: int = 0,
@@ -237,95 +223,86 @@ class Placement:
         measure_room: Callable[[], Room] = room,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Describe the memory.
+        """Describe the memory; see the attributes.
 
         Args:
-            tenants: Returns all models.
-            keep_seconds: See the attributes, as the next two.
+            candidates: Returns all models.
+            evict: Has a model of a name be unloaded as soon as it can be.
+            keep_seconds: See the attributes.
             bound_bytes: See the attributes.
             wait_seconds: See the attributes.
-            measure_room: Returns what the container or the machine has.
+            measure_room: Returns the memory of the container or the machine.
             clock: In seconds.
         """
         self.keep_seconds, self.bound_bytes, self.wait_seconds = keep_seconds, bound_bytes, wait_seconds
-        self._tenants, self._measure_room, self._clock = tenants, measure_room, clock
+        self._candidates, self._evict, self._measure_room, self._clock = candidates, evict, measure_room, clock
         self._news = asyncio.Event()
-        self._asked_at = -math.inf
-
-    @property
-    def taken_bytes(self) -> int:
-        """What all engines together take, or may come to take."""
-        return sum(tenant.memory_bytes() for tenant in self._tenants())
+        self._evicted_at = -math.inf
 
     def note(self) -> None:
-        """Take note that something may have become free, or be wanted no more."""
+        """Note that memory may have become free, or may not be wanted any more."""
         self._news.set()
 
     def check(self, needed_bytes: int, *, is_start: bool = False) -> None:
-        """Do nothing if there is memory for engines.
+        """Raise `Refused` unless there is memory for engines.
 
         Args:
             needed_bytes: That they may take.
-            is_start: Whether many are loaded at once: then only the bound tells, for what is free does not yet.
-
-        Raises:
-            Refused: If there is not.
+            is_start: Whether many are loaded at once: then only the bound counts, since free memory says nothing yet.
         """
         rooms = [] if is_start else [self._measure_room()]
         if self.bound_bytes:
-            free = max(0, self.bound_bytes - self.taken_bytes)
+            free = max(0, self.bound_bytes - sum(one.memory_bytes for one in self._candidates()))
             rooms.append(Room(free, f"of {self.bound_bytes / MIB:.0f} MiB (models_memory_gib) is left"))
         for there in rooms:
             if needed_bytes > there.num_bytes:
                 raise Refused(Cause.MEMORY, f"it may take {_mib(needed_bytes)}, and {_mib(there.num_bytes)} {there.limit}")
 
     async def make_room(self, name: str, needed_bytes: int, is_wanted: Callable[[], bool]) -> None:
-        """Have models give way, the least used of late first, until there is memory; the caller has the turn to load.
+        """Evict models, the least used of late first, until there is memory; the caller holds the turn to load.
 
         Args:
-            name: Of the model that is to be loaded, which does not give way to itself.
+            name: Of the model that is to be loaded.
             needed_bytes: That it may take.
-            is_wanted: Returns whether it is still to be.
+            is_wanted: Returns whether it is still to be loaded.
 
         Raises:
-            Refused: If there is not, and nobody gives way in time.
+            Refused: If there is not enough in time.
             NotWanted: If it is not to be loaded any more.
         """
-        self._asked_at = began = self._clock()
-        until = began + self.wait_seconds
+        self._evicted_at = began = self._clock()
         while True:
             if not is_wanted():
                 raise NotWanted
             try:
                 self.check(needed_bytes)
-            except Refused as refused:
-                if self.bound_bytes and needed_bytes > self.bound_bytes:  # however many give way
-                    raise
-                await self._one_gives_way(name, refused, until)
-            else:
                 return
+            except Refused as refused:
+                if self.bound_bytes and needed_bytes > self.bound_bytes:  # no eviction is enough
+                    raise
+                self._evict_next(name, refused, began + self.wait_seconds)
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._news.wait()
 
-    async def _one_gives_way(self, name: str, refused: Refused, until: float) -> None:
-        """Ask the next one, unless one is leaving already, and wait for news. Those in use come last."""
+    def _evict_next(self, name: str, refused: Refused, until: float) -> None:
+        """Evict the next model unless one is leaving already; those in use come last."""
         now = self._clock()
-        others = [tenant for tenant in self._tenants() if tenant.name != name]
-        is_leaving = any(tenant.is_leaving for tenant in others)
-        stays = [(stay, tenant) for tenant in others if (stay := tenant.stay()) is not None]
-        if not (is_leaving or stays):
+        others = [one for one in self._candidates() if one.name != name]
+        is_leaving, able = any(one.is_leaving for one in others), [one for one in others if one.may_leave]
+        if not (is_leaving or able):
             raise refused
         if now >= until:
-            names = ", ".join(sorted(tenant.name for _, tenant in stays))
+            names = ", ".join(sorted(one.name for one in able))
             raise Refused(Cause.MEMORY, f"{refused.reason}; in use: {names}" if names else refused.reason)
-        if not is_leaving or now >= self._asked_at + LEAVE_SECONDS:
-            able = [(bool(stay.num_held), stay.warm_until, stay, tenant) for stay, tenant in stays if not stay.is_busy]
-            for _, _, stay, tenant in sorted(able, key=lambda one: one[:2])[:1]:
-                if stay.may_leave_at <= now:  # who has just come is waited for, not passed over
-                    self._asked_at = now
-                    tenant.give_way()
-        self._news.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
-                await self._news.wait()
+        if is_leaving and now < self._evicted_at + LEAVE_SECONDS:
+            return
+        free = [one for one in able if not one.is_busy]
+        first = min(free, key=lambda one: (bool(one.num_held), one.warm_until), default=None)
+        if first is not None and first.may_leave_at <= now:  # one that was just loaded is waited for, not passed over
+            self._evicted_at = now
+            self._evict(first.name)
 
 
 def _mib(num_bytes: int) -> str:

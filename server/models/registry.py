@@ -7,11 +7,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Generic
 
 from dragoman.export.fields import one_line
 from dragoman.server.errors import NotReady, UnknownModel, UnknownVersion
-from dragoman.server.models.loaded import E, LoadedModel
+from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.model_file import Sticky
 from dragoman.server.models.use import Held, Use
 from dragoman.server.service.ports import ServedVersion
@@ -208,7 +207,7 @@ class CannotServe(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Route(Generic[E]):
+class Route:
     """How the requests for one model are answered; it never changes, a new one takes its place.
 
     Attributes:
@@ -220,15 +219,15 @@ class Route(Generic[E]):
         is_stand_in: Whether nobody answers for now: who names another version than the default is told to come back, too.
     """
 
-    default: LoadedModel[E]
-    versions: Mapping[str, LoadedModel[E]]
+    default: LoadedModel
+    versions: Mapping[str, LoadedModel]
     shares: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     sticky: Sticky = "request"
     is_stand_in: bool = False
 
     @classmethod
-    def to(cls, model: LoadedModel[E], *, is_stand_in: bool = False) -> "Route[E]":
+    def to(cls, model: LoadedModel, *, is_stand_in: bool = False) -> "Route":
         """Return the route of a model that has one version."""
         return cls(model, {model.label: model}, is_stand_in=is_stand_in)
 
@@ -250,7 +249,7 @@ class Route(Generic[E]):
             for label, model in self.versions.items()
         ]
 
-    def find(self, version: str) -> LoadedModel[E]:
+    def find(self, version: str) -> LoadedModel:
         """Return a version: what a label says, what a folder is called, or what content gives; the default for an empty one.
 
         Raises:
@@ -267,7 +266,7 @@ class Route(Generic[E]):
                 raise
             raise NotReady(f"model {self.name!r} is not ready", RETRY_SECONDS) from None
 
-    def choose(self, version: str, request_id: str, caller: str) -> LoadedModel[E]:
+    def choose(self, version: str, request_id: str, caller: str) -> LoadedModel:
         """Return the version that is to answer a request.
 
         Raises:
@@ -280,21 +279,21 @@ class Route(Generic[E]):
         return self.versions[choose(self.shares, f"{self.name}/{key}")]
 
 
-class Repository(Generic[E]):
+class Repository:
     """See above; whoever changes routes does so between two turns of the event loop.
 
     Attributes:
         waiting: Requests for models that are asleep.
     """
 
-    def __init__(self, models: Iterable[LoadedModel[E]] = ()) -> None:
+    def __init__(self, models: Iterable[LoadedModel] = ()) -> None:
         """Start with models of one version each."""
         self.waiting = Waiting()
-        self._routes: dict[str, Route[E]] = {}
+        self._routes: dict[str, Route] = {}
         for model in models:
             self.publish(model.name, Route.to(model))
 
-    def publish(self, name: str, route: Route[E] | None) -> None:
+    def publish(self, name: str, route: Route | None) -> None:
         """Have requests that come from now on be answered so; None takes the model away."""
         if route == self._routes.get(name):
             return
@@ -304,11 +303,11 @@ class Repository(Generic[E]):
         self._routes = {key: routes[key] for key in sorted(routes)}
         self.waiting.change(name)
 
-    def find(self, name: str) -> Route[E] | None:
+    def find(self, name: str) -> Route | None:
         """Return how a model's requests are answered; None if there is no such model."""
         return self._routes.get(name)
 
-    def route(self, name: str) -> Route[E]:
+    def route(self, name: str) -> Route:
         """Return how a model's requests are answered; the empty name means the only model.
 
         Raises:
@@ -321,7 +320,7 @@ class Repository(Generic[E]):
         except KeyError:
             raise UnknownModel(name, list(self._routes)) from None
 
-    def get(self, name: str, version: str = "") -> LoadedModel[E]:
+    def get(self, name: str, version: str = "") -> LoadedModel:
         """See `core.ports.Models`.
 
         Raises:
@@ -339,25 +338,25 @@ class Repository(Generic[E]):
         """
         return self.route(name).described()
 
-    def all(self) -> Sequence[LoadedModel[E]]:
+    def all(self) -> Sequence[LoadedModel]:
         """Return every model, sorted by name, each in the version that its policy prefers."""
         return [route.default for route in self._routes.values()]
 
-    def versions(self) -> Sequence[LoadedModel[E]]:
+    def versions(self) -> Sequence[LoadedModel]:
         """Return every version of every model that requests can get."""
         return [model for route in self._routes.values() for model in route.versions.values()]
 
     def hold(
         self, name: str, version: str = "", request_id: str = "", caller: str = "", seconds: float | None = None
-    ) -> AbstractAsyncContextManager[LoadedModel[E]]:
+    ) -> AbstractAsyncContextManager[LoadedModel]:
         """See `core.ports.Models`."""
         until: float | None = None
 
-        def choose_one() -> tuple[LoadedModel[E], Use]:
+        def choose_one() -> tuple[LoadedModel, Use]:
             model = self.route(name).choose(version, request_id, caller)
             return model, model.use
 
-        def until_awake(model: LoadedModel[E]) -> Awaitable[None] | None:
+        def until_awake(model: LoadedModel) -> Awaitable[None] | None:
             nonlocal until
             if not model.is_asleep:
                 return None

@@ -3,24 +3,23 @@
 from dragoman.export.fields import listed, shown
 from dragoman.server.errors import InvalidRequest, NotInRepository, NotPossible
 from dragoman.server.models.policy import Overrides
-from dragoman.server.models.reconciler import ModelKeeper
+from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.models.version import State, Version
-from dragoman.server.models.workshop import E
 from dragoman.server.service.administration import ModelStatus, Requested, VersionStatus
 from dragoman.server.service.ports import ServedVersion
 
 
-def version_names_of(keeper: ModelKeeper[E]) -> list[str]:
+def version_names_of(keeper: ModelReconciler) -> list[str]:
     """Return what the folders of a model's versions are called, the newest first."""
     return [found.name for found in reversed(keeper.found.versions)]
 
 
-def is_called(keeper: ModelKeeper[E], name: str) -> bool:
+def is_called(keeper: ModelReconciler, name: str) -> bool:
     """Return whether a version is called so, by its folder or by its content."""
-    return name in version_names_of(keeper) or any(name == one.content for one in keeper.known())
+    return name in version_names_of(keeper) or any(name == one.content for one in keeper.loaded.with_files())
 
 
-def version_meant(keeper: ModelKeeper[E], asked: str) -> str:
+def version_meant(keeper: ModelReconciler, asked: str) -> str:
     """Return what the folder of a version is called that an operator names by that, or by what its content gives.
 
     Raises:
@@ -30,16 +29,16 @@ def version_meant(keeper: ModelKeeper[E], asked: str) -> str:
     names = version_names_of(keeper)
     if asked in names:
         return asked
-    meant = sorted({one.found.name for one in keeper.known() if one.content == asked and one.found.name in names})
+    meant = sorted({one.found.name for one in keeper.loaded.with_files() if one.content == asked and one.found.name in names})
     if len(meant) > 1:
         raise InvalidRequest("version", f"{asked} may be {' or '.join(meant)}; ask for one by its name")
     if not meant:
-        contents = {one.found.name: one.content for one in keeper.known()}
+        contents = {one.found.name: one.content for one in keeper.loaded.with_files()}
         raise NotInRepository("version", shown(asked), [name or contents.get(name, "") for name in names])
     return meant[0]
 
 
-def version_before(keeper: ModelKeeper[E]) -> str:
+def version_before(keeper: ModelReconciler) -> str:
     """Return the version that answered requests before the one that does.
 
     Raises:
@@ -53,13 +52,13 @@ def version_before(keeper: ModelKeeper[E]) -> str:
     return name
 
 
-def stands_for(keeper: ModelKeeper[E], label: str, name: str | None) -> bool:
+def stands_for(keeper: ModelReconciler, label: str, name: str | None) -> bool:
     """Return whether requests can name a version by a label; with None whether any version."""
     labels = {} if keeper.route is None else keeper.route.labels
     return label in labels and name in (None, labels[label])
 
 
-def check_loaded(keeper: ModelKeeper[E]) -> None:
+def check_loaded(keeper: ModelReconciler) -> None:
     """Do nothing if a model is to be served.
 
     Raises:
@@ -69,7 +68,7 @@ def check_loaded(keeper: ModelKeeper[E]) -> None:
         raise NotPossible(f"model: {keeper.name} is unloaded; load it first")
 
 
-def why_not_served(keeper: ModelKeeper[E], asked: Overrides) -> str:
+def why_not_served(keeper: ModelReconciler, asked: Overrides) -> str:
     """Return why something that is asked for is not served."""
     found = keeper.found
     problems = (found.problem, found.file_problem, *keeper.would_want(asked).problems)
@@ -78,11 +77,11 @@ def why_not_served(keeper: ModelKeeper[E], asked: Overrides) -> str:
     return told or ("the log says why" if found.versions else "its folder holds no version")
 
 
-def status_of(keeper: ModelKeeper[E]) -> ModelStatus:
+def status_of(keeper: ModelReconciler) -> ModelStatus:
     """Return how a model is: versions that lie in its folder, the newest first, then those that do not any more."""
     found, route, asked = keeper.found, keeper.route, keeper.overrides
     served = {} if route is None else {id(route.versions[one.name]): one for one in route.described()}
-    known = keeper.known()
+    known = keeper.loaded.with_files()
     there = [one.name for one in reversed(found.versions)]
     statuses = []
     for name in dict.fromkeys([*there, *(one.found.name for one in known)]):
@@ -105,29 +104,29 @@ def status_of(keeper: ModelKeeper[E]) -> ModelStatus:
     )
 
 
-def is_served(keeper: ModelKeeper[E], name: str, *, is_default: bool = False) -> bool:
+def is_served(keeper: ModelReconciler, name: str, *, is_default: bool = False) -> bool:
     """Return whether requests get a version as it lies in its folder of that name; as the default, if that is asked."""
     route = keeper.route
     if route is None:
         return False
     models = [route.default] if is_default else list(route.versions.values())
-    there = [version for found in keeper.found.versions if found.name == name and (version := keeper.versions.known(found))]
+    there = [version for found in keeper.found.versions if found.name == name and (version := keeper.loaded.known(found))]
     return any(version.answering in models for version in there)
 
 
-def is_name_served(keeper: ModelKeeper[E], name: str) -> bool:
+def is_name_served(keeper: ModelReconciler, name: str) -> bool:
     """Return whether requests get a version of a name, be it one whose files have been replaced."""
     models = [] if keeper.route is None else list(keeper.route.versions.values())
-    return any(version.answering in models for version in keeper.known() if version.found.name == name)
+    return any(version.answering in models for version in keeper.loaded.with_files() if version.found.name == name)
 
 
-def why_refused(keeper: ModelKeeper[E], name: str) -> str:
+def why_refused(keeper: ModelReconciler, name: str) -> str:
     """Return why a version is refused, in a line that names it; empty if it is not."""
-    refused = (one for one in keeper.known() if one.found.name == name and one.state is State.REFUSED)
+    refused = (one for one in keeper.loaded.with_files() if one.found.name == name and one.state is State.REFUSED)
     return next((f"version {one.label or 'of the folder'} is refused: {one.reason}" for one in refused), "")
 
 
-def _version(keeper: ModelKeeper[E], version: Version[E], served: ServedVersion | None) -> VersionStatus:
+def _version(keeper: ModelReconciler, version: Version, served: ServedVersion | None) -> VersionStatus:
     outcomes = keeper.outcomes(version)
     return VersionStatus(
         version.label,

@@ -1,19 +1,22 @@
-"""One version of a model, from when it is found to when it is gone: what is known of it, and in which part of its life it is."""
+"""One version of a model: its state, and the reason of a refusal."""
 
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic
+from pathlib import Path
 
 from dragoman.export.bundle import Bundle
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.models.discovery import FoundVersion
-from dragoman.server.models.loaded import E, LoadedModel
+from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.service.languages import Frames
+
+# Of a stand-in, which has no files.
+NOWHERE = FoundVersion("", Path(), (0, 0, 0))
 
 
 class State(StrEnum):
-    """Part of a version's life; requests get it in `TRIAL` and `SERVING`, and wake it when it is `ASLEEP`."""
+    """State of a version; requests get it in `TRIAL` and `SERVING`, and have it loaded in `ASLEEP`."""
 
     OPENING = "opening"
     STARTING = "starting"
@@ -27,7 +30,7 @@ class State(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a version is refused, in one word, for metrics; the line that says it exactly is for people."""
+    """Cause of a refusal, in a word for metrics; a line that says more goes with it."""
 
     BUNDLE = "bundle"
     SIGNATURE = "signature"
@@ -42,7 +45,7 @@ class Cause(StrEnum):
 
 
 class Refused(Exception):
-    """A version that does not get so far as to serve; the message is one line."""
+    """A version cannot serve; the message is one line."""
 
     def __init__(self, cause: Cause, reason: str) -> None:
         super().__init__(reason)
@@ -51,7 +54,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What is read of a version by whoever answers requests for it."""
+    """Contents of a version that frontends need."""
 
     bundle: Bundle
     tokenizers: Tokenizers
@@ -59,24 +62,25 @@ class Opened:
 
 
 @dataclass(slots=True, eq=False)
-class Version(Generic[E]):
-    """See above.
+class Version:
+    """A version of a model, or a stand-in: an engine that never starts, and refuses requests or has them wait.
 
     Attributes:
         model: Name of its model.
-        found: Where it lies.
-        state: Part of its life.
-        since: When that began, seconds since 1970.
-        cause: Why it is refused.
+        found: Its folder; `NOWHERE` for a stand-in.
+        state: Its state.
+        since: Beginning of that state, in seconds since 1970.
+        cause: Cause of its refusal.
         reason: The same in one line.
-        content: Its version by its content; empty while it has not been opened.
-        opened: From when it is until it has ended.
-        loaded: While it has an engine.
-        replicas: Numbers by which metrics know its engines.
-        sleeping: What stands for it while it is asleep.
-        was_proved: Whether it has served for good, or been up before it fell asleep.
-        reserved_bytes: What its engines may come to take.
+        content: Version by its content; empty until it has been opened.
+        opened: Its contents, until it has ended.
+        loaded: Its engine, while it has one.
+        replicas: Numbers of its engines in metrics.
+        sleeping: Stand-in for it while it is asleep.
+        was_proved: Whether it has served for good, or was unloaded when idle.
+        reserved_bytes: Memory that its engines may come to take.
         has_died: Whether an engine of it has ended by itself since it was started, and before it was known to be good.
+        is_draining: Whether it ends as soon as no request holds it.
     """
 
     model: str
@@ -87,53 +91,59 @@ class Version(Generic[E]):
     reason: str = ""
     content: str = ""
     opened: Opened | None = None
-    loaded: LoadedModel[E] | None = None
+    loaded: LoadedModel | None = None
     replicas: range = range(0)
-    sleeping: LoadedModel[E] | None = None
+    sleeping: LoadedModel | None = None
     was_proved: bool = False
     reserved_bytes: int = 0
     has_died: bool = False
+    is_draining: bool = False
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether it has no files."""
+        return self.found is NOWHERE
 
     @property
     def label(self) -> str:
-        """What its folder calls it, or where folders have no names for versions, what its content gives once that is known."""
+        """Name of its folder; where that has none for versions, the version by its content once that is known."""
         return self.found.name or self.content
 
     @property
     def is_up(self) -> bool:
-        """Whether it can answer requests at once, whether or not any gets it."""
+        """Whether it can answer requests at once, whether or not it gets any."""
         return self.state in (State.TRIAL, State.SERVING, State.STANDBY)
 
     @property
-    def answering(self) -> LoadedModel[E] | None:
-        """What requests get of it."""
+    def answering(self) -> LoadedModel | None:
+        """Target of its requests."""
         return self.sleeping if self.state is State.ASLEEP else self.loaded
 
     @property
     def has_been_proved(self) -> bool:
-        """Whether what its engine does is done for requests."""
+        """Whether its engine works for requests, and not for a self-test."""
         return self.state not in (State.OPENING, State.STARTING, State.PROVING)
 
     def open(self, opened: Opened) -> None:
-        """Take note of what was read of it."""
+        """Note its contents."""
         self.opened, self.content = opened, opened.bundle.manifest.version
 
     def let_go(self) -> None:
-        """Let go of what was read of it: it has ended, and may stay known for long."""
+        """Free its contents: it has ended, and may stay known for long."""
         self.opened = self.sleeping = None
 
     def note_death(self) -> None:
-        """Take note that an engine of it has ended by itself; of one that serves for good, or has done so, that says nothing."""
+        """Note that an engine has ended by itself; of a version that serves for good, or has done so, that says nothing."""
         if self.state in (State.PROVING, State.STANDBY, State.TRIAL) and not self.was_proved:
             self.has_died = True
 
     def enter(self, state: State) -> None:
-        """Begin another part of its life."""
+        """Begin a state."""
         if state is not self.state:
             self.state, self.since = state, time.time()
             self.was_proved = self.was_proved or state is State.SERVING
 
     def refuse(self, refused: Refused) -> None:
-        """End its life before it has served, or while it was tried."""
+        """Refuse it."""
         self.cause, self.reason = refused.cause, refused.reason
         self.enter(State.REFUSED)

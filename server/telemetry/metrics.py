@@ -23,6 +23,13 @@ from dragoman.server.telemetry.processes import GpuReading, GpuSource, ProcessRe
 from dragoman.server.telemetry.series import Series, SummedRegistry
 from dragoman.server.telemetry.server_metrics import ReloadMetrics, VersionMetrics
 
+# Objectives must be bounds of buckets, so these are the seconds that objectives are usually set at.
+# fmt: off
+LATENCY_BUCKETS = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
+    1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0,
+)
+# fmt: on
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 LOAD_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
@@ -53,20 +60,19 @@ COUNTERS = {
     "generation_tokens_total": "Tokens generated for requests that have ended, failed ones included.",
     "score_tokens_total": "Source and target tokens of score requests.",
 }
-# Without bounds: those of the setting `latency_buckets`.
 HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
-    "time_to_first_token_seconds": ("Arrival to first token.", ()),
-    "inter_token_latency_seconds": ("Mean time between the tokens of a request's longest answer.", ()),
-    "e2e_request_latency_seconds": ("Arrival to last token.", ()),
-    "request_queue_time_seconds": ("Arrival to admission to a slot.", ()),
-    "request_prefill_time_seconds": ("Encoder pass of the request's batch; for a prompt, its own chunks.", ()),
-    "request_decode_time_seconds": ("First token to last token.", ()),
+    "time_to_first_token_seconds": ("Arrival to first token.", LATENCY_BUCKETS),
+    "inter_token_latency_seconds": ("Mean time between the tokens of a request's longest answer.", LATENCY_BUCKETS),
+    "e2e_request_latency_seconds": ("Arrival to last token.", LATENCY_BUCKETS),
+    "request_queue_time_seconds": ("Arrival to admission to a slot.", LATENCY_BUCKETS),
+    "request_prefill_time_seconds": ("Encoder pass of the request's batch; for a prompt, its own chunks.", LATENCY_BUCKETS),
+    "request_decode_time_seconds": ("First token to last token.", LATENCY_BUCKETS),
     "request_prompt_tokens": ("Source tokens of a request.", TOKEN_BUCKETS),
     "request_generation_tokens": ("Generated tokens of a request.", TOKEN_BUCKETS),
-    "score_latency_seconds": ("Arrival of a score request to its scores.", ()),
-    "step_duration_seconds": ("Decode step, search included.", ()),
+    "score_latency_seconds": ("Arrival of a score request to its scores.", LATENCY_BUCKETS),
+    "step_duration_seconds": ("Decode step, search included.", LATENCY_BUCKETS),
     "step_batch_size": ("Rows decoded in a step.", BATCH_BUCKETS),
-    "prefill_duration_seconds": ("Prefill of a step: encoding sources, or reading chunks of prompts.", ()),
+    "prefill_duration_seconds": ("Prefill of a step: encoding sources, or reading chunks of prompts.", LATENCY_BUCKETS),
     "model_load_seconds": ("Loading a bundle and warming up.", LOAD_BUCKETS),
 }
 
@@ -187,7 +193,6 @@ class Metrics:
     def __init__(
         self,
         registry: CollectorRegistry,
-        latency_buckets: Sequence[float],
         version: str = "unknown",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -195,7 +200,6 @@ class Metrics:
 
         Args:
             registry: Where they are collected.
-            latency_buckets: Upper bounds of the latency histograms, seconds.
             version: Version of the server, for `dragoman_build_info`.
             clock: Monotonic seconds.
         """
@@ -246,9 +250,7 @@ class Metrics:
         self.rejected = families.counter(
             "requests_rejected_total", "Failed requests that were rejected before any work, by reason.", "model", "reason"
         )
-        self.histograms = {
-            name: families.histogram(name, text, bounds or latency_buckets) for name, (text, bounds) in HISTOGRAMS.items()
-        }
+        self.histograms = {name: families.histogram(name, text, bounds) for name, (text, bounds) in HISTOGRAMS.items()}
         families.declare("model_info", "model", "version", "precision", "device")
         self._info = Info("dragoman_model", "The loaded model.", ["model"], registry=registry)
         families.declare("build_info", "version")

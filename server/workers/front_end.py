@@ -6,7 +6,7 @@ It lives in the process that was started where that is the only front end, or in
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -43,7 +43,7 @@ class FrontEnd:
     def __init__(
         self,
         config: ServerConfig,
-        models: Repository[Any],
+        models: Repository,
         metrics: Metrics,
         tracer: "Tracer | None",
         sampler: Sampler,
@@ -68,7 +68,6 @@ class FrontEnd:
         """
         self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
         self._models = models
-        models.waiting.max_seconds = config.load_wait_seconds
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
         self._callers = read_callers(config, metrics, deadlines, usage_of)
         self.core = Core(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
@@ -135,24 +134,24 @@ class FrontEnd:
         """Return what other processes have counted: there are none."""
         return ()
 
-    async def adopt(self, model: LoadedModel[Any]) -> None:
+    async def adopt(self, model: LoadedModel) -> None:
         """Be ready for requests for a version of a model; none gets it until it is published."""
         await asyncio.to_thread(self.core.generation.prepare, model)
 
-    async def publish(self, name: str, route: Route[Any] | None) -> None:
+    async def publish(self, name: str, route: Route | None) -> None:
         """Have a model's requests that come from now on be answered so."""
         self._models.publish(name, route)
         self.update_health()
 
-    async def until_released(self, model: LoadedModel[Any]) -> None:
+    async def until_released(self, model: LoadedModel) -> None:
         """Wait until no request holds a version that no route leads to any more."""
         await model.use.until_free()
 
-    def outcomes(self, model: LoadedModel[Any]) -> Outcomes:
+    def outcomes(self, model: LoadedModel) -> Outcomes:
         """Return what became of the requests that held a version."""
         return model.use.outcomes
 
-    def holding(self, model: LoadedModel[Any]) -> Holding:
+    def holding(self, model: LoadedModel) -> Holding:
         """Return how requests use a version."""
         return Holding(model.use.num_held, model.use.last_used, model.use.warm_until)
 

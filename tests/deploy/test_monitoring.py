@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
-from dragoman.server.config import LATENCY_BUCKETS
-from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.metrics import LATENCY_BUCKETS, Metrics
 from tests.deploy.conftest import ROOT, Render, Values, load
 
 PROMETHEUS, DASHBOARD = ROOT / "deploy/prometheus", ROOT / "deploy/grafana/dashboards/dragoman.json"
@@ -74,7 +73,7 @@ def test_queries_read_series_that_exist_and_every_metric_is_read(dashboard: dict
     registry, known, asked = CollectorRegistry(), set(OTHERS), set[str]()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
-    ours = set(Metrics(registry, (1.0,)).labels)
+    ours = set(Metrics(registry).labels)
     known |= {rule["record"] for rule in all_rules() if "record" in rule}
     for metric in registry.collect():
         parts = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "info": ("_info",)}

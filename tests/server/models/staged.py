@@ -13,7 +13,7 @@ from dragoman.server.models.discovery import FoundModel, FoundVersion
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.memory import Placement, Room
 from dragoman.server.models.model_file import ModelFile
-from dragoman.server.models.reconciler import ModelKeeper
+from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.models.registry import CannotServe, Route
 from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.use import Holding, Outcomes
@@ -57,13 +57,13 @@ class StagedEngine:
 
 
 class Stage:
-    """A model's folder, its `Workshop` and its `Front`: by step and label, `faults` are raised and `gates` awaited."""
+    """A model's folder, version loader, metrics and frontend: by step and label, `faults` are raised and `gates` awaited."""
 
     def __init__(self, *names: str, file: ModelFile | None = None, size: int = 0) -> None:
         self.told: list[tuple[str, str]] = []  # steps with the version's label, in order
         self.faults: dict[tuple[str, str], Exception] = {}
         self.gates: dict[tuple[str, str], asyncio.Event] = {}
-        self.routes: list[Route[Any] | None] = []
+        self.routes: list[Route | None] = []
         self.swaps, self.sleeps, self.wakes = list[str](), list[str](), list[str]()  # outcomes that are counted
         self.refusals: list[tuple[str, float]] = []
         self.freed: list[range] = []
@@ -80,8 +80,10 @@ class Stage:
         self.versions: list[FoundVersion] = []
         self._stamps = 0
         self.put(*names)
-        self.placement = Placement(lambda: [self.keeper], measure_room=lambda: Room(self.free_bytes, "is free"), wait_seconds=0.05)
-        self.keeper: ModelKeeper[Any] = ModelKeeper(self.found, self, lambda: self, self.placement)
+        self.placement = Placement(measure_room=lambda: Room(self.free_bytes, "is free"), wait_seconds=0.05)
+        self.metrics: Any = SimpleNamespace(versions=self, remove_model=lambda name: None)
+        loader: Any = self
+        self.keeper = ModelReconciler(self.found, loader, lambda: self, self.placement)
 
     @property
     def found(self) -> FoundModel:
@@ -157,7 +159,7 @@ class Stage:
         self.keeper.wake()
 
     @property
-    def route(self) -> Route[Any]:
+    def route(self) -> Route:
         route = self.routes[-1]
         assert route is not None
         return route
@@ -169,8 +171,8 @@ class Stage:
         is_serving = route is not None and route.default.engine.is_ready and not route.default.is_asleep
         return route.default.label if route is not None and is_serving else None
 
-    def version(self, label: str) -> Version[Any]:
-        return next(one for one in reversed(self.keeper.known()) if one.label == label)
+    def version(self, label: str) -> Version:
+        return next(one for one in reversed(self.keeper.loaded.with_files()) if one.label == label)
 
     @property
     def shown(self) -> dict[str, str]:
@@ -198,7 +200,7 @@ class Stage:
         if (fault := self.faults.get((step, label))) is not None:
             raise fault
 
-    # Workshop.
+    # Version loader.
 
     def open(self, model: str, found: FoundVersion, file: ModelFile) -> Opened:
         content = f"{found.stamp[0]:012}"
@@ -213,10 +215,10 @@ class Stage:
     def num_replicas(self, bundle: Any, file: ModelFile) -> int:
         return 1
 
-    def measure(self, model: LoadedModel[Any] | None) -> None:
-        self.told.append(("measure", "" if model is None else model.label))
+    def measure(self, model: LoadedModel) -> None:
+        self.told.append(("measure", model.label))
 
-    def load(
+    def make(
         self,
         opened: Opened,
         file: ModelFile,
@@ -225,22 +227,20 @@ class Stage:
         *,
         on_death: Callable[[], None] = lambda: None,
         is_observed: Callable[[], bool] = lambda: True,
-    ) -> LoadedModel[Any]:
-        assert not replicas or not any(set(replicas) & set(one.replicas) for one in self.keeper.versions if one.loaded is not None)
+    ) -> LoadedModel:
+        taken = {number for one in self.keeper.loaded.versions if one.loaded is not None for number in one.replicas}
+        assert not taken.intersection(replicas)
         engine: Any = StagedEngine(self, label, on_death, is_observed)
         self.engines.append(engine)
         return LoadedModel(opened.bundle, opened.tokenizers, opened.frames, engine, label)
 
-    async def prove(self, model: LoadedModel[Any]) -> None:
+    async def prove(self, model: LoadedModel) -> None:
         await self.reach("prove", model.label)
 
     def forget(self, model: str, replicas: range) -> None:
         self.freed.append(replicas)
 
-    def published(self, name: str, route: Route[Any] | None) -> None:
-        self.told.append(("published", "" if route is None else route.default.label))
-
-    def gone(self, name: str) -> None:
+    def remove_model(self, name: str) -> None:
         self.told.append(("gone", ""))
 
     def swapped(self, model: str, outcome: str) -> None:
@@ -252,13 +252,13 @@ class Stage:
     def woken(self, model: str, outcome: str) -> None:
         self.wakes.append(outcome)
 
-    def reckon(self, bundle: Any, file: ModelFile) -> int:
+    def needed_bytes(self, bundle: Any, file: ModelFile) -> int:
         return self.sizes.get(bundle.directory.name, self.size)
 
-    def resident_bytes(self, model: LoadedModel[Any]) -> int:
+    def resident_bytes(self, model: LoadedModel) -> int:
         return 0
 
-    def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel[Any]:
+    def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel:
         if file == self.misfit:
             raise ConfigError("max_slots_per_request: 4 is above max_slots")
         settings: Any = None
@@ -266,10 +266,10 @@ class Stage:
 
     # Front.
 
-    async def adopt(self, model: LoadedModel[Any]) -> None:
+    async def adopt(self, model: LoadedModel) -> None:
         await self.reach("adopt", model.label)
 
-    async def publish(self, name: str, route: Route[Any] | None) -> None:
+    async def publish(self, name: str, route: Route | None) -> None:
         for label in ["nothing"] if route is None else [*route.versions]:
             await self.reach("publish", label)
         for model in () if route is None else route.versions.values():
@@ -277,14 +277,14 @@ class Stage:
             assert is_started == model.engine.is_ready, "it was started, and does not run"
         self.routes.append(route)
 
-    async def until_released(self, model: LoadedModel[Any]) -> None:
+    async def until_released(self, model: LoadedModel) -> None:
         assert not self.routes or self.routes[-1] is None or model not in self.routes[-1].versions.values(), "it is still served"
         await model.use.until_free()
 
-    def outcomes(self, model: LoadedModel[Any]) -> Outcomes:
+    def outcomes(self, model: LoadedModel) -> Outcomes:
         return self.outcomes_of.get(model.label, Outcomes())
 
-    def holding(self, model: LoadedModel[Any]) -> Holding:
+    def holding(self, model: LoadedModel) -> Holding:
         return Holding(model.use.num_held, model.use.last_used, model.use.warm_until)
 
     def is_awaited(self, name: str) -> bool:

@@ -43,8 +43,8 @@ class World:
         self.stage = stage
         self.scan: Callable[[], list[FoundModel]] = lambda: [stage.found]
         make: Any = lambda found: stage.keeper if found.name == MODEL else Idle()  # noqa: E731
-        self.keeper: Keeper[Any] = Keeper(Path("models"), [stage.found], make, 0.0)
-        self.administrator: Administrator[Any] = Administrator(self.keeper)
+        self.keeper: Keeper = Keeper(Path("models"), [stage.found], make, 0.0)
+        self.administrator: Administrator = Administrator(self.keeper)
         self.administrator.begin()
 
     def ask(self, change: str, *arguments: str) -> Coroutine[Any, Any, ModelStatus]:
@@ -279,7 +279,7 @@ async def test_changes_of_a_model_are_made_one_after_the_other_also_if_their_cal
 async def test_nothing_is_changed_before_the_server_serves_nor_once_it_ends(serve: Any) -> None:
     async with serve("1", "2", "3") as world:
         world.stage.hold("start", "1")
-        early: Administrator[Any] = Administrator(world.keeper)
+        early: Administrator = Administrator(world.keeper)
         with pytest.raises(NotReady, match="the server is starting"):
             await early.load(ANNA, MODEL, "1")
         assert early.list(ANNA) == [world.status]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.server.models.discovery import FoundVersion
-from dragoman.server.models.loader import ModelVersions, is_in
 from dragoman.server.models.policy import MAX_VERSIONS, History
+from dragoman.server.models.reconcile import Idle, Loaded, is_in
 from dragoman.server.models.registry import Route
 from dragoman.server.models.version import Opened, State, Version
 from dragoman.server.models.version_names import check_version_name, is_version_name, natural_key
@@ -87,7 +87,7 @@ def model(label: str) -> Any:
 
 
 def test_version_is_called_as_its_folder_or_as_its_content() -> None:
-    named, flat = Version[Any]("en-de", found("7")), Version[Any]("en-de", found(""))
+    named, flat = Version("en-de", found("7")), Version("en-de", found(""))
     assert (named.label, named.content, flat.label) == ("7", "", "")
     bundle, nothing = SimpleNamespace(manifest=SimpleNamespace(version="abc")), None
     for version in (named, flat):
@@ -99,20 +99,19 @@ def test_version_is_called_as_its_folder_or_as_its_content() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_only_a_version_that_is_being_tried_is_blamed_for_a_death(state: State) -> None:
-    version = Version[Any]("en-de", found("1"), state)
+    version = Version("en-de", found("1"), state)
     version.note_death()
     assert version.has_died is (state in (State.PROVING, State.STANDBY, State.TRIAL))
 
 
 def test_replicas_get_the_lowest_free_consecutive_numbers() -> None:
-    versions = ModelVersions[Any]("en-de")
-    one, two, three = (versions.begin(found(name)) for name in "123")
+    versions = Loaded("en-de", Idle(60.0, 0.0))
+    one, two, three = (versions.add(found(name)) for name in "123")
     for version, num_replicas, expected in ((one, 2, range(0, 2)), (two, 1, range(2, 3)), (three, 2, range(3, 5))):
         version.replicas = versions.free_replicas(num_replicas)
         version.loaded = model(version.label)
         assert version.replicas == expected
     one.loaded = None
     assert [versions.free_replicas(number) for number in (0, 2, 3)] == [range(0), range(0, 2), range(5, 8)]
-    assert versions.loaded() == [two.loaded, three.loaded]
     route = Route(two.loaded, {"2": two.loaded})  # type: ignore[arg-type, dict-item]
     assert is_in(two, route) and not is_in(three, route) and not is_in(two, None)

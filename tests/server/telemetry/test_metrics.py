@@ -7,7 +7,6 @@ import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 
-from dragoman.server.config import LATENCY_BUCKETS
 from dragoman.server.engine.messages import Answer, Finished, Prefill, Request, Scored, ScoreRequest, Statistics, Step
 from dragoman.server.telemetry.families import Histogram
 from dragoman.server.telemetry.metrics import CODES, REFUSALS, Metrics
@@ -22,7 +21,7 @@ class Shown:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.now = 60.0
-        self.metrics = Metrics(self.registry, LATENCY_BUCKETS, "1.2.3", clock=lambda: self.now)
+        self.metrics = Metrics(self.registry, "1.2.3", clock=lambda: self.now)
         self.metrics.add_model("en-de", "v1", "fp32", "cpu", 16)
 
     def value(self, name: str, model: str = "en-de", **labels: str) -> float | None:

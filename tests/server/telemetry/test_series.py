@@ -82,5 +82,5 @@ def test_samples_can_be_selected_by_name(here: Counts, others: list[Counts]) -> 
 
 def test_the_servers_own_metrics_appear_once_each_where_nothing_is_added() -> None:
     registry = CollectorRegistry()
-    Metrics(registry, (0.1, 1.0)).add_model("a", "1", "fp32", "cpu", 64)
+    Metrics(registry).add_model("a", "1", "fp32", "cpu", 64)
     assert generate_latest(SummedRegistry(registry, lambda: [])) == generate_latest(registry)

@@ -65,7 +65,7 @@ def put(folder: Path, *names: str) -> None:
 async def reconciled(folder: Path, *names: str, poll_seconds: float = 0.0, early: str = "") -> AsyncIterator[tuple[Any, Any]]:
     """Reconcile a folder of models; yield the reconciler and its models. `early` comes before they are led."""
     put(folder, *names)
-    keeper: Keeper[Any] = Keeper(folder, scan(folder), lambda found: FakeModel(found), poll_seconds)  # type: ignore[arg-type, return-value]
+    keeper: Keeper = Keeper(folder, scan(folder), lambda found: FakeModel(found), poll_seconds)  # type: ignore[arg-type, return-value]
     if early:
         put(folder, early)
         await keeper.look()

@@ -1,7 +1,6 @@
-"""Decisions of idle unloading, and requests that wait for a model, by a clock that stands still until it is moved."""
+"""Requests that wait for a model to be loaded, by a clock that stands still until it is moved."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,9 +8,7 @@ import pytest
 
 from dragoman.server.errors import NotReady
 from dragoman.server.models import registry as waiting_module
-from dragoman.server.models.idle import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, Sleep, Why
 from dragoman.server.models.registry import MAX_MARGIN_SECONDS, RETRY_SECONDS, Waiting
-from dragoman.server.models.use import Holding
 
 
 class Clock:
@@ -24,80 +21,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-def used(num_held: int = 0, last_used: float = 0.0) -> Holding:
-    return Holding(num_held, last_used, last_used)
-
-
-def decide(sleep: Sleep, holding: Holding | None = None, *, is_awaited: bool = False, is_tried: bool = False) -> bool:
-    """Decide anew, and return whether the model is to be unloaded."""
-    sleep.decide(holding or used(), is_awaited=is_awaited, is_tried=is_tried)
-    return sleep.is_asleep
-
-
-# Seconds after loading; requests that hold it, and seconds since the last; whether it is awaited, on probation, asked to leave.
-@pytest.mark.parametrize(
-    ("seconds", "num_held", "used_ago", "is_awaited", "is_tried", "is_asked", "why"),
-    [
-        (59.0, 0, 1e3, False, False, False, None),
-        (60.0, 0, 1e3, False, False, False, Why.IDLE),
-        (90.0, 0, 59.5, False, False, False, None),
-        (90.0, 0, 60.0, False, False, False, Why.IDLE),
-        (90.0, 1, 1e3, False, False, False, None),
-        (90.0, 0, 1e3, True, False, False, None),
-        (90.0, 0, 1e3, False, True, False, None),
-        (0.0, 3, 1e3, False, False, True, Why.MEMORY),
-        (0.0, 3, 1e3, True, False, True, None),
-        (0.0, 0, 1e3, False, True, True, None),
-    ],
-)
-def test_model_is_unloaded_when_it_is_idle_or_asked_to_make_room(
-    clock: Clock, seconds: float, num_held: int, used_ago: float, is_awaited: bool, is_tried: bool, is_asked: bool, why: Why | None
-) -> None:
-    sleep = Sleep(60.0, clock)
-    assert decide(sleep) and sleep.pause(used()) is None, "it is not loaded at the start"
-    assert not decide(sleep, is_awaited=True)
-    clock.now += 5.0
-    sleep.wake()
-    clock.now += seconds
-    sleep.is_asked, holding = is_asked, used(num_held, clock.now - used_ago)
-    assert decide(sleep, holding, is_awaited=is_awaited, is_tried=is_tried) is (why is not None) and not sleep.is_asked
-    assert why is None or sleep.why == why
-    if why is None:
-        idle = min(seconds, used_ago)
-        assert sleep.pause(holding) == pytest.approx(60.0 if num_held else max(0.001, 60.0 - idle))
-
-
-def test_failed_load_is_retried_with_a_growing_pause(clock: Clock) -> None:
-    sleep, pauses = Sleep(60.0, clock), []
-    for _ in range(8):
-        assert not decide(sleep, is_awaited=True)
-        sleep.fail("no memory")
-        pauses.append(sleep.retry_seconds)
-        assert decide(sleep, is_awaited=True) and sleep.pause(used()) == pauses[-1]
-        clock.now += sleep.retry_seconds
-    assert pauses == [min(MAX_RETRY_SECONDS, MIN_RETRY_SECONDS * 2**number) for number in range(8)]
-    sleep.wake()
-    sleep.fail("again")
-    assert sleep.retry_seconds == MIN_RETRY_SECONDS, "it was loaded in between"
-
-
-def test_model_that_is_always_to_be_loaded_is_loaded_and_retried_by_itself_and_never_unloaded(clock: Clock) -> None:
-    always = Sleep(math.inf, clock)
-    clock.now += 1e9
-    always.is_asked = True
-    assert not decide(always) and not always.may_sleep and always.pause(used()) is None
-    sleep = Sleep(60.0, clock)
-    sleep.keep_seconds = math.inf
-    assert not decide(sleep)
-    sleep.fail("no memory")
-    assert decide(sleep) and sleep.pause(used()) == MIN_RETRY_SECONDS
-    clock.now += MIN_RETRY_SECONDS
-    assert not decide(sleep)
-
-
-# Requests that wait.
 
 
 class Waits:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.errors import NotReady, UnknownVersion
-from dragoman.server.models import idle as sleep
 from dragoman.server.models import memory as placement
-from dragoman.server.models import rollout as switch
+from dragoman.server.models import reconcile
+from dragoman.server.models import reconciler as model_keeper
 from dragoman.server.models.model_file import ModelFile, ModelSettings, Swap, Versions
 from dragoman.server.models.policy import Overrides
 from dragoman.server.models.registry import CannotServe
@@ -150,7 +150,7 @@ async def play(stage: Stage, events: str) -> None:
             case "ask":
                 await stage.ask_for()
             case "evict":
-                stage.keeper.give_way()
+                stage.keeper.evict()
                 await until(lambda: stage.sleeps or stage.file != SLEEPY)
         if event in FAULTS:
             continue
@@ -328,7 +328,7 @@ async def test_route_that_cannot_be_published_is_published_later(
     monkeypatch: pytest.MonkeyPatch, change: str, error: Exception | None
 ) -> None:
     """After a pause, or when the model is to be looked at again, but not in a loop."""
-    monkeypatch.setattr(switch, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(model_keeper, "RETRY_SECONDS", 0.05)
     label = "2" if change == "version" else "1"
     async with Stage("1", file=FILES["plain" if change == "rollback" else "at-once"]).led() as stage:
         if change == "rollback":
@@ -385,7 +385,7 @@ async def test_versions_are_loaded_one_by_one_unloaded_together_and_their_memory
     fields: dict[str, Any] = {"versions": Versions(latest=2), "labels": {"old": "1"}, "weights": {"1": 0.25}}
     async with Stage("1", "2", file=ModelFile(settings=SLEEPY.settings, **fields), size=50).led() as stage:
         asleep = stage.route
-        assert asleep.default.is_asleep and asleep.default.engine.is_ready and stage.keeper.stay() is None
+        assert asleep.default.is_asleep and asleep.default.engine.is_ready and not stage.keeper.candidate().may_leave
         proving = stage.hold("prove", "2")
         asking = asyncio.create_task(stage.ask_for())
         await until(lambda: "prove" in stage.steps("2"))
@@ -396,18 +396,18 @@ async def test_versions_are_loaded_one_by_one_unloaded_together_and_their_memory
         for route in (asleep, stage.route):
             assert (route.shares, route.labels) == ({"1": 0.25, "2": 0.75}, {"old": "1"})
         await play(stage, "take 2")
-        stage.keeper.give_way()
+        stage.keeper.evict()
         await until(lambda: stage.sleeps)
-        assert "2" in stage.running() and stage.keeper.is_leaving and stage.keeper.memory_bytes() >= 50
+        assert "2" in stage.running() and stage.keeper.candidate().is_leaving and stage.keeper.candidate().memory_bytes >= 50
         await play(stage, "leave 2")
-        await until(lambda: not stage.running() and not stage.keeper.is_leaving)
-        assert stage.keeper.memory_bytes() == 0
+        await until(lambda: not stage.running() and not stage.keeper.candidate().is_leaving)
+        assert stage.keeper.candidate().memory_bytes == 0
 
 
 async def test_reason_why_a_model_cannot_be_loaded_is_told_to_requests_and_it_is_retried_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sleep, "MIN_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(reconcile, "MIN_RETRY_SECONDS", 0.05)
     monkeypatch.setattr(placement, "MIN_STAY_SECONDS", 0.0)
     async with sleepy("1").led() as stage:
         for fault, reason, told in (
