@@ -28,10 +28,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from dragoman.model.files import read_bounded
-from dragoman.server.addresses import cannot_listen
-from dragoman.server.certificates import read_dates
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.credentials import digest_of, is_token, no_password
+from dragoman.server.listening import cannot_listen, digest_of, is_token, no_password, read_dates
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BACKLOG = 512
