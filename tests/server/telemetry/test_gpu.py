@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from dragoman.server.telemetry.processes import (
-    NOTHING,
     PAGE_BYTES,
     TICKS_PER_SECOND,
     GpuReading,
@@ -57,7 +56,7 @@ def test_a_reading_is_kept_for_a_second_and_while_the_driver_does_not_answer() -
     reading = source.read()
     assert reading.memory_used_bytes == 20
     nvml.answers, now[0] = False, 9.0
-    assert source.read() == reading and GpuSource(nvml, "handle").read() == NOTHING
+    assert source.read() == reading and GpuSource(nvml, "handle").read() == GpuReading()
     nvml.answers, nvml.has_utilization = True, False
     assert GpuSource(nvml, "handle").read() == GpuReading(20, 100, 0.0), "a part of a device has no utilisation"
 
