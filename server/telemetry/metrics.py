@@ -323,11 +323,6 @@ class Metrics:
         if (engine := self._engines.get((model, replica))) is not None:
             engine.num_restarts += 1
 
-    def observe_statistics(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
-        """Observe the statistics of the only engine of a version."""
-        self.observe_engine(model, statistics, replica)
-        self.observe_queue(model, statistics, replica)
-
     def observe_engine(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
         """Observe the steps of one of a model's engines since its last statistics."""
         if model in self._models and (engine := self._engines.get((model, replica))) is not None:

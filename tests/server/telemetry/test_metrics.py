@@ -54,6 +54,12 @@ def finished(reason: Any = "eos", **changes: Any) -> Finished:
     return Finished(**{"id": 1, "reason": reason, "answers": answers, "num_generated": 3} | times | changes)
 
 
+def observe(metrics: Metrics, statistics: Statistics, replica: int = 0) -> None:
+    """Observe the statistics of the only engine of a version."""
+    metrics.observe_engine("en-de", statistics, replica)
+    metrics.observe_queue("en-de", statistics, replica)
+
+
 def test_labels_are_those_that_are_documented(shown: Shown, metrics: Metrics) -> None:
     metrics.observe_failure("en-de", "INTERNAL")
     metrics.set_engine("en-de", True, os.getpid())
@@ -150,8 +156,8 @@ def test_gauges_show_the_last_statistics_while_the_model_is_ready(shown: Shown, 
     )
     shown.has(model_ready=0)
     metrics.set_ready("en-de", True)
-    metrics.observe_statistics("en-de", Statistics(num_waiting=1, num_waiting_tokens=2, num_running=3, num_slots=4))
-    metrics.observe_statistics("en-de", last)
+    observe(metrics, Statistics(num_waiting=1, num_waiting_tokens=2, num_running=3, num_slots=4))
+    observe(metrics, last)
     shown.has(num_requests_waiting=5, num_tokens_waiting=6, num_requests_running=7, slots_in_use=8, slots=16)
     shown.has(kv_cache_usage_ratio=0.5, estimated_queue_seconds=0.25, cache_reserved_bytes=4096, cache_used_bytes=1024)
     shown.has(model_ready=1)
@@ -162,9 +168,9 @@ def test_gauges_show_the_last_statistics_while_the_model_is_ready(shown: Shown, 
 
 
 def test_steps_and_prefills_are_observed_each(shown: Shown, metrics: Metrics) -> None:
-    metrics.observe_statistics("en-de", Statistics())
-    metrics.observe_statistics("en-de", Statistics(steps=[Step(4, 0.0004), Step(3, 0.0009), Step(1, 0.0019)]))
-    metrics.observe_statistics("en-de", Statistics(prefills=[Prefill(2, 9, 0.03, 1), Prefill(0, 0, 0.0, 4)]))
+    observe(metrics, Statistics())
+    observe(metrics, Statistics(steps=[Step(4, 0.0004), Step(3, 0.0009), Step(1, 0.0019)]))
+    observe(metrics, Statistics(prefills=[Prefill(2, 9, 0.03, 1), Prefill(0, 0, 0.0, 4)]))
     shown.has(step_duration_seconds_count=3, step_batch_size_sum=8, prefill_duration_seconds_count=1)
     shown.has(prefill_duration_seconds_sum=0.03, requests_admitted_total=5)  # with those that were encoded before
     assert shown.value("step_duration_seconds_sum") == pytest.approx(0.0032)
@@ -208,7 +214,7 @@ def test_versions_beside_each_other_add_up_to_the_model(shown: Shown, metrics: M
 
 def test_models_and_devices_are_described(shown: Shown, metrics: Metrics) -> None:
     metrics.observe_load("en-de", 1.5)
-    metrics.observe_statistics("en-de", Statistics(num_slots=16))
+    observe(metrics, Statistics(num_slots=16))
     assert shown.registry.get_sample_value("dragoman_build_info", {"version": "1.2.3"}) == 1
     old = {"version": "v1", "precision": "fp32", "device": "cpu"}
     assert (shown.value("model_info", **old), shown.value("model_load_seconds_sum")) == (1, 1.5)
@@ -226,12 +232,12 @@ def test_models_and_engines_that_are_gone_leave_no_series(shown: Shown, metrics:
     metrics.set_engine("en-de", True, os.getpid())
     metrics.add_engines("en-de", range(1, 2))
     metrics.remove_engines("en-de", range(1, 2))
-    metrics.observe_statistics("en-de", Statistics(num_running=4, steps=[Step(3, 0.1)]), 1)
+    observe(metrics, Statistics(num_running=4, steps=[Step(3, 0.1)]), 1)
     shown.has(num_requests_running=0, step_batch_size_sum=0)
     for _ in range(2):
         metrics.remove_model("en-de")
     before = shown.text
-    metrics.observe_statistics("en-de", Statistics(num_running=4, steps=[Step(3, 0.1)]))
+    observe(metrics, Statistics(num_running=4, steps=[Step(3, 0.1)]))
     metrics.observe_restart("en-de")
     metrics.set_engine("en-de", False, None)
     metrics.remove_engines("en-de", range(1))
