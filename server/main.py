@@ -137,8 +137,13 @@ class Service:
         )
         self._open_models()
         self.metrics.versions.watch(self.keeper.readings)
+<<<<<<< HEAD
         self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics(CollectorRegistry()))
         self.front: Frontend | FrontendWorkers
+=======
+        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics())
+        self.front: FrontEnd | FrontEnds
+>>>>>>> main
         if config.front_ends == 1:
             self.front = Frontend(config, self.repository, self.metrics, tracer, sampler, operators=self._operators.over_http)
         else:
@@ -159,7 +164,7 @@ class Service:
         with AdminServer(
             self.config.metrics_host,
             self.config.metrics_port,
-            self.metrics.wsgi_app(front.ask),
+            self.metrics.summed(front.ask),
             lambda: front.is_ready,
             self._metrics_access,
             self.keeper.troubles,
