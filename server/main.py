@@ -137,13 +137,8 @@ class Service:
         )
         self._open_models()
         self.metrics.versions.watch(self.keeper.readings)
-<<<<<<< HEAD
-        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics(CollectorRegistry()))
-        self.front: Frontend | FrontendWorkers
-=======
         self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics())
-        self.front: FrontEnd | FrontEnds
->>>>>>> main
+        self.front: Frontend | FrontendWorkers
         if config.front_ends == 1:
             self.front = Frontend(config, self.repository, self.metrics, tracer, sampler, operators=self._operators.over_http)
         else:
