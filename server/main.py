@@ -191,7 +191,7 @@ class Service:
         return 0
 
     async def _open(self, admin: AdminServer) -> None:
-        """Open the ports; requests are told that models are not ready yet."""
+        """Open the ports; requests are refused until models are ready."""
         await self.front.start()
         await self._operators.start()
         self._watch()

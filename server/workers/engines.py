@@ -120,11 +120,11 @@ def make_engine(
         config: The settings.
         bundle: Of the model.
         plan: How many engines, and where.
-        metrics: Where they are observed.
-        on_change: Called when the model has become ready, or is not any more.
-        on_death: Called when an engine has ended by itself and is about to be started again.
-        is_observed: Returns whether metrics count what it does; what an engine is asked to prove itself is nobody's request.
-        first_replica: Number by which metrics know its first engine; those of a model's other versions have others.
+        metrics: Of the server.
+        on_change: Called when the readiness of the model has changed.
+        on_death: Called when a dead engine is about to be restarted.
+        is_observed: Returns whether metrics count its work; requests of the self-test are not counted.
+        first_replica: Number of its first engine in the metrics, where the engines of a model's versions have different ones.
     """
     name = bundle.manifest.name
     settings = engine_settings(config, bundle, plan)
@@ -162,7 +162,7 @@ def make_engine(
 
 
 def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> list[EngineSettings]:
-    """Return what each engine of a model is started with."""
+    """Return the settings of each engine of a model."""
     weights_cache = weights_folder(config.weights_cache, plan.num_replicas)
     settings = EngineSettings(
         endpoint="",

@@ -1,6 +1,6 @@
 """The process of one frontend worker: a `Frontend`, and the pipes to the parent.
 
-Started as `python -m dragoman.server.workers.frontend_process`; its first message describes it. It ends when told to drain, or when
+Started as `python -m dragoman.server.workers.frontend_process`; its first message describes it. It ends on `Drain`, or when
 its standard input closes, because the parent and the engines are gone then.
 """
 
@@ -107,7 +107,7 @@ class FrontendWorker:
         self._drain: asyncio.Future[Drain] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Serve until told to end."""
+        """Serve until the parent sends `Drain`."""
         await self._served.begin(self._start.routes)
         await self._front.start()
         self._is_listening = True

@@ -48,7 +48,7 @@ class FrontendSupervisor(ProcessSupervisor):
         state: State that it reported last.
         counted: Metrics that it reported last; empty while there is no process.
         taken: Last answer to `Routes`.
-        holding: Endpoints of the dispatchers that it was told of and has not released.
+        holding: Endpoints of the dispatchers that it was sent and has not released.
         held: By endpoint of the dispatcher: requests that hold the version, and how warm they keep it, as reported last.
         awaited: Models that its requests wait for.
     """
@@ -107,7 +107,7 @@ class FrontendSupervisor(ProcessSupervisor):
                 self.process.stdin.write(to_bytes(message))
 
     def set_routes(self, routes: Routes) -> None:
-        """Tell the worker which versions to serve from now on; a process that starts later is told by `describe`."""
+        """Send the worker other routes; a process that starts later gets them from `describe`."""
         if self.process is not None:
             self.holding |= routes.endpoints
             self.send(routes)

@@ -22,7 +22,6 @@ from dragoman.server.workers.supervisor import (
     ProcessSupervisor,
     RestartPolicy,
     start_process,
-    stopped_unless_started,
 )
 
 log = structlog.get_logger("dragoman.supervisor")
@@ -195,8 +194,12 @@ class ReplicaPool(Dispatcher):
         Raises:
             EngineCannotStart: If none can; for the reason of the first.
         """
-        async with stopped_unless_started(self.stop, is_persistent=is_persistent):
+        try:
             await self._start_engines(is_persistent)
+        except BaseException as error:
+            if not (is_persistent and isinstance(error, EngineCannotStart)):
+                await self.stop()
+            raise
 
     async def stop(self) -> None:
         """End all; requests that run or wait end with `Unavailable`."""

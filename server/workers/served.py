@@ -1,4 +1,4 @@
-"""Versions that a frontend worker serves: read, attached to, routed to and released as the parent tells."""
+"""Versions that a frontend worker serves: read, attached to, routed to and released by order of the parent."""
 
 import asyncio
 import contextlib

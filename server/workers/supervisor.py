@@ -7,7 +7,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -29,17 +29,6 @@ class CannotStart(Exception):
 
 class EngineCannotStart(CannotStart):
     """No engine of a model could be started."""
-
-
-@contextlib.asynccontextmanager
-async def stopped_unless_started(stop: Callable[[], Awaitable[None]], *, is_persistent: bool) -> AsyncIterator[None]:
-    """Call `stop` if the body fails, except with `CannotStart` where the start is retried (`is_persistent`)."""
-    try:
-        yield
-    except BaseException as error:
-        if not (is_persistent and isinstance(error, CannotStart)):
-            await stop()
-        raise
 
 
 @dataclass(frozen=True, slots=True)
