@@ -91,8 +91,6 @@ class FrontendWorker:
             on_change=self._on_other_models,
             send=self._send,
         )
-        self._served.read(start.routes)
-        self._describe_models()
         table = UsageTable(start.table, config.front_ends, start.number)
         tracer = make_tracer(config, start.version)
         known = [route.name for route in start.routes.models if any(version.was_ready for version in route.versions)]
@@ -108,7 +106,8 @@ class FrontendWorker:
 
     async def run(self) -> None:
         """Serve until the parent sends `Drain`."""
-        await self._served.begin(self._start.routes)
+        await self._served.start(self._start.routes)
+        self._describe_models()
         await self._front.start()
         self._is_listening = True
         log.info("front end listens", port=self._front.port, pid=os.getpid())

@@ -7,8 +7,6 @@ afterwards: then workers may join, and other programs are refused, also while no
 
 import errno
 import socket
-from types import TracebackType
-from typing import Self
 
 from dragoman.server.listening import addresses_of, cannot_listen
 
@@ -17,7 +15,7 @@ _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class HeldPort:
-    """A bound port; a context manager.
+    """A port that is bound until it is closed.
 
     Attributes:
         port: Its number.
@@ -59,14 +57,6 @@ class HeldPort:
         for each in self._sockets:
             each.close()
         self._sockets.clear()
-
-    def __enter__(self) -> Self:
-        """Return the port."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Release the port."""
-        self.close()
 
 
 def _take(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.socket:

@@ -54,22 +54,14 @@ class ServedVersions:
         self._releasing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def read(self, routes: Routes) -> None:
-        """Read the versions of the start; nothing is attached yet.
+    async def start(self, routes: Routes) -> None:
+        """Serve the versions of the first message.
 
         Raises:
             BundleError: If the copy of a bundle cannot be read.
         """
-        for route in routes.models:
-            for version in route.versions:
-                self._models[version.endpoint] = self._load(route.name, version)
+        await self._adopt(routes)
         self._publish(routes)
-
-    async def begin(self, routes: Routes) -> None:
-        """Attach to the versions of the start, and wait for those that are ready."""
-        for model in self._models.values():
-            _open(model)
-        await self._until_attached([version for route in routes.models for version in route.versions])
 
     def take(self, routes: Routes) -> None:
         """Attach to the versions that are new, route requests to them, and release those that are not kept."""
@@ -115,7 +107,8 @@ class ServedVersions:
         models = [await asyncio.to_thread(self._load, *one) for one in new]
         for (_, version), model in zip(new, models, strict=True):
             await asyncio.to_thread(self._prepare, model)
-            _open(model)
+            if isinstance(model.engine, RemoteDispatcher):
+                model.engine.open()
             self._models[version.endpoint] = model
         await self._until_attached([version for _, version in new])
 
@@ -162,9 +155,3 @@ class ServedVersions:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _open(model: LoadedModel) -> None:
-    """Attach to a model's dispatcher, unless the model is asleep."""
-    if isinstance(model.engine, RemoteDispatcher):
-        model.engine.open()

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -30,7 +30,7 @@ def free_port() -> int:
 @pytest.mark.parametrize("is_chosen", [True, False])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
 def test_only_workers_share_the_port(host: str, is_chosen: bool) -> None:
-    with HeldPort(host, free_port() if is_chosen else 0) as held, socket.socket() as client:
+    with closing(HeldPort(host, free_port() if is_chosen else 0)) as held, socket.socket() as client:
         with pytest.raises(ConnectionRefusedError):
             client.connect(("127.0.0.1", held.port))
         for _ in range(2):  # also when the first workers are gone
