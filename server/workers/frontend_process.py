@@ -17,8 +17,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
-from dragoman.server.engine.client import EngineClient
-from dragoman.server.engine.link import ZmqLink
+from dragoman.server.dispatch.remote import RemoteDispatcher
 from dragoman.server.models.registry import Repository
 from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.telemetry import logs
@@ -184,9 +183,8 @@ class FrontendWorker:
     def _attach(self, name: str, version: VersionAddress) -> FrontEngine:
         if version.is_asleep:
             return SleepingEngine(name, version.settings, version.num_replicas, version.device)
-        link = ZmqLink(version.endpoint, self._start.identity.encode())
-        retry_seconds = INITIAL_BACKOFF_SECONDS
-        return EngineClient(name, link, version.settings, version.num_replicas, retry_seconds, on_change=self._publish)
+        where = (version.endpoint, self._start.identity, version.settings, version.num_replicas)
+        return RemoteDispatcher(name, *where, INITIAL_BACKOFF_SECONDS, on_change=self._publish)
 
 
 async def _reload(source: Source) -> None:

@@ -17,7 +17,7 @@ from dragoman.export.manifest_file import parse_manifest, read_manifest_bytes
 from dragoman.model.errors import InputError
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ServerConfig
-from dragoman.server.engine.client import EngineClient
+from dragoman.server.dispatch.remote import RemoteDispatcher
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import Repository, Route
 from dragoman.server.models.sleeping_engine import SleepingEngine
@@ -123,7 +123,7 @@ ATTACH_SECONDS = 5.0
 
 log = structlog.get_logger("dragoman.fronts")
 
-FrontEngine = EngineClient | SleepingEngine
+FrontEngine = RemoteDispatcher | SleepingEngine
 
 
 class ServedVersions:
@@ -234,7 +234,7 @@ class ServedVersions:
         del self._models[endpoint]
         self._reported.pop(endpoint, None)
         self._reported_moves.pop(endpoint, None)
-        if isinstance(model.engine, EngineClient):
+        if isinstance(model.engine, RemoteDispatcher):
             model.engine.close()
         self._releasing.discard(endpoint)
         self._send(Released(endpoint))
@@ -268,5 +268,5 @@ class ServedVersions:
 
 def _open(model: LoadedModel) -> None:
     """Attach to a model's dispatcher, unless the model is asleep."""
-    if isinstance(model.engine, EngineClient):
+    if isinstance(model.engine, RemoteDispatcher):
         model.engine.open()
