@@ -16,7 +16,17 @@ from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.signing import SIGNATURE_FILE
 from dragoman.server.stores.address import Address
 from dragoman.server.stores.placing import Place, Placed
-from dragoman.server.stores.pull import MARK_FILE, Order, Pulled, Puller, check_address, naming, pull_model_file, remove_model_file
+from dragoman.server.stores.pull import (
+    MARK_FILE,
+    Order,
+    Pulled,
+    Puller,
+    check_address,
+    naming,
+    open_store,
+    pull_model_file,
+    remove_model_file,
+)
 from dragoman.server.stores.store import (
     MODEL_FILE,
     Found,
@@ -26,7 +36,6 @@ from dragoman.server.stores.store import (
     StoreError,
     find,
     find_model_files,
-    open_store,
 )
 
 # A refused bundle is tried again when its listing changes, and after so long: it may have been damaged in transit.

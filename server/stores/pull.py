@@ -19,7 +19,7 @@ from dragoman.export.signing import MAX_SIGNATURE_BYTES, SIGNATURE_FILE, SIGNATU
 from dragoman.model.errors import InputError
 from dragoman.model.files import read_bounded as read_file
 from dragoman.model.files import replaced
-from dragoman.server.stores.address import Address
+from dragoman.server.stores.address import OBJECT_SCHEMES, WEB_SCHEMES, Address
 from dragoman.server.stores.cache import Cache, Download, Progress, put
 from dragoman.server.stores.placing import Place, Placed, Record, sync_folder
 from dragoman.server.stores.store import (
@@ -32,7 +32,6 @@ from dragoman.server.stores.store import (
     find,
     find_model_files,
     named,
-    open_store,
     read_bounded,
 )
 
@@ -342,3 +341,22 @@ def _refuse_twins(found: list[Found], store: Store) -> None:
     for each in found:
         if each.version and each.model in flat:
             raise BundleError(f"{store.address}/{each.model}: is a bundle, and has versions in it, too")
+
+
+def open_store(address: Address, silence_seconds: float = SILENCE_SECONDS) -> Store:
+    """Return the store of an address, without a request; the library of a store is loaded when it is used.
+
+    Raises:
+        InputError: If settings or credentials cannot be used.
+        StoreError: If the store's library refuses the address.
+        ModuleNotFoundError: If that library is not installed.
+    """
+    if address.scheme in (*OBJECT_SCHEMES, *WEB_SCHEMES):
+        from dragoman.server.stores.objects import ObjectStore
+
+        return ObjectStore(address, silence_seconds)
+    if address.scheme == "oci":
+        from dragoman.server.stores.registry import RegistryStore
+
+        return RegistryStore(address, silence_seconds)
+    return FolderStore(Path(address.text))

@@ -11,7 +11,6 @@ from dragoman.export.fields import MAX_PATH_CHARACTERS, one_line
 from dragoman.export.manifest import check_name
 from dragoman.model.files import leads_out, open_regular
 from dragoman.server.models.version_names import check_version_name, natural_key
-from dragoman.server.stores.address import OBJECT_SCHEMES, WEB_SCHEMES, Address
 
 # A store is silent if it sends fewer bytes than this in so many seconds.
 SILENCE_SECONDS = 30.0
@@ -235,22 +234,3 @@ class FolderStore:
                     stamps[prefix + entry.name] = f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
                     if len(stamps) > MAX_LISTED_FILES:
                         raise StoreError(f"{self.address}: more than {MAX_LISTED_FILES} files")
-
-
-def open_store(address: Address, silence_seconds: float = SILENCE_SECONDS) -> Store:
-    """Return the store of an address, without a request; the library of a store is loaded when it is used.
-
-    Raises:
-        InputError: If settings or credentials cannot be used.
-        StoreError: If the store's library refuses the address.
-        ModuleNotFoundError: If that library is not installed.
-    """
-    if address.scheme in (*OBJECT_SCHEMES, *WEB_SCHEMES):
-        from dragoman.server.stores.objects import ObjectStore
-
-        return ObjectStore(address, silence_seconds)
-    if address.scheme == "oci":
-        from dragoman.server.stores.registry import RegistryStore
-
-        return RegistryStore(address, silence_seconds)
-    return FolderStore(Path(address.text))
