@@ -1,4 +1,4 @@
-"""Addresses of bundles, as they are given to commands and settings: what they may say, and what messages may repeat of them."""
+"""Addresses of bundles in commands and settings; messages repeat no secrets of them."""
 
 import re
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")
 
 
 class AddressError(InputError):
-    """An address that cannot be one; the message repeats no more of it than anybody may read."""
+    """An invalid address; the message repeats none of its secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where bundles lie.
+    """Location of bundles.
 
     Attributes:
-        scheme: `s3`, `gs`, `az`, `https`, `http`, `oci`, or empty for a folder of this machine.
-        text: As it was given, without a slash at its end; it holds no secret.
-        host: Where the scheme has one, with its port: a bucket is its own.
+        scheme: `s3`, `gs`, `az`, `https`, `http`, `oci`, or empty for a local folder.
+        text: The address as given, without a trailing slash; it holds no secret.
+        host: Host with its port, or bucket; empty for a local folder.
     """
 
     scheme: str
@@ -41,10 +41,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Return what an address says.
+        """Parse an address.
 
         Raises:
-            AddressError: If it is none.
+            AddressError: If it is invalid.
         """
         if not text or "\0" in text or any(not char.isprintable() for char in text):
             raise AddressError("an address of bundles is a folder or SCHEME://…, in one line")
@@ -83,25 +83,25 @@ class Address:
 
     @property
     def is_archive(self) -> bool:
-        """Whether it is one file that holds folders."""
+        """Whether it is an archive of folders."""
         return self.scheme != "oci" and is_archive(self.text) and not (self.scheme == "" and Path(self.text).is_dir())
 
     @property
     def is_loopback(self) -> bool:
-        """Whether its host is this machine."""
+        """Whether the host is this machine."""
         return _LOOPBACK.fullmatch(self.host.rpartition(":")[0] if re.search(r":\d+$", self.host) else self.host) is not None
 
     @property
     def is_plain(self) -> bool:
-        """Whether anybody on the way may read and change what comes."""
+        """Whether the transport is unprotected."""
         return self.scheme == "http" and not self.is_loopback
 
 
 def is_archive(text: str) -> bool:
-    """Tell by the end of an address whether it is an archive's."""
+    """Return whether an address ends like an archive's."""
     return text.lower().endswith(ARCHIVE_SUFFIXES)
 
 
 def host_of(url: str) -> str:
-    """Return the host of a web address, without its port."""
+    """Return the host of a URL, without its port."""
     return urlsplit(url).hostname or ""

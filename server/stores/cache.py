@@ -1,11 +1,11 @@
-"""Files on disk by their SHA-256, within a bound: what was read once from a store is not read again, nor twice at the same time.
+"""Download of files, checked by SHA-256, and a bounded cache of them on disk, shared by processes.
 
-    objects/ab/abcd…    whole files, checked when they came and again whenever they are used
-    partial/abcd…       what has come of others; whoever writes one holds its lock
-    held/…              what pulls under way need, a file each, locked by the pull for as long as it lives
+    objects/ab/abcd…    complete files, checked on arrival and on each use
+    partial/abcd…       incomplete files, each locked by its writer
+    held/…              the files that a running pull needs, locked by it
 
-Whoever needs a file says so first (`hold`); what nobody holds makes room, least recently used first. A process that is killed loses
-its locks, and with them what it held; what it had read of a file stays, and is gone on with.
+A pull first declares its files (`hold`); others make room, least recently used first. A killed process loses its locks, and its
+partial files are continued.
 """
 
 import contextlib
@@ -24,7 +24,16 @@ from typing import IO, Final
 
 from dragoman.export.bundle import BundleError, FileEntry
 from dragoman.model.files import open_regular, read_bounded
-from dragoman.server.stores.store import StoppedError
+from dragoman.server.stores.store import (
+    LEAST_BYTES,
+    NotThereError,
+    RangeError,
+    SilentError,
+    StoppedError,
+    Store,
+    StoreError,
+    named,
+)
 
 DEFAULT_GIB: Final = 20.0
 _GIB: Final = 1 << 30
@@ -32,13 +41,19 @@ _MAX_HELD_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 1 << 20
 _POLL_SECONDS: Final = 0.1
 
-# Writes what a file lacks behind what it has.
+# Attempts in a row that gained next to nothing.
+MAX_ATTEMPTS = 4
+FIRST_PAUSE_SECONDS = 0.2
+
+# Completes a file.
 Fill = Callable[[IO[bytes]], None]
+Progress = Callable[[str, int, int], None]
+"""Told the path of a file, its bytes so far, and its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A file of the cache, whole or in part."""
+    """A complete or partial file of the cache."""
 
     path: Path
     digest: str
@@ -50,26 +65,26 @@ class Cache:
     """A folder of files by their SHA-256."""
 
     def __init__(self, directory: Path, max_gib: float = DEFAULT_GIB) -> None:
-        """Use a folder, which is made when it is needed.
+        """Use a folder, created on demand.
 
         Args:
-            directory: Several processes may use the same.
-            max_gib: How much it may hold, files that are still coming included.
+            directory: The folder; processes may share it.
+            max_gib: Bound of its size, partial files included.
         """
         self.directory = directory
         self.max_bytes = int(max_gib * _GIB)
 
     @contextlib.contextmanager
     def hold(self, files: Mapping[str, FileEntry], name: str) -> Iterator[None]:
-        """Keep the files of a bundle in the cache, and make room for those that are not there.
+        """Keep the files of a bundle in the cache, and make room for the missing ones.
 
         Args:
-            files: By any name.
-            name: Of the bundle, for messages.
+            files: Sizes and digests of the files.
+            name: Name of the bundle, for messages.
 
         Raises:
-            BundleError: If they are more than the cache may hold, now or at all.
-            OSError: If the folder cannot be used, or its disk has no room for what is missing.
+            BundleError: If they exceed the bound of the cache, now or at all.
+            OSError: If the folder cannot be used, or the disk has no room for the missing files.
         """
         wanted = {entry.sha256: entry.size for entry in files.values()}
         if (total := sum(wanted.values())) > self.max_bytes:
@@ -87,7 +102,7 @@ class Cache:
             yield
 
     def find(self, entry: FileEntry) -> Path | None:
-        """Return a file that is here, read and compared; one that is damaged is removed."""
+        """Return a file if it is in the cache and its SHA-256 is right; remove a damaged one."""
         path = self._object(entry.sha256)
         try:
             with open_regular(path) as file:
@@ -102,13 +117,12 @@ class Cache:
         return None
 
     def obtain(self, entry: FileEntry, fill: Fill, is_stopped: Callable[[], bool]) -> Path:
-        """Return a file, which is made with `fill` if it is not here, or by another who is doing so.
+        """Return a file, completed by `fill` here or in another process if it is missing.
 
         Args:
             entry: Its size and SHA-256.
-            fill: Completes the file, which may have a beginning already, and leaves it with this size and SHA-256 or raises an
-                error; what it has written by then is kept for the next time.
-            is_stopped: Asked while another makes it.
+            fill: Completes a partial file to this size and SHA-256; on an error its progress is kept for the next time.
+            is_stopped: Asked while another process writes it.
 
         Raises:
             OSError: If the file cannot be written.
@@ -120,7 +134,7 @@ class Cache:
                     if _is_at(file, partial):
                         fill(file)
                         return self._complete(file, partial, entry)
-                    continue  # it has been completed meanwhile
+                    continue  # completed meanwhile
             if is_stopped():
                 raise StoppedError(f"{partial}: stopped while another pull reads it")
             sleep(_POLL_SECONDS)
@@ -147,7 +161,7 @@ class Cache:
             yield
 
     def _make_room(self, wanted: Mapping[str, int], own: Path, name: str) -> None:
-        """Remove files until what is held fits in beside the rest."""
+        """Remove files until those that are held fit."""
         others = self._held(own)
         held = {**others, **wanted}
         if (total := sum(held.values())) > self.max_bytes:
@@ -164,7 +178,7 @@ class Cache:
             excess -= kept.size
 
     def _refuse_full_disk(self, wanted: Mapping[str, int]) -> None:
-        """Leave a disk alone that has no room: who tries again and again would fill it as often, and others write there, too."""
+        """Raise before filling a disk that has no room: other programs write there, too."""
         here: dict[str, int] = {}
         for kept in self._kept():
             here[kept.digest] = max(kept.size, here.get(kept.digest, 0))
@@ -173,7 +187,7 @@ class Cache:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
 
     def _held(self, own: Path) -> dict[str, int]:
-        """Return what other pulls need; marks that nobody holds are removed."""
+        """Return the files of other pulls; marks of ended ones are removed."""
         held: dict[str, int] = {}
         for path in (self.directory / "held").iterdir():
             if path == own:
@@ -183,7 +197,7 @@ class Cache:
                     fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
             except BlockingIOError:
-                with contextlib.suppress(OSError, ValueError):  # it is about to say what it needs, and waits for our lock
+                with contextlib.suppress(OSError, ValueError):  # not written yet
                     held.update(json.loads(read_bounded(path, _MAX_HELD_BYTES)))
             except FileNotFoundError:
                 pass
@@ -196,12 +210,90 @@ class Cache:
                 yield _Kept(path, path.name, found.st_size, found.st_atime_ns)
 
 
-def put(source: Path, target: Path) -> None:
-    """Give a checked file of a cache a second place: the same file where that can be, otherwise a copy on disk.
+class Download:
+    """Reads a file of a store into a local file, continuing after interruptions, until its SHA-256 is right."""
 
-    Raises:
-        OSError: If it cannot be written.
-    """
+    def __init__(self, store: Store, path: str, entry: FileEntry, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
+        """Prepare a download.
+
+        Args:
+            store: The store.
+            path: Path in the store.
+            entry: Size and SHA-256 expected.
+            on_progress: Called with the progress.
+            is_stopped: Asked before each write; true ends the download with `StoppedError`.
+        """
+        self._store, self._path, self._entry = store, path, entry
+        self._on_progress, self._is_stopped = on_progress, is_stopped
+        self._name = named(store, path)
+
+    def fill(self, file: IO[bytes]) -> None:
+        """Complete an unbuffered file that is empty or partial; read it once more from the beginning if the digest is wrong.
+
+        Raises:
+            BundleError: If the store's file has another size or SHA-256; then the file is emptied.
+            StoreError: If it cannot be read, after attempts without progress.
+            OSError: If it cannot be written.
+        """
+        if self._complete(file) and (wrong := self._complete(file)):
+            raise BundleError(f"{self._name}: {wrong}")
+
+    def _complete(self, file: IO[bytes]) -> str:
+        """Read the rest; return the fault of the file, which is emptied then, or nothing."""
+        file.seek(0)
+        digest = digest_of(file)
+        size = file.tell()
+        wrong = f"more than the {self._entry.size} bytes that there should be"
+
+        def take(piece: bytes) -> None:
+            nonlocal size
+            if self._is_stopped():
+                raise StoppedError(f"{self._name}: stopped")
+            if size + len(piece) > self._entry.size:
+                raise _TooLongError
+            _write(file, piece)
+            digest.update(piece)
+            size += len(piece)
+            self._on_progress(self._path, size, self._entry.size)
+
+        self._on_progress(self._path, size, self._entry.size)
+        pause, num_attempts = FIRST_PAUSE_SECONDS, 0
+        try:
+            while size < self._entry.size:
+                before = size
+                try:
+                    self._store.read(self._path, before, take)
+                    break  # the end of the store's file
+                except (NotThereError, SilentError, StoppedError):
+                    raise
+                except RangeError:
+                    if before == 0:
+                        raise
+                    break
+                except StoreError:
+                    if size - before >= LEAST_BYTES:
+                        pause, num_attempts = FIRST_PAUSE_SECONDS, 0
+                        continue
+                    num_attempts += 1
+                    if num_attempts == MAX_ATTEMPTS:
+                        raise
+                    sleep(pause)
+                    pause *= 2
+            found = digest.hexdigest()
+            if size != self._entry.size:
+                wrong = f"{size} bytes, but there should be {self._entry.size}"
+            elif found != self._entry.sha256:
+                wrong = f"SHA-256 {found}, but it should be {self._entry.sha256}"
+            else:
+                return ""
+        except _TooLongError:
+            pass
+        _empty(file)
+        return wrong
+
+
+def put(source: Path, target: Path) -> None:
+    """Link a file of the cache to a second place; copy it where that is impossible."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -217,7 +309,7 @@ def put(source: Path, target: Path) -> None:
 
 
 def digest_of(file: IO[bytes]) -> "hashlib._Hash":
-    """Return the SHA-256 of a file from where it stands, to be gone on with."""
+    """Return the running SHA-256 of a file from its position."""
     digest = hashlib.sha256()
     while piece := file.read(_PIECE_BYTES):
         digest.update(piece)
@@ -225,7 +317,7 @@ def digest_of(file: IO[bytes]) -> "hashlib._Hash":
 
 
 def _mark_used(path: Path) -> None:
-    """Set when it was read; when it was written stays, which tells others that it is the same file."""
+    """Set the access time; the modification time stays, by which others recognise the file."""
     with contextlib.suppress(OSError):
         found = path.stat()
         os.utime(path, ns=(max(found.st_atime_ns + 1, time_ns()), found.st_mtime_ns))
@@ -244,3 +336,23 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+class _TooLongError(Exception):
+    """The store sends more than the expected size."""
+
+
+def _empty(file: IO[bytes]) -> None:
+    file.seek(0)
+    file.truncate()
+
+
+def _write(file: IO[bytes], piece: bytes) -> None:
+    rest = memoryview(piece)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _empty(file)  # other programs need a full disk, too
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(file.name)) from error

@@ -1,34 +1,59 @@
-"""A folder of this machine as a store: a mounted volume, a network file system, what an archive held."""
+"""Local folders as stores, and the choice of a store by its address; libraries of other stores are imported on demand."""
 
 import os
 from pathlib import Path
 
 from dragoman.model.files import leads_out, open_regular
-from dragoman.server.stores.store import MAX_LISTED_FILES, Listing, NotThereError, RangeError, StoreError, Take
+from dragoman.server.stores.address import OBJECT_SCHEMES, WEB_SCHEMES, Address
+from dragoman.server.stores.store import (
+    MAX_LISTED_FILES,
+    SILENCE_SECONDS,
+    Listing,
+    NotThereError,
+    RangeError,
+    Store,
+    StoreError,
+    Take,
+)
 
 MAX_DEPTH = 12
 _PIECE_BYTES = 1 << 20
+
+
+def open_store(address: Address, silence_seconds: float = SILENCE_SECONDS) -> Store:
+    """Return the store of an address, without connecting.
+
+    Raises:
+        InputError: If settings or credentials cannot be used.
+        StoreError: If the store's library refuses the address.
+        ModuleNotFoundError: If that library is not installed.
+    """
+    if address.scheme in (*OBJECT_SCHEMES, *WEB_SCHEMES):
+        from dragoman.server.stores.objects import ObjectStore
+
+        return ObjectStore(address, silence_seconds)
+    if address.scheme == "oci":
+        from dragoman.server.stores.registry import RegistryStore
+
+        return RegistryStore(address, silence_seconds)
+    return FolderStore(Path(address.text))
 
 
 class FolderStore:
     """Files below a folder; links that lead out of it are not followed."""
 
     def __init__(self, folder: Path, address: str = "") -> None:
-        """Take a folder, which need not be there yet; the address is what messages call it, if not by its path."""
+        """Use a folder, which need not exist yet; `address` is its name in messages, by default its path."""
         self._folder = folder
         self._address = address or str(folder)
 
     @property
     def address(self) -> str:
-        """As it was given."""
+        """See `Store`."""
         return self._address
 
     def list(self) -> Listing:
-        """Return the files, without hidden ones.
-
-        Raises:
-            StoreError: If the folder cannot be read, or holds too much.
-        """
+        """See `Store`; hidden files are left out."""
         if not self._folder.is_dir():
             raise NotThereError(f"{self.address}: {'not a folder' if self._folder.exists() else 'no such folder'}")
         stamps: dict[str, str] = {}
@@ -64,7 +89,7 @@ class FolderStore:
             raise NotThereError(f"{location}: no such file") from error
         except OSError as error:
             if error.filename not in (None, str(location)):
-                raise  # what took the pieces could not keep them
+                raise  # from `take`
             raise StoreError(f"{location}: {error.strerror}") from error
 
     def _add(self, folder: Path, prefix: str, stamps: dict[str, str], depth: int) -> None:
@@ -76,7 +101,7 @@ class FolderStore:
                     continue
                 if entry.is_dir():
                     if entry.is_symlink() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(entry)):
-                        continue  # it leads back to where it lies
+                        continue  # a link to a folder around it
                     self._add(folder / entry.name, f"{prefix}{entry.name}/", stamps, depth + 1)
                 elif entry.is_file():
                     found = entry.stat()

@@ -1,7 +1,11 @@
-"""Pulling of bundles from a store into a folder."""
+"""Pulling of bundles and model files from a store into a folder of models."""
 
 import hashlib
+import lzma
 import os
+import shutil
+import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,18 +13,16 @@ from pathlib import Path
 from typing import Final
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, FileEntry, Manifest
+from dragoman.export.fields import MAX_BUNDLE_BYTES, one_line
 from dragoman.export.manifest_file import MAX_MANIFEST_BYTES, parse_manifest
 from dragoman.export.signing import MAX_SIGNATURE_BYTES, SIGNATURE_FILE, SIGNATURE_SUFFIX, Keys
 from dragoman.model.errors import InputError
 from dragoman.model.files import read_bounded as read_file
 from dragoman.model.files import replaced
 from dragoman.server.stores.address import Address
-from dragoman.server.stores.archive import unpack
-from dragoman.server.stores.cache import Cache, put
-from dragoman.server.stores.download import Download, Progress
-from dragoman.server.stores.folder import FolderStore
-from dragoman.server.stores.opening import open_store
-from dragoman.server.stores.placing import Place, Placed, Record, sync_folder
+from dragoman.server.stores.cache import Cache, Download, Progress, put
+from dragoman.server.stores.folder import FolderStore, open_store
+from dragoman.server.stores.model_folder import ModelFolder, PulledVersion, Record, sync_folder
 from dragoman.server.stores.store import (
     MODEL_FILE,
     SILENCE_SECONDS,
@@ -35,27 +37,25 @@ from dragoman.server.stores.store import (
 
 MAX_MODEL_FILE_BYTES: Final = 1 << 16
 MARK_FILE: Final = ".model.toml.pulled"
-"""Holds the SHA-256 of the file that was pulled, and of the one before it: one that has another was written here."""
+"""Holds the SHA-256 of the pulled file and of the one before it; a file with another was written locally."""
 
 _DIGEST_CHARACTERS: Final = 64
+MAX_MEMBERS: Final = 100_000
 
 
-def pull_model_file(store: Store, path: str, place: Place, model: str, keys: Keys | None) -> bool:
-    """Bring a model's file here.
+def pull_model_file(store: Store, path: str, place: ModelFolder, model: str, keys: Keys | None) -> bool:
+    """Pull a model's `model.toml` into its folder, which exists; return whether it has changed.
 
     Args:
-        store: Where it lies.
-        path: As the store has it.
-        place: Where bundles are pulled into.
-        model: Whose file it is; its folder is there.
-        keys: Of which one must have signed it; None if it need not be signed.
-
-    Returns:
-        Whether it is another than before.
+        store: The store.
+        path: Path of the file in the store.
+        place: The folder of models.
+        model: Name of the model.
+        keys: Keys of which one must have signed the file; None if it need not be signed.
 
     Raises:
-        BundleError: If it is not signed as it must be, or one that was written here is in its place.
-        StoreError: If it cannot be had.
+        BundleError: If the signature is missing or wrong, or a file written locally is in its place.
+        StoreError: If it cannot be read.
         OSError: If it cannot be written.
     """
     name = named(store, path)
@@ -71,7 +71,7 @@ def pull_model_file(store: Store, path: str, place: Place, model: str, keys: Key
 
 
 def _put(content: bytes, folder: Path) -> bool:
-    """Write a model's file if it is another; whoever is killed between the two leaves a mark that knows the file from before."""
+    """Write a model's file if it has changed; the mark is written first and knows the file before, in case of a kill in between."""
     target, known = folder / MODEL_FILE, [_digest(content)]
     if target.exists():
         there = read_file(target, MAX_MODEL_FILE_BYTES)
@@ -89,7 +89,7 @@ def _put(content: bytes, folder: Path) -> bool:
 
 
 def is_pulled(folder: Path) -> bool:
-    """Tell whether a model's file is one that was pulled."""
+    """Return whether a model's file was pulled."""
     try:
         marked = read_file(folder / MARK_FILE, 2 * _DIGEST_CHARACTERS + 1).decode("ascii").split("\n")
         return _digest(read_file(folder / MODEL_FILE, MAX_MODEL_FILE_BYTES)) in marked
@@ -98,7 +98,7 @@ def is_pulled(folder: Path) -> bool:
 
 
 def remove_model_file(folder: Path) -> bool:
-    """Take a model's file away if it was pulled; return whether it was."""
+    """Remove a model's file if it was pulled; return whether it was."""
     if not is_pulled(folder):
         return False
     (folder / MODEL_FILE).unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def _digest(content: bytes) -> str:
 
 @contextmanager
 def naming(folder: Path) -> Iterator[None]:
-    """Name the folder in errors of the file system that name nothing, as those of a full disk do."""
+    """Add the folder to file system errors without a name, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -122,70 +122,70 @@ def naming(folder: Path) -> Iterator[None]:
 
 
 def say_nothing(path: str, size: int, total: int) -> None:
-    """Take how far a download is, and do nothing."""
+    """Ignore progress."""
 
 
 def never() -> bool:
-    """Say that nothing is to be stopped."""
+    """Return False: nothing is stopped."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A bundle that is here now.
+    """A pulled bundle.
 
     Attributes:
-        manifest: What it says of itself.
-        digest: SHA-256 of the bytes of its manifest, which its checksums make that of the whole.
-        placed: Where it is.
-        is_new: Whether it was not here before.
+        manifest: Its manifest.
+        digest: SHA-256 of the manifest, which has the checksums of all files.
+        placed: Its place.
+        is_new: Whether it was not there before.
     """
 
     manifest: Manifest
     digest: str
-    placed: Placed
+    placed: PulledVersion
     is_new: bool
 
     def __str__(self) -> str:
-        """Return a line for whoever asked for it."""
+        """Return a line for the user."""
         manifest, directory = self.manifest, self.placed.directory
         verb = "pulled" if self.is_new else "is there:"
         return f"{verb} {manifest.name} {directory.name}, version {manifest.version}, sha256:{self.digest}, in {directory}"
 
 
 class Puller:
-    """Pulls bundles of one store into one folder."""
+    """Pulls bundles of one store into one folder of models."""
 
     def __init__(
         self,
         store: Store,
-        place: Place,
+        place: ModelFolder,
         cache: Cache | None,
         keys: Keys | None = None,
         digest: str = "",
         on_progress: Progress = say_nothing,
         is_stopped: Callable[[], bool] = never,
     ) -> None:
-        """Take what all its bundles have in common.
+        """Prepare pulling.
 
         Args:
-            store: Where they lie.
-            place: Where they are wanted.
-            cache: Where files are kept by their SHA-256; None if the store is as near as that.
-            keys: Of which one must have signed each; None if they need not be signed.
-            digest: SHA-256 that the manifest must have; empty for any.
-            on_progress: Called as files come.
-            is_stopped: Asked as files come; see `Download`.
+            store: The store.
+            place: The folder of models.
+            cache: Cache of files; None for a local store.
+            keys: Keys of which one must have signed each bundle; None if they need not be signed.
+            digest: SHA-256 required of the manifest; empty for any.
+            on_progress: Called with the progress.
+            is_stopped: See `Download`.
         """
         self._store, self._place, self._cache, self._keys, self._digest = store, place, cache, keys, digest
         self._on_progress, self._is_stopped = on_progress, is_stopped
 
     def pull(self, found: Found) -> Pulled:
-        """Bring a bundle here; one that is here stays as it is.
+        """Pull a bundle, unless it is there already.
 
         Raises:
-            BundleError: If it is not signed as it must be, or is not what its manifest says, or another is in its place.
-            StoreError: If it cannot be had.
+            BundleError: If its signature or a checksum is wrong, or another bundle is in its place.
+            StoreError: If it cannot be read.
             OSError: If it cannot be written.
         """
         name = named(self._store, found.path(MANIFEST_FILE))
@@ -223,8 +223,8 @@ class Puller:
         except NotThereError:
             return None
 
-    def _find(self, model: str, found: Found, digest: str) -> Placed | None:
-        """Return this very bundle if it was pulled before and is whole; a version that is damaged is taken away."""
+    def _find(self, model: str, found: Found, digest: str) -> PulledVersion | None:
+        """Return this bundle if it was pulled before and is intact; remove a damaged one."""
         for placed in self._place.placed(model):
             if found.version not in ("", placed.directory.name) or placed.digest != digest:
                 continue
@@ -237,7 +237,7 @@ class Puller:
         return None
 
     def _read_files(self, found: Found, manifest: Manifest, directory: Path) -> None:
-        """Bring every file that the manifest lists."""
+        """Read every file of the manifest."""
         if self._cache is None:
             for path in manifest.files:
                 target = directory / path
@@ -254,18 +254,14 @@ class Puller:
 
 
 def _check_paths(manifest: Manifest, name: str) -> None:
-    """Refuse files that would take the place of what a pull itself writes; export makes none.
-
-    Raises:
-        BundleError: Naming the first.
-    """
+    """Raise `BundleError` for files that would replace those that a pull itself writes."""
     for path in manifest.files:
         if path == SIGNATURE_FILE or path.startswith("."):
             raise BundleError(f"{name}: files has {path}, which is not a file of a bundle")
 
 
 def _write_signature(directory: Path, signature: bytes | None) -> None:
-    """Write a signature beside the manifest, if it is not there."""
+    """Write a signature beside the manifest, unless it is there."""
     path = directory / SIGNATURE_FILE
     if signature is None or (path.is_file() and path.read_bytes() == signature):
         return
@@ -276,21 +272,21 @@ def _write_signature(directory: Path, signature: bytes | None) -> None:
 
 
 CACHE_FOLDER: Final = ".cache"
-"""Where the cache lies that is not put elsewhere, in the folder that is pulled into: on its disk, and hidden from servers."""
+"""Default folder of the cache, in the folder of models: on its disk, and hidden from servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is wanted, beside where from and where to.
+    """Options of a pull.
 
     Attributes:
-        cache: Where files are kept.
-        keys: Of which one must have signed each bundle; None if they need not be signed.
-        sha256: Of an archive, or of the manifest of the one bundle that an address holds; empty for any.
-        silence_seconds: How long a store may be silent.
-        on_progress: Called as files come.
-        is_stopped: Asked as files come; what is under way ends with `StoppedError` when it says so.
-        on_address: Called with what exactly an address names, where that is not what was given: the digest of a tag.
+        cache: Cache of files.
+        keys: Keys of which one must have signed each bundle; None if they need not be signed.
+        sha256: Required SHA-256 of an archive, or of the manifest of the only bundle of an address; empty for any.
+        silence_seconds: Longest silence of a store.
+        on_progress: Called with the progress.
+        is_stopped: True ends a running pull with `StoppedError`.
+        on_address: Called with the resolved address, such as the digest of a tag.
     """
 
     cache: Cache
@@ -303,15 +299,15 @@ class Order:
 
 
 def pull(address: Address, folder: Path, order: Order) -> list[Pulled]:
-    """Bring what an address holds into a folder; what is there already stays as it is.
+    """Pull the bundles of an address into a folder of models.
 
     Raises:
-        InputError: If the address, the checksum or the bundle cannot be used, `BundleError` among them.
-        StoreError: If the store does not give it.
-        OSError: If it cannot be written.
+        InputError: If the address, a checksum or a bundle cannot be used (`BundleError`).
+        StoreError: If the store fails.
+        OSError: If the folder cannot be written.
     """
     check_address(address, order.keys, order.sha256)
-    place = Place(folder)
+    place = ModelFolder(folder)
     if not address.is_archive:
         store = open_store(address, order.silence_seconds)
         return _pull_all(store, place, order, order.sha256, None if address.scheme == "" else order.cache)
@@ -324,23 +320,19 @@ def pull(address: Address, folder: Path, order: Order) -> list[Pulled]:
     entry = FileEntry(store.size(name), order.sha256)
     download = Download(store, name, entry, order.on_progress, order.is_stopped)
     with naming(folder), order.cache.hold({name: entry}, address.text), place.scratch() as scratch:
-        unpack(order.cache.obtain(entry, download.fill, order.is_stopped), scratch, address.text)
+        _unpack(order.cache.obtain(entry, download.fill, order.is_stopped), scratch, address.text)
         return _pull_all(FolderStore(scratch, address.text), place, order, "", None)
 
 
 def check_address(address: Address, keys: Keys | None, sha256: str) -> None:
-    """Refuse an address by which anybody on the way could send something else.
-
-    Raises:
-        InputError: If it is one.
-    """
+    """Raise `InputError` for an unprotected transport without signature or checksum."""
     if address.is_plain and keys is None and not sha256:
         raise InputError(
             f"{address.text}: without TLS, what comes must be signed (--require-signatures) or have a checksum (--sha256)"
         )
 
 
-def _pull_all(store: Store, place: Place, order: Order, digest: str, cache: Cache | None) -> list[Pulled]:
+def _pull_all(store: Store, place: ModelFolder, order: Order, digest: str, cache: Cache | None) -> list[Pulled]:
     listing = store.list()
     if listing.address != store.address:
         order.on_address(listing.address)
@@ -358,8 +350,35 @@ def _pull_all(store: Store, place: Place, order: Order, digest: str, cache: Cach
 
 
 def _refuse_twins(found: list[Found], store: Store) -> None:
-    """Refuse a folder that is both a bundle and a folder of versions."""
+    """Raise `BundleError` for a folder that is both a bundle and a folder of versions."""
     flat = {each.folder for each in found if not each.version}
     for each in found:
         if each.version and each.model in flat:
             raise BundleError(f"{store.address}/{each.model}: is a bundle, and has versions in it, too")
+
+
+def _unpack(archive: Path, folder: Path, name: str) -> None:
+    """Unpack a tar archive, compressed or not, into an empty folder.
+
+    Raises:
+        BundleError: If it is no tar, would write outside of the folder, or does not fit on the disk.
+        OSError: If it cannot be written.
+    """
+    room = min(shutil.disk_usage(folder).free, MAX_BUNDLE_BYTES)
+    try:
+        with tarfile.open(archive) as opened:
+            for number, member in enumerate(opened, start=1):
+                room -= member.size
+                if number > MAX_MEMBERS or room < 0:
+                    raise BundleError(f"{name}: holds more than there is room for")
+                if not (member.isreg() or member.isdir()):
+                    raise BundleError(f"{name}: {one_line(member.name)} is neither a file nor a folder")
+                opened.extract(member, folder, filter="data")
+    except BundleError:
+        raise
+    except (tarfile.TarError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
+        raise BundleError(f"{name}: cannot be unpacked: {one_line(str(error))}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), error.filename or str(folder)) from error
+        raise BundleError(f"{name}: cannot be unpacked: {one_line(str(error))}") from error  # of the compression

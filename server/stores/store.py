@@ -1,4 +1,4 @@
-"""The store interface, its errors, and the bundles found in a store."""
+"""The interface of stores, their errors, and the bundles found in a listing."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -9,42 +9,42 @@ from dragoman.export.fields import MAX_PATH_CHARACTERS, one_line
 from dragoman.export.manifest import check_name
 from dragoman.server.models.version_names import check_version_name, natural_key
 
-# How long a store may give nothing before it counts as silent, and how little, for so long, is nothing.
+# A store is silent if it sends fewer bytes than this in so long.
 SILENCE_SECONDS = 30.0
 LEAST_BYTES = 1 << 16
-# A folder of models has some thousands of files; more is another place that was given by mistake.
+# A folder of models has some thousands of files; more is a wrong address.
 MAX_LISTED_FILES = 100_000
 
 Take = Callable[[bytes], None]
 
 
 class StoreError(Exception):
-    """A store cannot be reached, or does not give what it is asked for; the message names it, in one line."""
+    """A store cannot be reached or does not deliver; the message names it, in one line."""
 
 
 class NotThereError(StoreError):
-    """There is no such file, or no such place."""
+    """No such file or place."""
 
 
 class RangeError(StoreError):
-    """The store cannot go on from an offset: it has no ranges, or the file is shorter."""
+    """The store cannot read from an offset: it has no ranges, or the file is shorter."""
 
 
 class SilentError(StoreError):
-    """The store has given nothing for as long as it may; it is not asked again at once."""
+    """The store has been silent for too long; it is not retried at once."""
 
 
 class StoppedError(StoreError):
-    """Whoever asked does not want it any more."""
+    """The operation was stopped by its caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a store has at one moment.
+    """The content of a store at one moment.
 
     Attributes:
-        stamps: By the path of each file, with forward slashes and relative to the address, what changes when the file does.
-        address: Where exactly this is: an address whose content cannot change, where the store has such; otherwise as it was given.
+        stamps: By the path of each file, relative to the address and with forward slashes, a text that changes with the file.
+        address: The resolved, immutable address where the store has such; otherwise as given.
     """
 
     stamps: Mapping[str, str]
@@ -52,27 +52,27 @@ class Listing:
 
 
 class Store(Protocol):
-    """Files that lie somewhere."""
+    """A store of files: a folder, an object store, a web server, an OCI registry."""
 
     @property
     def address(self) -> str:
-        """As it was given, for messages."""
+        """The address as given, for messages."""
         ...
 
     def list(self) -> Listing:
-        """Return what there is. A store that cannot be listed says whether it has `bundle.json`.
+        """List the files; of a store that cannot be listed only `bundle.json`, if it is there.
 
         Raises:
-            StoreError: If it cannot be asked.
+            StoreError: If the store fails.
         """
         ...
 
     def size(self, path: str) -> int:
-        """Return how many bytes a file has.
+        """Return the size of a file in bytes.
 
         Raises:
             NotThereError: If there is no such file.
-            StoreError: If it cannot be asked.
+            StoreError: If the store fails.
         """
         ...
 
@@ -80,14 +80,14 @@ class Store(Protocol):
         """Read a file from an offset to its end.
 
         Args:
-            path: As `list` has it.
-            offset: In bytes; the first byte that is wanted.
-            take: Called with one piece after the other; what it raises ends the reading.
+            path: Path in the listing.
+            offset: First byte wanted.
+            take: Called with one piece after the other; its exceptions end the reading.
 
         Raises:
             NotThereError: If there is no such file.
             RangeError: If the store cannot begin there; nothing has been taken.
-            StoreError: If it cannot be asked, breaks off, or is silent for too long.
+            StoreError: If the store fails, breaks off, or is silent for too long.
         """
         ...
 
@@ -96,7 +96,7 @@ def read_bounded(store: Store, path: str, max_bytes: int) -> bytes:
     """Return a small file.
 
     Raises:
-        StoreError: If it cannot be had, or is larger.
+        StoreError: If it cannot be read, or is larger.
     """
     content = bytearray()
 
@@ -110,7 +110,7 @@ def read_bounded(store: Store, path: str, max_bytes: int) -> bytes:
 
 
 def named(store: Store, path: str) -> str:
-    """Return what messages call a file."""
+    """Return the name of a file in messages."""
     return f"{store.address.rstrip('/')}/{path}" if path else store.address
 
 
@@ -122,8 +122,8 @@ class Found:
     """A bundle in a store.
 
     Attributes:
-        folder: Its path below the address, empty for the address itself.
-        model: Name of the folder of versions that it lies in; empty where it lies in none.
+        folder: Path below the address; empty for the address itself.
+        model: Name of its folder of versions; empty outside of one.
         version: Name of its own folder there; empty likewise.
     """
 
@@ -132,18 +132,11 @@ class Found:
     version: str = ""
 
     def path(self, file: str) -> str:
-        """Return the path of one of its files, as the store has it."""
+        """Return the path of one of its files in the store."""
         return f"{self.folder}/{file}" if self.folder else file
 
     def check(self, place: str) -> None:
-        """Refuse names that no folder of models may have.
-
-        Args:
-            place: What messages call it.
-
-        Raises:
-            BundleError: If it has one.
-        """
+        """Raise `BundleError`, naming `place`, if its folders have names that a folder of models may not have."""
         if not self.folder.isprintable():
             raise BundleError(f"{one_line(place)}: no folder of bundles is called so")
         if not self.version:
@@ -156,11 +149,11 @@ class Found:
 
 
 def find(paths: Collection[str], address: str) -> list[Found]:
-    """Return the bundles, in natural order; what is hidden or lies deeper is left alone.
+    """Return the bundles among files, in natural order; hidden and deeper ones are ignored.
 
     Args:
-        paths: Of files, relative to the address.
-        address: For messages.
+        paths: Paths of files, relative to the address.
+        address: The address, for messages.
 
     Raises:
         BundleError: If there is none, or one at the address itself and others below it.

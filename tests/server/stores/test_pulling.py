@@ -20,8 +20,7 @@ from dragoman.export.bundle import Bundle, BundleError, FileEntry, hash_file
 from dragoman.export.signing import Keys, sign
 from dragoman.model.errors import InputError
 from dragoman.server.models.version_names import natural_key
-from dragoman.server.stores.cache import Cache
-from dragoman.server.stores.download import Download
+from dragoman.server.stores.cache import Cache, Download
 from dragoman.server.stores.folder import FolderStore
 from dragoman.server.stores.pull import never, say_nothing
 from dragoman.server.stores.store import Found, StoreError, find
