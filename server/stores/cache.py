@@ -1,11 +1,11 @@
-"""Download of files, checked by SHA-256, and a bounded cache of them on disk, shared by processes.
+"""Downloads, kept on disk by their SHA-256 within a bound: a file is read once from a store, by one process at a time.
 
-    objects/ab/abcd…    complete files, checked on arrival and on each use
-    partial/abcd…       incomplete files, each locked by its writer
-    held/…              the files that a running pull needs, locked by it
+    objects/ab/abcd…    whole files, checked when they came and whenever they are used
+    partial/abcd…       incomplete files; the writer of one holds its lock
+    held/…              files needed by pulls in progress, one each, locked by the pull for as long as it lives
 
-A pull first declares its files (`hold`); others make room, least recently used first. A killed process loses its locks, and its
-partial files are continued.
+A pull registers its files first (`hold`); files that no pull holds are removed to make room, least recently used first. A killed
+process loses its locks, and with them its registration; what it had read of a file stays and is continued.
 """
 
 import contextlib
@@ -24,16 +24,7 @@ from typing import IO, Final
 
 from dragoman.export.bundle import BundleError, FileEntry
 from dragoman.model.files import open_regular, read_bounded
-from dragoman.server.stores.store import (
-    LEAST_BYTES,
-    NotThereError,
-    RangeError,
-    SilentError,
-    StoppedError,
-    Store,
-    StoreError,
-    named,
-)
+from dragoman.server.stores.store import LEAST_BYTES, NotThereError, RangeError, SilentError, StoppedError, Store, StoreError, named
 
 DEFAULT_GIB: Final = 20.0
 _GIB: Final = 1 << 30
@@ -41,19 +32,13 @@ _MAX_HELD_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 1 << 20
 _POLL_SECONDS: Final = 0.1
 
-# Attempts in a row that gained next to nothing.
-MAX_ATTEMPTS = 4
-FIRST_PAUSE_SECONDS = 0.2
-
-# Completes a file.
+# Appends the missing part of a file.
 Fill = Callable[[IO[bytes]], None]
-Progress = Callable[[str, int, int], None]
-"""Told the path of a file, its bytes so far, and its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A complete or partial file of the cache."""
+    """A whole or partial file of the cache."""
 
     path: Path
     digest: str
@@ -62,29 +47,20 @@ class _Kept:
 
 
 class Cache:
-    """A folder of files by their SHA-256."""
+    """Files by their SHA-256, in a folder that several processes may use."""
 
     def __init__(self, directory: Path, max_gib: float = DEFAULT_GIB) -> None:
-        """Use a folder, created on demand.
-
-        Args:
-            directory: The folder; processes may share it.
-            max_gib: Bound of its size, partial files included.
-        """
+        """Use a folder, made on demand, of at most `max_gib`, partial files included."""
         self.directory = directory
         self.max_bytes = int(max_gib * _GIB)
 
     @contextlib.contextmanager
     def hold(self, files: Mapping[str, FileEntry], name: str) -> Iterator[None]:
-        """Keep the files of a bundle in the cache, and make room for the missing ones.
-
-        Args:
-            files: Sizes and digests of the files.
-            name: Name of the bundle, for messages.
+        """Keep the files of a bundle in the cache within the `with`, and make room for missing ones.
 
         Raises:
-            BundleError: If they exceed the bound of the cache, now or at all.
-            OSError: If the folder cannot be used, or the disk has no room for the missing files.
+            BundleError: If they are larger than the cache may be, beside those of other pulls.
+            OSError: If the folder cannot be used, or its disk is too full.
         """
         wanted = {entry.sha256: entry.size for entry in files.values()}
         if (total := sum(wanted.values())) > self.max_bytes:
@@ -102,7 +78,7 @@ class Cache:
             yield
 
     def find(self, entry: FileEntry) -> Path | None:
-        """Return a file if it is in the cache and its SHA-256 is right; remove a damaged one."""
+        """Return a file if it is here and undamaged; a damaged one is removed."""
         path = self._object(entry.sha256)
         try:
             with open_regular(path) as file:
@@ -117,15 +93,12 @@ class Cache:
         return None
 
     def obtain(self, entry: FileEntry, fill: Fill, is_stopped: Callable[[], bool]) -> Path:
-        """Return a file, completed by `fill` here or in another process if it is missing.
+        """Return a file, completed by `fill` or by another process.
 
         Args:
             entry: Its size and SHA-256.
-            fill: Completes a partial file to this size and SHA-256; on an error its progress is kept for the next time.
-            is_stopped: Asked while another process writes it.
-
-        Raises:
-            OSError: If the file cannot be written.
+            fill: Completes a file, which may be partial, to this size and SHA-256, or raises; the part written is kept.
+            is_stopped: Polled while another process completes it.
         """
         while (path := self.find(entry)) is None:
             partial = self.directory / "partial" / entry.sha256
@@ -161,7 +134,7 @@ class Cache:
             yield
 
     def _make_room(self, wanted: Mapping[str, int], own: Path, name: str) -> None:
-        """Remove files until those that are held fit."""
+        """Remove files until the held ones fit."""
         others = self._held(own)
         held = {**others, **wanted}
         if (total := sum(held.values())) > self.max_bytes:
@@ -178,7 +151,7 @@ class Cache:
             excess -= kept.size
 
     def _refuse_full_disk(self, wanted: Mapping[str, int]) -> None:
-        """Raise before filling a disk that has no room: other programs write there, too."""
+        """Raise if the disk is too full: retries would fill it again and again, and others write there, too."""
         here: dict[str, int] = {}
         for kept in self._kept():
             here[kept.digest] = max(kept.size, here.get(kept.digest, 0))
@@ -187,7 +160,7 @@ class Cache:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
 
     def _held(self, own: Path) -> dict[str, int]:
-        """Return the files of other pulls; marks of ended ones are removed."""
+        """Return the files of other pulls; marks of dead pulls are removed."""
         held: dict[str, int] = {}
         for path in (self.directory / "held").iterdir():
             if path == own:
@@ -197,7 +170,7 @@ class Cache:
                     fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
             except BlockingIOError:
-                with contextlib.suppress(OSError, ValueError):  # not written yet
+                with contextlib.suppress(OSError, ValueError):  # not written yet: it waits for our lock
                     held.update(json.loads(read_bounded(path, _MAX_HELD_BYTES)))
             except FileNotFoundError:
                 pass
@@ -210,36 +183,84 @@ class Cache:
                 yield _Kept(path, path.name, found.st_size, found.st_atime_ns)
 
 
+def put(source: Path, target: Path) -> None:
+    """Link a checked file of a cache to a second path, or copy it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+        return
+    except OSError:
+        target.unlink(missing_ok=True)
+    shutil.copyfile(source, target)
+    descriptor = os.open(target, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def digest_of(file: IO[bytes]) -> "hashlib._Hash":
+    """Return the SHA-256 of a file from its position, to be continued."""
+    digest = hashlib.sha256()
+    while piece := file.read(_PIECE_BYTES):
+        digest.update(piece)
+    return digest
+
+
+def _mark_used(path: Path) -> None:
+    """Set the access time only; the modification time tells others that the file is the same."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        os.utime(path, ns=(max(found.st_atime_ns + 1, time_ns()), found.st_mtime_ns))
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+# Attempts in a row with hardly any progress.
+MAX_ATTEMPTS = 4
+FIRST_PAUSE_SECONDS = 0.2
+
+# Called with the path of a file, its bytes so far, and its size.
+Progress = Callable[[str, int, int], None]
+
+
 class Download:
-    """Reads a file of a store into a local file, continuing after interruptions, until its SHA-256 is right."""
+    """Reads a file of a store, and continues after interruptions until its size and SHA-256 are right."""
 
     def __init__(self, store: Store, path: str, entry: FileEntry, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
-        """Prepare a download.
-
-        Args:
-            store: The store.
-            path: Path in the store.
-            entry: Size and SHA-256 expected.
-            on_progress: Called with the progress.
-            is_stopped: Asked before each write; true ends the download with `StoppedError`.
-        """
+        """Read nothing yet; `is_stopped` is polled while reading, which then ends with `StoppedError`."""
         self._store, self._path, self._entry = store, path, entry
         self._on_progress, self._is_stopped = on_progress, is_stopped
         self._name = named(store, path)
 
     def fill(self, file: IO[bytes]) -> None:
-        """Complete an unbuffered file that is empty or partial; read it once more from the beginning if the digest is wrong.
+        """Complete an empty or partial file, opened without a buffer.
+
+        A wrong file is read once more from its beginning: the store's may have changed, or the partial file was of another.
 
         Raises:
-            BundleError: If the store's file has another size or SHA-256; then the file is emptied.
-            StoreError: If it cannot be read, after attempts without progress.
+            BundleError: If the store's file has another size or SHA-256; then the file is empty.
+            StoreError: If it cannot be read, after several attempts without progress.
             OSError: If it cannot be written.
         """
         if self._complete(file) and (wrong := self._complete(file)):
             raise BundleError(f"{self._name}: {wrong}")
 
     def _complete(self, file: IO[bytes]) -> str:
-        """Read the rest; return the fault of the file, which is emptied then, or nothing."""
+        """Read the missing part; return what is wrong with the file, which is then emptied, or nothing."""
         file.seek(0)
         digest = digest_of(file)
         size = file.tell()
@@ -292,54 +313,8 @@ class Download:
         return wrong
 
 
-def put(source: Path, target: Path) -> None:
-    """Link a file of the cache to a second place; copy it where that is impossible."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-        return
-    except OSError:
-        target.unlink(missing_ok=True)
-    shutil.copyfile(source, target)
-    descriptor = os.open(target, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def digest_of(file: IO[bytes]) -> "hashlib._Hash":
-    """Return the running SHA-256 of a file from its position."""
-    digest = hashlib.sha256()
-    while piece := file.read(_PIECE_BYTES):
-        digest.update(piece)
-    return digest
-
-
-def _mark_used(path: Path) -> None:
-    """Set the access time; the modification time stays, by which others recognise the file."""
-    with contextlib.suppress(OSError):
-        found = path.stat()
-        os.utime(path, ns=(max(found.st_atime_ns + 1, time_ns()), found.st_mtime_ns))
-
-
-def _try_lock(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
 class _TooLongError(Exception):
-    """The store sends more than the expected size."""
+    """The store's file is too long."""
 
 
 def _empty(file: IO[bytes]) -> None:
@@ -354,5 +329,5 @@ def _write(file: IO[bytes], piece: bytes) -> None:
             rest = rest[file.write(rest) :]
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _empty(file)  # other programs need a full disk, too
+            _empty(file)  # others need the disk, too
         raise OSError(error.errno, os.strerror(error.errno or 0), str(file.name)) from error

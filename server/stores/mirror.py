@@ -1,7 +1,7 @@
-"""Mirroring of a store into a folder of models: versions are added and removed as in the store; while it fails nothing changes.
+"""A folder that mirrors a store: versions are added and removed as there; nothing changes while the store cannot be reached.
 
-A server calls `Mirror.sync` before it first reads the folder, and then every few seconds on a thread, since it blocks. Reasons of
-failures are logged when they appear and when they change.
+A server calls `Mirror.sync` before it reads the folder for the first time, and then periodically in a thread. Problems are
+logged when they appear and when they change, not each time.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,29 +15,47 @@ import structlog
 from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.signing import SIGNATURE_FILE
 from dragoman.server.stores.address import Address
-from dragoman.server.stores.folder import open_store
-from dragoman.server.stores.model_folder import ModelFolder, PulledVersion
-from dragoman.server.stores.pull import MARK_FILE, Order, Pulled, Puller, check_address, naming, pull_model_file, remove_model_file
-from dragoman.server.stores.store import MODEL_FILE, Found, Listing, StoppedError, Store, StoreError, find, find_model_files
+from dragoman.server.stores.placing import Place, Placed
+from dragoman.server.stores.pull import (
+    MARK_FILE,
+    Order,
+    Pulled,
+    Puller,
+    check_address,
+    naming,
+    open_store,
+    pull_model_file,
+    remove_model_file,
+)
+from dragoman.server.stores.store import (
+    MODEL_FILE,
+    Found,
+    Listing,
+    StoppedError,
+    Store,
+    StoreError,
+    find,
+    find_model_files,
+)
 
-# A refused bundle is tried again when its listing changes, and after so long, since the fault may have been in transit.
+# A refused bundle is tried again when its listing changes, and after so long: it may have been damaged in transit.
 REFUSED_SECONDS = 300.0
 
 log = structlog.get_logger("dragoman.stores")
 
+# Returns the wanted versions, given a model and its versions in natural order.
 Choose = Callable[[str, Sequence[str]], Collection[str]]
-"""Returns the versions wanted of a model, given its versions in natural order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Result of a synchronisation.
+    """Result of one synchronisation.
 
     Attributes:
-        reason: Reason for which the store could not be read; empty otherwise.
+        reason: Why the store could not be listed; empty if it was.
         added: New versions.
         removed: Removed directories.
-        problems: Reasons for which bundles are missing, by their folder in the store.
+        problems: Reason for each bundle that could not be pulled, by its folder in the store.
         is_away: Whether the store did not answer.
     """
 
@@ -54,7 +72,7 @@ class Synced:
 
 
 class Mirror:
-    """Mirrors a store into a folder of models."""
+    """Synchronises a folder with a store."""
 
     def __init__(
         self,
@@ -64,14 +82,14 @@ class Mirror:
         choose: Choose | None = None,
         is_used: Callable[[Path], bool] = lambda directory: False,
     ) -> None:
-        """Prepare mirroring, without connecting.
+        """Open the store, without a request.
 
         Args:
-            address: Address of a bundle or a folder of models; not of an archive.
-            folder: The folder of models.
-            order: Options; a checksum is that of the only bundle.
-            choose: Chooses the versions of a model; None for all.
-            is_used: Returns whether the version in a directory is served; it then stays as long as the store has its folder.
+            address: Of a bundle, or of a folder of models; not of an archive.
+            folder: Read by servers.
+            order: How to pull; its checksum is for a single bundle.
+            choose: Wanted versions of a model; None for all.
+            is_used: Whether the version in a directory is served: it stays for as long as it is in the store.
 
         Raises:
             InputError: If the address, settings or credentials cannot be used.
@@ -81,25 +99,24 @@ class Mirror:
             raise BundleError(f"{address.text}: an archive does not change; pull it once")
         check_address(address, order.keys, order.sha256)
         self._store: Store = open_store(address, order.silence_seconds)
-        self._place, self._order, self._choose, self._is_used = ModelFolder(folder), order, choose, is_used
+        self._place, self._order, self._choose, self._is_used = Place(folder), order, choose, is_used
         cache = None if address.scheme == "" else order.cache
-        self._puller = Puller(self._store, self._place, cache, order.keys, order.sha256, order.on_progress, order.is_stopped)
+        self._puller = Puller(self._store, self._place, order, cache, order.sha256)
         # By folder of the store: stamps of manifest and signature when it was pulled, and its place.
-        self._known: dict[str, tuple[object, PulledVersion]] = {}
-        # Likewise: stamps, time and reason of a refusal.
+        self._known: dict[str, tuple[object, Placed]] = {}
+        # By folder: stamps, time and reason of a refusal.
         self._refused: dict[str, tuple[object, float, str]] = {}
         self._model_files: dict[str, str] = {}
         self._said: dict[str, str] = {}
         self._resolved = self._store.address
 
     def sync(self) -> Synced:
-        """Pull what is new in the store, then remove what is no longer there.
+        """Pull new bundles, then remove those no longer in the store.
 
-        Nothing is removed if the store fails or none of its bundles can be pulled, nor a version of a model of which a wanted
-        version cannot be pulled.
+        Nothing is removed if no bundle can be read, nor of a model of which a wanted version cannot be read.
 
         Raises:
-            StoppedError: If stopped.
+            StoppedError: If the order's `is_stopped` became true.
         """
         try:
             listing = self._store.list()
@@ -137,7 +154,7 @@ class Mirror:
         return [each for each in found if not each.version or each.version in chosen[each.model]]
 
     def _guard(self, name: str, problems: dict[str, str], work: Callable[[], object]) -> None:
-        """Run `work`; record its failure as a problem."""
+        """Call `work`; its failure is a problem of that name."""
         try:
             with naming(self._place.folder):
                 work()
@@ -207,7 +224,7 @@ class Mirror:
                 del kept[folder]
 
     def _say(self, problems: dict[str, str], event: str) -> None:
-        """Log new and changed problems, and their end."""
+        """Log new problems, and their end."""
         for name, reason in problems.items():
             if self._said.get(name) != reason:
                 log.warning(event, store=self._store.address, folder=name, reason=reason)
@@ -217,10 +234,10 @@ class Mirror:
 
 
 def _stamps_below(folder: str, stamps: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the stamps of a bundle's files."""
+    """Return the stamps of one bundle."""
     return sorted((path, stamp) for path, stamp in stamps.items() if not folder or path.startswith(f"{folder}/"))
 
 
 def sync(address: str, folder: Path, order: Order) -> Synced:
-    """Mirror an address into a folder of models once; errors as of `Mirror`."""
+    """Synchronise a folder with an address once; raises as `Mirror` does."""
     return Mirror(Address.parse(address), folder, order).sync()

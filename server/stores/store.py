@@ -1,29 +1,32 @@
-"""The interface of stores, their errors, and the bundles found in a listing."""
+"""The store interface, its errors, folders of this machine as stores, and the bundles found in a store."""
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.fields import MAX_PATH_CHARACTERS, one_line
 from dragoman.export.manifest import check_name
+from dragoman.model.files import leads_out, open_regular
 from dragoman.server.models.version_names import check_version_name, natural_key
 
-# A store is silent if it sends fewer bytes than this in so long.
+# A store is silent if it sends fewer bytes than this in so many seconds.
 SILENCE_SECONDS = 30.0
 LEAST_BYTES = 1 << 16
-# A folder of models has some thousands of files; more is a wrong address.
+# A folder of models has some thousands of files; more is probably another folder.
 MAX_LISTED_FILES = 100_000
 
 Take = Callable[[bytes], None]
 
 
 class StoreError(Exception):
-    """A store cannot be reached or does not deliver; the message names it, in one line."""
+    """A store cannot be reached, or a request failed; the message is one line and names the store."""
 
 
 class NotThereError(StoreError):
-    """No such file or place."""
+    """No such file or folder."""
 
 
 class RangeError(StoreError):
@@ -31,20 +34,20 @@ class RangeError(StoreError):
 
 
 class SilentError(StoreError):
-    """The store has been silent for too long; it is not retried at once."""
+    """The store was silent for too long; the request is not retried at once."""
 
 
 class StoppedError(StoreError):
-    """The operation was stopped by its caller."""
+    """The pull was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The content of a store at one moment.
+    """The files of a store at one moment.
 
     Attributes:
-        stamps: By the path of each file, relative to the address and with forward slashes, a text that changes with the file.
-        address: The resolved, immutable address where the store has such; otherwise as given.
+        stamps: By path, relative to the address and with forward slashes, a text that changes with the file.
+        address: The immutable address of this content where the store has one; else the address as given.
     """
 
     stamps: Mapping[str, str]
@@ -52,52 +55,35 @@ class Listing:
 
 
 class Store(Protocol):
-    """A store of files: a folder, an object store, a web server, an OCI registry."""
+    """A store of files."""
 
     @property
     def address(self) -> str:
         """The address as given, for messages."""
-        ...
 
     def list(self) -> Listing:
-        """List the files; of a store that cannot be listed only `bundle.json`, if it is there.
-
-        Raises:
-            StoreError: If the store fails.
-        """
-        ...
+        """Return the files; of a store that cannot be listed, `bundle.json` if it has one. Raises `StoreError`."""
 
     def size(self, path: str) -> int:
-        """Return the size of a file in bytes.
-
-        Raises:
-            NotThereError: If there is no such file.
-            StoreError: If the store fails.
-        """
-        ...
+        """Return the size of a file; raises `NotThereError` or another `StoreError`."""
 
     def read(self, path: str, offset: int, take: Take) -> None:
         """Read a file from an offset to its end.
 
         Args:
-            path: Path in the listing.
-            offset: First byte wanted.
-            take: Called with one piece after the other; its exceptions end the reading.
+            path: As in `list`.
+            offset: Of the first byte.
+            take: Called with each piece; its exceptions end the reading.
 
         Raises:
             NotThereError: If there is no such file.
-            RangeError: If the store cannot begin there; nothing has been taken.
-            StoreError: If the store fails, breaks off, or is silent for too long.
+            RangeError: If the store cannot begin there; no piece was taken.
+            StoreError: If the request fails, breaks off, or is silent for too long.
         """
-        ...
 
 
 def read_bounded(store: Store, path: str, max_bytes: int) -> bytes:
-    """Return a small file.
-
-    Raises:
-        StoreError: If it cannot be read, or is larger.
-    """
+    """Return a small file; raises `StoreError` if it cannot be read or is larger."""
     content = bytearray()
 
     def take(piece: bytes) -> None:
@@ -110,7 +96,7 @@ def read_bounded(store: Store, path: str, max_bytes: int) -> bytes:
 
 
 def named(store: Store, path: str) -> str:
-    """Return the name of a file in messages."""
+    """Return the address of a file, for messages."""
     return f"{store.address.rstrip('/')}/{path}" if path else store.address
 
 
@@ -122,9 +108,9 @@ class Found:
     """A bundle in a store.
 
     Attributes:
-        folder: Path below the address; empty for the address itself.
-        model: Name of its folder of versions; empty outside of one.
-        version: Name of its own folder there; empty likewise.
+        folder: Its path below the address, empty for the address itself.
+        model: Name of its folder of versions; empty without one.
+        version: Name of its folder there; empty without one.
     """
 
     folder: str
@@ -136,7 +122,7 @@ class Found:
         return f"{self.folder}/{file}" if self.folder else file
 
     def check(self, place: str) -> None:
-        """Raise `BundleError`, naming `place`, if its folders have names that a folder of models may not have."""
+        """Raise `BundleError` if names of folders are invalid; `place` is the bundle's address for the message."""
         if not self.folder.isprintable():
             raise BundleError(f"{one_line(place)}: no folder of bundles is called so")
         if not self.version:
@@ -149,11 +135,7 @@ class Found:
 
 
 def find(paths: Collection[str], address: str) -> list[Found]:
-    """Return the bundles among files, in natural order; hidden and deeper ones are ignored.
-
-    Args:
-        paths: Paths of files, relative to the address.
-        address: The address, for messages.
+    """Return the bundles among paths in natural order; hidden and deeper folders are skipped.
 
     Raises:
         BundleError: If there is none, or one at the address itself and others below it.
@@ -180,3 +162,75 @@ def find_model_files(paths: Collection[str]) -> dict[str, str]:
     """Return the path of each model's `model.toml`, by the model."""
     split = (path.split("/") for path in paths)
     return {parts[0]: "/".join(parts) for parts in split if parts[1:] == [MODEL_FILE] and parts[0][:1] not in ("", ".")}
+
+
+MAX_DEPTH = 12
+_PIECE_BYTES = 1 << 20
+
+
+class FolderStore:
+    """A folder of this machine, such as a mounted volume, as a `Store`; links out of it are not followed."""
+
+    def __init__(self, folder: Path, address: str = "") -> None:
+        """Use a folder, which may be missing yet; the address is for messages, by default its path."""
+        self._folder = folder
+        self._address = address or str(folder)
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def list(self) -> Listing:
+        """Return the files, without hidden ones."""
+        if not self._folder.is_dir():
+            raise NotThereError(f"{self.address}: {'not a folder' if self._folder.exists() else 'no such folder'}")
+        stamps: dict[str, str] = {}
+        try:
+            self._add(self._folder, "", stamps, 0)
+        except OSError as error:
+            raise StoreError(f"{error.filename or self.address}: {error.strerror}") from error
+        return Listing(stamps, self.address)
+
+    def size(self, path: str) -> int:
+        location = self._folder / path
+        try:
+            return location.stat().st_size
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotThereError(f"{location}: no such file") from error
+        except OSError as error:
+            raise StoreError(f"{location}: {error.strerror}") from error
+
+    def read(self, path: str, offset: int, take: Take) -> None:
+        location = self._folder / path
+        if leads_out(location, self._folder):
+            raise StoreError(f"{location}: a link that leads out of the folder")
+        try:
+            with open_regular(location) as file:
+                if os.fstat(file.fileno()).st_size < offset:
+                    raise RangeError(f"{location}: is shorter")
+                file.seek(offset)
+                while piece := file.read(_PIECE_BYTES):
+                    take(piece)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotThereError(f"{location}: no such file") from error
+        except OSError as error:
+            if error.filename not in (None, str(location)):
+                raise  # raised by `take`
+            raise StoreError(f"{location}: {error.strerror}") from error
+
+    def _add(self, folder: Path, prefix: str, stamps: dict[str, str], depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise StoreError(f"{folder}: folders in folders, more than {MAX_DEPTH} deep")
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    if entry.is_symlink() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(entry)):
+                        continue  # a link to a folder above
+                    self._add(folder / entry.name, f"{prefix}{entry.name}/", stamps, depth + 1)
+                elif entry.is_file():
+                    found = entry.stat()
+                    stamps[prefix + entry.name] = f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
+                    if len(stamps) > MAX_LISTED_FILES:
+                        raise StoreError(f"{self.address}: more than {MAX_LISTED_FILES} files")

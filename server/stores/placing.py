@@ -1,9 +1,9 @@
-"""The folder of models that bundles are pulled into; versions appear in it and disappear from it atomically.
+"""The folder that bundles are pulled into, in which versions appear and disappear atomically.
 
-    FOLDER/NAME/VERSION/     a bundle, with its origin in `.pulled.json`
-    FOLDER/.pulling/…        temporary folders; servers ignore hidden folders
+    FOLDER/NAME/VERSION/     a bundle, and `.pulled.json`, its source
+    FOLDER/.pulling/…        bundles being added or removed; servers skip hidden folders
 
-Each temporary folder is locked by its process; those without a lock were left by killed processes, and the next one removes them.
+A bundle being made lies in a locked folder of its own; those of killed processes have no lock and are removed by the next pull.
 """
 
 import contextlib
@@ -30,48 +30,49 @@ _MAX_RECORD_BYTES: Final = 1 << 14
 
 
 class Record(Struct, frozen=True):
-    """Origin of a version: the address as given, and the folder below it."""
+    """The source of a version: an address as given, and a folder below it."""
 
     address: str
     folder: str
 
 
 @dataclass(frozen=True, slots=True)
-class PulledVersion:
-    """A pulled version in `FOLDER/NAME/VERSION`, and its origin."""
+class Placed:
+    """A pulled version in `FOLDER/NAME/VERSION`."""
 
     directory: Path
     record: Record
 
     @property
     def digest(self) -> str:
-        """SHA-256 of its manifest; empty without one."""
+        """SHA-256 of its current manifest; empty if there is none."""
         try:
             return hashlib.sha256(read_manifest_bytes(self.directory / MANIFEST_FILE)).hexdigest()
         except BundleError:
             return ""
 
 
-class ModelFolder:
-    """A folder of models, created on demand."""
+class Place:
+    """A folder that bundles are pulled into."""
 
     def __init__(self, folder: Path) -> None:
+        """Use a folder, made on demand."""
         self.folder = folder
 
-    def placed(self, model: str = "*") -> list[PulledVersion]:
-        """Return the pulled versions, of one model or of all; others are ignored."""
+    def placed(self, model: str = "*") -> list[Placed]:
+        """Return the pulled versions of one model or of all; others in the folder are skipped."""
         found = []
         for path in sorted(self.folder.glob(f"{model}/*/{RECORD_FILE}")):
             relative = path.relative_to(self.folder)
             if any(part.startswith(".") for part in relative.parts[:2]) or path.parent.is_symlink():
                 continue
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                found.append(PulledVersion(path.parent, msgspec.json.decode(read_bounded(path, _MAX_RECORD_BYTES), type=Record)))
+                found.append(Placed(path.parent, msgspec.json.decode(read_bounded(path, _MAX_RECORD_BYTES), type=Record)))
         return found
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Provide a temporary folder."""
+        """Yield a hidden folder, which is removed afterwards."""
         with self.locked():
             self._sweep()
             directory = Path(tempfile.mkdtemp(prefix="", dir=self.folder / SCRATCH_FOLDER))
@@ -83,22 +84,24 @@ class ModelFolder:
             shutil.rmtree(directory, ignore_errors=True)
             os.close(lock)
 
-    def put(self, directory: Path, model: str, version: str, record: Record) -> PulledVersion:
-        """Move a complete bundle to its place atomically; return it, or the same bundle if another pull was first.
+    def put(self, directory: Path, model: str, version: str, record: Record) -> Placed:
+        """Publish a finished bundle atomically.
 
         Args:
-            directory: The bundle, in a temporary folder.
-            model: Name of its model.
+            directory: In a scratch folder.
+            model: Of the bundle.
             version: Name of its folder; empty for the number after the highest.
-            record: Its origin.
+            record: Its source.
+
+        Returns:
+            The version: this one, or the same one from another pull.
 
         Raises:
-            BundleError: If the version exists and is another bundle, or damaged.
-            OSError: If it cannot be moved.
+            BundleError: If that version exists and is another bundle, or damaged.
         """
         (directory / RECORD_FILE).write_bytes(msgspec.json.encode(record))
         sync_tree(directory)
-        ours = PulledVersion(directory, record).digest
+        ours = Placed(directory, record).digest
         with self.locked():
             parent = self.folder / model
             parent.mkdir(exist_ok=True)
@@ -110,7 +113,7 @@ class ModelFolder:
                 version = str(max(numbers, default=0) + 1)
             target = parent / version
             if target.is_symlink() or target.exists():
-                there = PulledVersion(target, record)
+                there = Placed(target, record)
                 if there.digest == ours:
                     Bundle.open(target)
                     return there
@@ -120,33 +123,33 @@ class ModelFolder:
             os.rename(directory, target)
             sync_folder(parent)
             sync_folder(self.folder)
-        return PulledVersion(target, record)
+        return Placed(target, record)
 
-    def remove(self, placed: PulledVersion) -> None:
+    def remove(self, placed: Placed) -> None:
         """Remove a version atomically."""
         with self.scratch() as scratch:
             os.rename(placed.directory, scratch / "removed")
             sync_folder(placed.directory.parent)
-            with contextlib.suppress(OSError):  # not empty
+            with contextlib.suppress(OSError):  # it is not empty
                 placed.directory.parent.rmdir()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder against other pulls, for a short time."""
+        """Exclude other pulls, for a short time."""
         (self.folder / SCRATCH_FOLDER).mkdir(parents=True, exist_ok=True)
         with (self.folder / SCRATCH_FOLDER / "lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def _sweep(self) -> None:
-        """Remove what killed processes left behind."""
+        """Remove folders of killed processes."""
         for path in (self.folder / SCRATCH_FOLDER).iterdir():
             if not path.is_dir() or path.is_symlink():
                 continue
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:
-                continue  # removed meanwhile
+                continue  # just removed by its owner
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
@@ -157,7 +160,7 @@ class ModelFolder:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a file or the entries of a folder to disk."""
+    """Flush a folder or file to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -166,7 +169,7 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Flush everything below a folder to disk."""
+    """Flush everything below a folder to the disk."""
     for folder, _, files in os.walk(directory):
         for file in files:
             sync_folder(Path(folder) / file)
