@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, field
 
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, NotOffered, NotReady, ServiceError
-from dragoman.server.protocols.bulk import BulkEnvelope, Items
+from dragoman.server.protocols.bulk import BulkEnvelope, ItemRecords
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.native import carried_out
 from dragoman.server.protocols.http.origins import Origins
@@ -516,7 +516,7 @@ class InferenceApi:
         return await self._answering(exchange).whole(inference, exchange.call)
 
     def _answering(self, exchange: Exchange) -> Answering:
-        items = Items(self._core.calls.records, exchange.call, own_ending)
+        items = ItemRecords(self._core.calls.records, exchange.call, own_ending)
         return Answering(self._core, items, lambda: exchange.remaining_seconds, self._max_message_bytes)
 
     def _not_ready(self, what: str) -> web.Response:

@@ -11,7 +11,7 @@ from aiohttp import web
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import InvalidRequest, NotReady, ServiceError
-from dragoman.server.protocols.bulk import Items
+from dragoman.server.protocols.bulk import ItemRecords
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import Endpoint, Exchange
@@ -93,7 +93,7 @@ class Translation:
         call = exchange.call
         assert call.window is not None
         call.is_counted = False  # from now on its requests are
-        run = _Run(wanted, Items(self._records, call, own_ending), exchange, self._seconds(exchange), self._max_bytes)
+        run = _Run(wanted, ItemRecords(self._records, call, own_ending), exchange, self._seconds(exchange), self._max_bytes)
         run.count_bytes(num_kept * (wanted.num_alternatives + 1))
 
         async def translate(index: int) -> list[str]:
@@ -114,7 +114,7 @@ class Translation:
         whole = run.exchange.call
         bind_contextvars(item=index)
         # The same version of a model answers all of them, which is why they have the call's id.
-        with run.items.recorded(whole.request_id, is_part=True) as call:
+        with run.items.item(whole.request_id, is_part=True) as call:
             try:
                 seconds = None if run.until is None else run.until - asyncio.get_running_loop().time()
                 generated = await self._generation.generate(run.wanted.request(text), call, seconds, self._limit)
@@ -126,7 +126,7 @@ class Translation:
 class _Run:
     """One call's texts on their way."""
 
-    def __init__(self, wanted: Wanted, items: Items, exchange: Exchange, until: float | None, max_bytes: int) -> None:
+    def __init__(self, wanted: Wanted, items: ItemRecords, exchange: Exchange, until: float | None, max_bytes: int) -> None:
         self.wanted, self.items, self.exchange, self.until = wanted, items, exchange, until
         self._max_bytes, self._num_bytes = max_bytes, 0
 

@@ -10,7 +10,7 @@ import msgspec
 
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, ServiceError
-from dragoman.server.protocols.bulk import Items
+from dragoman.server.protocols.bulk import ItemRecords
 from dragoman.server.protocols.openinference.requests import (
     LOG_PROBS,
     OUTPUTS,
@@ -196,7 +196,7 @@ def seconds_left(inference: Inference, arrival: float, remaining: float | None) 
 class Answering:
     """Answers the messages of one call."""
 
-    def __init__(self, core: Core, items: Items, remaining: Remaining, max_message_bytes: int) -> None:
+    def __init__(self, core: Core, items: ItemRecords, remaining: Remaining, max_message_bytes: int) -> None:
         """Answer none yet.
 
         Args:
@@ -275,7 +275,7 @@ class Answering:
 
         async def serve(number: int) -> Generated:
             try:
-                with self._items.one(request_id, f"{request_id}#{number}", is_part=number > 0) as call:
+                with self._items.item(request_id, f"{request_id}#{number}", is_part=number > 0) as call:
                     return await self._generate(inference, number, call, arrival)
             except ServiceError as error:
                 raise error.copy(f"{TEXT_INPUT}[{number}]: {error.message}") from None

@@ -16,7 +16,7 @@ from dragoman.server.service.ids import check_request_id
 OF_REST = ("binary_data", "binary_data_output", "binary_data_size")
 
 
-def infer_reader(deserialise: Callable[[bytes], Any], max_characters: Callable[[], int]) -> Callable[[bytes], Inference | Refused]:
+def infer_parser(deserialise: Callable[[bytes], Any], max_characters: Callable[[], int]) -> Callable[[bytes], Inference | Refused]:
     """Return what reads a message; arguments as those of `reader` of gRPC's own services."""
 
     def read(data: bytes) -> Inference | Refused:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from dragoman.inference import inference_pb2, inference_pb2_grpc
 from dragoman.server.errors import InvalidRequest, NotOffered, ServiceError
-from dragoman.server.protocols.bulk import Items
+from dragoman.server.protocols.bulk import ItemRecords
 from dragoman.server.protocols.grpc.interceptors import (
     PROBE,
     QUESTION,
@@ -21,14 +21,14 @@ from dragoman.server.protocols.grpc.interceptors import (
 from dragoman.server.protocols.grpc.reading import Refused
 from dragoman.server.protocols.openinference.answers import Answering
 from dragoman.server.protocols.openinference.descriptions import Descriptions, server_metadata
-from dragoman.server.protocols.openinference.reading import infer_reader
+from dragoman.server.protocols.openinference.reading import infer_parser
 from dragoman.server.protocols.openinference.requests import STREAM, Inference
 from dragoman.server.protocols.openinference.stream import InferStream
 from dragoman.server.service.administration import Order
 from dragoman.server.service.service import Core
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-_INFER = replace(REQUEST, reader=infer_reader)
+_INFER = replace(REQUEST, parser=infer_parser)
 # The first three say no more than health does, which needs no caller either.
 OPEN_INFERENCE_METHODS: Methods = declared(
     INFERENCE, QUESTION, ServerLive=PROBE, ServerReady=PROBE, ModelReady=PROBE, ModelInfer=_INFER, ModelStreamInfer=_INFER
@@ -146,7 +146,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         if inference.is_streamed:
             raise InvalidRequest(STREAM, "goes with ModelStreamInfer only")
         call = current_call.get()
-        items = Items(self._core.calls.records, call, partial(own_ending, context, call.arrival))
+        items = ItemRecords(self._core.calls.records, call, partial(own_ending, context, call.arrival))
         answering = Answering(self._core, items, context.time_remaining, self._max_message_bytes)
         return await answering.whole(inference, call)
 

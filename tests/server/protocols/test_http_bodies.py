@@ -19,7 +19,7 @@ from dragoman.server.protocols.http.openinference import Posted, _read_generate,
 from dragoman.server.protocols.libretranslate.languages import LibreLanguages, code_of, name_of
 from dragoman.server.protocols.libretranslate.reading import _read_urlencoded as read_urlencoded
 from dragoman.server.protocols.libretranslate.reading import read_json, read_multipart
-from dragoman.server.protocols.openinference.reading import infer_reader
+from dragoman.server.protocols.openinference.reading import infer_parser
 from dragoman.server.protocols.openinference.requests import MAX_TEXTS
 from dragoman.server.service.sentences import has_several, pieces_of, put_together
 from dragoman.v1.generation_pb2 import GenerateRequest
@@ -31,7 +31,7 @@ from tests.system.harness.openinference import listed_body as listed
 from tests.system.harness.openinference import raw_bytes as raw
 
 MODEL = ("en-de", "")
-by_grpc = infer_reader(ModelInferRequest.FromString, lambda: 10**6)
+by_grpc = infer_parser(ModelInferRequest.FromString, lambda: 10**6)
 
 
 def read(body: Any, said: str | None = None) -> Posted:
