@@ -55,6 +55,7 @@ class RepositoryServer:
         servicer = RepositoryServicer(administration)
         repository_pb2_grpc.add_RepositoryServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         self._server.add_generic_rpc_handlers((servicer.open_inference(),))
+        assert config.admin_port is not None
         self.port = listen(self._server, "admin_port", config.admin_host, config.admin_port, self.tls)
 
     async def start(self) -> None:

@@ -81,11 +81,13 @@ class GrpcServer:
                 )
         self._server = grpc.aio.server(interceptors=interceptors, options=_options(config))
         self.health = Health(config.max_watches, config.max_watches_per_connection)
-        unregistered: Any = _Unregistered(self._server)
-        generation_pb2_grpc.add_GenerationServicer_to_server(GenerationServicer(core, config.max_message_bytes), unregistered)
-        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
-            InferenceServicer(core, config.max_message_bytes), unregistered
+        unregistered = _Unregistered(self._server)
+        generation, inference = (
+            GenerationServicer(core, config.max_message_bytes),
+            InferenceServicer(core, config.max_message_bytes),
         )
+        generation_pb2_grpc.add_GenerationServicer_to_server(generation, unregistered)  # type: ignore[no-untyped-call]
+        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, unregistered)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)  # registered: a probe does not wait behind calls
         if config.reflection:
             reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), unregistered)

@@ -22,6 +22,8 @@ from dragoman.server.protocols.grpc.reading import (
     bulk_parser,
     join,
     large_bytes_read,
+    num_requests,
+    parser,
     split,
 )
 from dragoman.server.protocols.grpc.streams import NUM_REMEMBERED_IDS, RecentIds
