@@ -18,14 +18,12 @@ from dragoman.server.protocols.http.requests import Endpoint, Exchange, decode
 from dragoman.server.protocols.http.responses import HttpRefusal, headers_of, status_of
 from dragoman.server.protocols.openinference.answers import Answering
 from dragoman.server.protocols.openinference.descriptions import Descriptions, server_metadata
-from dragoman.server.protocols.openinference.requests import STREAM, TEXT_INPUT, Inference, check_counts, to_inference
+from dragoman.server.protocols.openinference.requests import STREAM, TEXT_INPUT, Inference, RawRequest, check_counts, to_inference
 from dragoman.server.protocols.openinference.service import NO_SETTINGS, NO_SHARED_MEMORY, ON_ADMIN_PORT, load_order, unload_order
 from dragoman.server.protocols.openinference.tensors import (
     DATATYPES,
-    Asked,
     Datatype,
     Input,
-    Wanted,
     elements_of,
     from_raw,
     from_values,
@@ -165,12 +163,12 @@ def _read_infer(body: bytes, said: str | None, model: tuple[str, str], longest: 
         for output in outputs
         if output.parameters and BINARY_DATA in output.parameters
     }
-    request = Asked(
+    request = RawRequest(
         check_request_id("id", asked.id or ""),
         *model,
         parameters,
         _inputs(asked.inputs, memoryview(body)[head:]),
-        [Wanted(output.name, tuple(output.parameters or ())) for output in outputs],
+        [(output.name, tuple(output.parameters or ())) for output in outputs],
     )
     return Posted(to_inference(request, len(body), longest), binary, is_binary_else)
 
@@ -191,7 +189,7 @@ def _read_generate(body: bytes, model: tuple[str, str], longest: int | None) -> 
     check_counts(1, 0, len(parameters))
     texts = text if isinstance(text, list) else [text]
     source = Input(TEXT_INPUT, "BYTES", [len(texts)], (), lambda datatype, count: from_values(TEXT_INPUT, datatype, texts, count))
-    return Posted(to_inference(Asked(check_request_id("id", request_id), *model, parameters, [source]), len(body), longest))
+    return Posted(to_inference(RawRequest(check_request_id("id", request_id), *model, parameters, [source]), len(body), longest))
 
 
 def _head_length(said: str | None, num_bytes: int) -> int:

@@ -19,8 +19,8 @@ from dragoman.server.protocols.http.openinference import Posted, _read_generate,
 from dragoman.server.protocols.libretranslate.languages import LibreLanguages, code_of, name_of
 from dragoman.server.protocols.libretranslate.reading import _read_urlencoded as read_urlencoded
 from dragoman.server.protocols.libretranslate.reading import read_json, read_multipart
-from dragoman.server.protocols.openinference.reading import infer_parser
 from dragoman.server.protocols.openinference.requests import MAX_TEXTS
+from dragoman.server.protocols.openinference.service import infer_parser
 from dragoman.server.service.sentences import has_several, pieces_of, put_together
 from dragoman.v1.generation_pb2 import GenerateRequest
 from tests.system.harness import openinference as messages

@@ -12,8 +12,8 @@ from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.grpc.interceptors import to_status
 from dragoman.server.protocols.grpc.reading import LARGE_BYTES, Refused, large_bytes_read
-from dragoman.server.protocols.openinference.reading import infer_parser, to_asked
 from dragoman.server.protocols.openinference.requests import FIELDS, MAX_TEXTS, SYNONYMS, Inference, to_inference
+from dragoman.server.protocols.openinference.service import infer_parser, to_raw_request
 from dragoman.server.service.requests import GenerateRequest
 from dragoman.v1.generation_pb2 import GenerateRequest as Native
 from tests.system.harness.openinference import infer_request as asking
@@ -29,7 +29,7 @@ OF_THE_MESSAGE = {"model", "model_version", "request_id", "text"}
 
 
 def read(request: ModelInferRequest) -> Inference:
-    return to_inference(to_asked(request), request.ByteSize())
+    return to_inference(to_raw_request(request), request.ByteSize())
 
 
 def only(request: ModelInferRequest) -> GenerateRequest:
