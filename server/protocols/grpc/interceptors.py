@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import isasyncgenfunction
 from typing import Any, NoReturn, TypeAlias
-from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -141,7 +140,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._rate = MessageRate(messages_per_second) if messages_per_second else None
         self._in_flight = in_flight or InFlight(lambda: 1)
         self._streams = StreamLimit("max_batch_streams_per_connection", math.inf, max_streams_per_connection)
-        self._receiving: WeakValueDictionary[str, Receiving] = WeakValueDictionary()  # of connections
+        self._receiving = Receiving()
         self._wrapped = lru_cache(MAX_KEPT_HANDLERS)(self._wrap)
 
     async def intercept_service(
@@ -184,12 +183,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def _read(self, context: Context) -> Any:
         """Return the message of an RPC that has one; `Refused` if there is none to come, or it takes too long."""
-        peer = context.peer()
-        receiving = self._receiving.get(peer)
-        if receiving is None:
-            receiving = self._receiving[peer] = Receiving()
         try:
-            message = await receiving.receive(context.read)
+            message = await self._receiving.receive(context.peer(), context.read)
         except QueueFull as error:
             return Refused(error)
         if message is not grpc.aio.EOF:

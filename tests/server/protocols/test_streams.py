@@ -320,20 +320,21 @@ async def test_half_sent_messages_lose_their_place_while_others_wait(monkeypatch
         began.append(1)
         return await never.wait()
 
-    first = [asyncio.create_task(receiving.receive(read)) for _ in range(Receiving.MAX_MESSAGES)]
+    first = [asyncio.create_task(receiving.receive("a", read)) for _ in range(Receiving.MAX_MESSAGES)]
     await asyncio.sleep(0.02)
     assert len(began) == Receiving.MAX_MESSAGES and not any(task.done() for task in first)
-    second = asyncio.create_task(receiving.receive(read))
+    assert await receiving.receive("b", lambda: asyncio.sleep(0, True)), "another connection is not held up"
+    second = asyncio.create_task(receiving.receive("a", read))
     [late], kept = await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     error = late.exception()
     assert late is first[0] and isinstance(error, QueueFull) and error.retry_after_seconds
-    gone = asyncio.create_task(receiving.receive(read))
+    gone = asyncio.create_task(receiving.receive("a", read))
     await asyncio.sleep(0)
     gone.cancel()
     never.set()
     await asyncio.wait([gone, second, *kept])
     assert gone.cancelled() and second.result() and len(began) == Receiving.MAX_MESSAGES + 1
-    assert await receiving.receive(read)
+    assert await receiving.receive("a", read) and not receiving._started and not receiving._waiting and not receiving._late
 
 
 # Bulk messages
