@@ -41,10 +41,9 @@ from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source, Watcher
 from dragoman.server.workers.engines import plan_engines
 from dragoman.server.workers.front_end import FrontEnd
-from dragoman.server.workers.frontend_supervisor import FrontEndCannotStart
 from dragoman.server.workers.frontends import FrontEnds
 from dragoman.server.workers.processors import Terminal, end_process, give_back_large_blocks, keep_what_is_there
-from dragoman.server.workers.supervisor import EngineCannotStart
+from dragoman.server.workers.supervisor import CannotStart, EngineCannotStart
 
 # How long after a hangup the terminal may still be there that is going.
 HANGUP_SECONDS = 1.0
@@ -118,7 +117,7 @@ class Service:
         registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
-        self.metrics = Metrics(registry, config.latency_buckets, _version())
+        self.metrics = Metrics(registry, _version())
         self.repository: Repository = Repository()
         self._loader = VersionLoader(
             config, self.metrics, keys, num_models=lambda: len(self.keeper.models), on_change=self._on_change
@@ -128,7 +127,6 @@ class Service:
             lambda name: self.keeper.models[name].evict(),
             keep_seconds=config.keep_loaded_seconds,
             bound_bytes=config.models_memory_bytes,
-            wait_seconds=config.load_wait_seconds,
         )
         self.keeper: Keeper = Keeper(
             source.folder,
@@ -180,7 +178,7 @@ class Service:
                     await stopping.wait()
                     self._operators.drain()
                     await front.drain(self.config.drain_seconds)
-            except (EngineCannotStart, FrontEndCannotStart) as error:
+            except CannotStart as error:
                 log.error("cannot serve", reason=str(error))
                 return 1
             finally:

@@ -8,14 +8,14 @@ from msgspec.structs import replace
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
-from dragoman.server.engine.messages import Ready, Statistics
+from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.weights_folder import weights_folder
+from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.processors import TooFewCores, available_cores, divide_cores
-from dragoman.server.workers.supervisor import RestartPolicy, SupervisedEngine
+from dragoman.server.workers.supervisor import RestartPolicy
 
 USUAL_THREADS = 4
 """About so many an engine, where we choose: steps take milliseconds or less, and more threads spend them waiting for each other."""
@@ -110,12 +110,12 @@ def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, in
     if config.replicas or config.num_threads:
         num_replicas = config.replicas or 1
         return num_replicas, config.num_threads or max(1, num_cores // num_replicas)
-    if may_be_on_gpu or config.engine == "inline":
+    if may_be_on_gpu:
         return 1, num_cores
     return choose_replicas(num_cores)
 
 
-ModelEngine = SupervisedEngine | ReplicatedEngine | SleepingEngine
+ModelEngine = ReplicaPool | SleepingEngine
 
 
 def make_engine(
@@ -128,8 +128,8 @@ def make_engine(
     on_death: Callable[[], None] = lambda: None,
     is_observed: Callable[[], bool] = lambda: True,
     first_replica: int = 0,
-) -> ModelEngine:
-    """Return what runs a model.
+) -> ReplicaPool:
+    """Return the engines of a model, not started yet.
 
     Args:
         config: The settings.
@@ -143,11 +143,7 @@ def make_engine(
     """
     name = bundle.manifest.name
     settings = engine_settings(config, bundle, plan)
-    policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
-
-    def observe(statistics: Statistics) -> None:
-        if is_observed():
-            metrics.observe_statistics(name, statistics, first_replica)
+    policy = RestartPolicy(watchdog_seconds=config.watchdog_seconds)
 
     def observe_queue(statistics: Statistics) -> None:
         if is_observed():
@@ -161,59 +157,29 @@ def make_engine(
         metrics.observe_restart(name, first_replica + replica)
         on_death()
 
-    def tell(replica: int, ready: Ready | None, process_id: int | None) -> None:
-        """Say how one engine is now."""
-        if ready is not None:
+    def on_engine_change(index: int) -> None:
+        supervisor = pool.replicas[index]
+        if (ready := supervisor.ready) is not None:
             metrics.observe_load(name, ready.load_seconds)
             metrics.set_device_memory(name, ready.memory)
-        metrics.set_engine(name, ready is not None, process_id, first_replica + replica)
+        metrics.set_engine(name, ready is not None, supervisor.process_id, first_replica + index)
 
-    if plan.num_replicas == 1 and config.front_ends == 1:
-
-        def on_engine_change() -> None:
-            tell(0, engine.ready, engine.process_id)
-            on_change()
-
-        engine = SupervisedEngine(
-            name,
-            settings[0],
-            policy,
-            is_inline=config.engine == "inline",
-            on_statistics=observe,
-            on_change=on_engine_change,
-            on_restart=lambda: note_death(0),
-        )
-        return engine
-
-    def on_replica_change(index: int) -> None:
-        replica = engines.pool.replicas[index]
-        tell(index, replica.ready, replica.process_id)
-
-    engines = ReplicatedEngine(
+    pool = ReplicaPool(
         name,
         settings,
         policy,
         on_statistics=observe_queue,
         on_engine_statistics=observe_engine,
         on_change=on_change,
-        on_engine_change=on_replica_change,
+        on_engine_change=on_engine_change,
         on_restart=note_death,
     )
-    return engines
+    return pool
 
 
 def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> list[EngineSettings]:
     """Return what each engine of a model is started with."""
-    device = DeviceSettings(
-        config.device,
-        config.gpu_memory_bytes,
-        config.gpu_row_buckets,
-        config.gpu_capacity_buckets,
-        weights_folder(config.weights_cache, plan.num_replicas),
-        config.gpu_attention_kernels,
-        config.gpu_graphs,
-        config.gpu_steps_ahead,
-    )
+    weights_cache = weights_folder(config.weights_cache, plan.num_replicas)
     settings = EngineSettings(
         endpoint="",
         bundle=str(bundle.directory),
@@ -222,13 +188,10 @@ def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> l
         max_slots_per_request=config.max_slots_per_request,
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_tokens=config.max_waiting_tokens,
-        prefill_tokens_per_step=config.prefill_tokens_per_step,
-        max_ahead=config.max_ahead,
-        is_warmed_up=config.warmup,
         log_level=config.log_level,
         log_format=config.log_format,
         version=bundle.manifest.version,
         digest=bundle.digest,
-        device=device,
+        device=DeviceSettings(config.device, config.gpu_memory_bytes, weights_cache),
     )
     return [replace(settings, cores=cores) for cores in plan.cores]

@@ -25,6 +25,8 @@ LIVENESS = "liveness"
 OVERALL = ("", "readiness", GENERATION.full_name, INFERENCE.full_name)
 # A watched name is kept for as long as the watch is open; no model has a longer one.
 MAX_NAME_LENGTH = 1024
+# Each watch is a task. A client watches a service or two, and gRPC's clients a connection each.
+MAX_WATCHES, MAX_WATCHES_PER_CONNECTION = 1024, 16
 
 REFLECTED = (GENERATION.full_name, INFERENCE.full_name, HEALTH.full_name, reflection.SERVICE_NAME)
 MAX_REFLECTION_STREAMS, MAX_REFLECTION_STREAMS_PER_CONNECTION = 64, 4
@@ -48,10 +50,10 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
     An update wakes watches, each of which writes the latest status by itself: one whose client reads nothing delays no other.
     """
 
-    def __init__(self, max_watches: int, max_watches_per_connection: int) -> None:
+    def __init__(self) -> None:
         """Start alive and not ready."""
         self._watches: set[_Watch] = set()
-        self._limit = StreamLimit("max_watches", max_watches, max_watches_per_connection)
+        self._limit = StreamLimit("max_watches", MAX_WATCHES, MAX_WATCHES_PER_CONNECTION)
         self._written = asyncio.Event()
         self.update((), is_ready=False, is_draining=False)
 

@@ -46,6 +46,8 @@ MAX_KEPT_HANDLERS = 64
 # timeouts of more than a second with two or three digits, rounded up.
 TRANSPORT_SECONDS = 0.05
 TIMEOUT_ROUNDING = 0.01
+# Streams of requests, each of which may have a large message half sent.
+MAX_STREAMS_PER_CONNECTION = 64
 
 # As strings: these classes take parameters in their stubs only.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -121,7 +123,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         generation: Generation | None = None,
         in_flight: InFlight | None = None,
         messages_per_second: float = 0.0,
-        max_streams_per_connection: int = 1,
     ) -> None:
         """Put every RPC among these calls.
 
@@ -131,7 +132,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             generation: Knows the server's deadlines and the longest text a model could use; None where RPCs do not generate.
             in_flight: Windows of large calls, and of those of several requests.
             messages_per_second: Of one connection; 0 for any number.
-            max_streams_per_connection: Streams of requests on one connection; each may have a large message half sent.
         """
         self._calls = calls
         self._methods = methods
@@ -139,7 +139,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._max_characters = (lambda: sys.maxsize) if generation is None else generation.max_characters
         self._rate = MessageRate(messages_per_second) if messages_per_second else None
         self._in_flight = in_flight or InFlight(lambda: 1)
-        self._streams = StreamLimit("max_batch_streams_per_connection", math.inf, max_streams_per_connection)
+        self._streams = StreamLimit("max_batch_streams_per_connection", math.inf, MAX_STREAMS_PER_CONNECTION)
         self._receiving = Receiving()
         self._wrapped = lru_cache(MAX_KEPT_HANDLERS)(self._wrap)
 

@@ -25,6 +25,12 @@ MAX_PENDING_CALLS = 16_384
 OTHER_FILES = 256
 # Pings more often than is allowed that are forgiven until something is sent; gRPC's own default.
 MAX_PING_STRIKES = 2
+# A client may ask every 10 s whether the server is there; our own clients do so every 20 s, gRPC's at most every 10 s.
+MIN_PING_INTERVAL_SECONDS = 10.0
+# With TLS over a slow link a handshake takes a second or two.
+HANDSHAKE_SECONDS = 10.0
+# Time for the answer to a ping: with `keepalive_seconds` a client that vanished is noticed within a minute.
+PING_TIMEOUT_SECONDS = 20.0
 
 
 class _Unregistered:
@@ -70,7 +76,6 @@ class GrpcServer:
                 core.generation,
                 core.in_flight,
                 config.max_messages_per_second,
-                config.max_batch_streams_per_connection,
             )
         ]
         if core.callers is not None:
@@ -80,7 +85,7 @@ class GrpcServer:
                     "bearer tokens travel unencrypted: set tls_certificate and tls_key, or end TLS before us"
                 )
         self._server = grpc.aio.server(interceptors=interceptors, options=_options(config))
-        self.health = Health(config.max_watches, config.max_watches_per_connection)
+        self.health = Health()
         unregistered = _Unregistered(self._server)
         generation, inference = (
             GenerationServicer(core, config.max_message_bytes),
@@ -89,8 +94,7 @@ class GrpcServer:
         generation_pb2_grpc.add_GenerationServicer_to_server(generation, unregistered)  # type: ignore[no-untyped-call]
         inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, unregistered)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)  # registered: a probe does not wait behind calls
-        if config.reflection:
-            reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), unregistered)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), unregistered)
         self.port = listen(self._server, "port", config.host, config.port, self.tls)
 
     async def start(self) -> int:
@@ -174,15 +178,15 @@ def connection_options(config: ServerConfig) -> list[tuple[str, Any]]:
     options: list[tuple[str, Any]] = [
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),
         # Until the client has sent its SETTINGS, and then until it has acknowledged ours; gRPC's own defaults are minutes.
-        ("grpc.server_handshake_timeout_ms", _milliseconds(config.handshake_seconds)),
-        ("grpc.http2.settings_timeout", _milliseconds(config.handshake_seconds)),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(HANDSHAKE_SECONDS)),
+        ("grpc.http2.settings_timeout", _milliseconds(HANDSHAKE_SECONDS)),
         # Notice clients that vanished within a minute, and allow clients to do the same.
         ("grpc.keepalive_time_ms", _milliseconds(config.keepalive_seconds)),
-        ("grpc.keepalive_timeout_ms", _milliseconds(config.keepalive_timeout_seconds)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(PING_TIMEOUT_SECONDS)),
         # gRPC core pings for reasons of its own, too, and waits a minute for the answer to those, whatever the option above says.
-        ("grpc.http2.ping_timeout_ms", _milliseconds(config.keepalive_timeout_seconds)),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(PING_TIMEOUT_SECONDS)),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", _milliseconds(config.min_ping_interval_seconds)),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _milliseconds(MIN_PING_INTERVAL_SECONDS)),
         ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
     ]
     if config.max_connections:
