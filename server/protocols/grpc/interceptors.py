@@ -27,11 +27,10 @@ from dragoman.server.errors import (
     InvalidRequest,
     QueueFull,
     ServiceError,
-    Unauthenticated,
 )
 from dragoman.server.protocols.grpc.reading import Refused, bulk_parser, large_bytes_read, num_requests, parser
 from dragoman.server.protocols.v1.messages import to_message
-from dragoman.server.service.callers import NO_DEADLINES, Caller, Callers
+from dragoman.server.service.callers import NO_DEADLINES
 from dragoman.server.service.context import Call
 from dragoman.server.service.generate import Generation
 from dragoman.server.service.in_flight import InFlight, MessageRate, Receiving, StreamLimit
@@ -60,8 +59,6 @@ MakeParser: TypeAlias = Callable[[Parse, Callable[[], int]], Parse]
 
 # Set for each RPC in its own task; gRPC leaves no other way from interceptor to servicer.
 current_call: ContextVar[Call] = ContextVar("current_call")
-# Known before the message is read where a token says it.
-current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
 _metadata: ContextVar[Any] = ContextVar("metadata")
 
 
@@ -114,7 +111,10 @@ OWN_METHODS: Methods = {
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Accompanies every RPC from its arrival to its end; probes without a record."""
+    """Accompanies every RPC from its arrival to its end; probes without a record.
+
+    Callers are authenticated before their message is read, those of unknown methods too; probes need no caller.
+    """
 
     def __init__(
         self,
@@ -141,6 +141,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._in_flight = in_flight or InFlight(lambda: 1)
         self._streams = StreamLimit("max_batch_streams_per_connection", math.inf, MAX_STREAMS_PER_CONNECTION)
         self._receiving = Receiving()
+        # A stream on both sides fits every kind of RPC: it takes no message before it answers.
+        self._unknown: Handler = grpc.stream_stream_rpc_method_handler(_refuse_unknown)
         self._wrapped = lru_cache(MAX_KEPT_HANDLERS)(self._wrap)
 
     async def intercept_service(
@@ -149,7 +151,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Return the RPC's handler with everything around it."""
         handler = await continuation(handler_call_details)
         if handler is None:
-            return None
+            if self._calls.callers is None:
+                return None
+            handler = self._unknown
         _metadata.set(handler_call_details.invocation_metadata)
         return self._wrapped(handler_call_details.method, handler)
 
@@ -221,9 +225,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _run(self, method: str, treated: Method, is_stream: bool, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC; gRPC still has to send what this returns."""
         call = Call.begin(method, is_counted=treated.is_counted, has_items=is_stream, is_awaited=treated.is_awaited)
-        call.caller = current_caller.get()
         current_call.set(call)
         metadata, names = _metadata.get(), partial(peer_names, context)
+        if self._calls.callers is not None:
+            call.caller = self._calls.callers.by_token(metadata)
         if request is None and self._calls.is_known(call, metadata, names):
             try:
                 request = await self._read_in_time(call, context)
@@ -265,40 +270,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return request
 
 
-class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without a valid token before their message is read; probes need none.
-
-    Where a certificate would do, an RPC without a token is let through to `CallInterceptor`, which looks at it before the message.
-    """
-
-    def __init__(self, callers: Callers, methods: Methods = OWN_METHODS) -> None:
-        """Let these call; `callers` may change."""
-        self._callers = callers
-        self._methods = methods
-        # A stream on both sides fits every kind of RPC: it takes no message before it answers.
-        self._refusal: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
-        self._unknown: Handler = grpc.stream_stream_rpc_method_handler(_refuse_unknown)
-
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> "Handler | None":
-        """Return the RPC's handler, or one that refuses."""
-        if self._methods.get(handler_call_details.method, OTHER).is_probe:
-            return await continuation(handler_call_details)
-        caller = self._callers.by_token(handler_call_details.invocation_metadata)
-        if caller is None and not self._callers.has_certificates:
-            return self._refusal
-        current_caller.set(caller)
-        handler = await continuation(handler_call_details)
-        return self._unknown if handler is None and caller is None else handler
-
-
-async def _refuse(_: Any, context: Context) -> NoReturn:
-    raise Unauthenticated("authorization: a bearer token that this server knows is needed")
-
-
 async def _refuse_unknown(_: Any, context: Context) -> NoReturn:
-    """Refuse an unknown method as gRPC itself does, to a caller with a valid certificate."""
+    """Refuse an unknown method as gRPC itself does, once its caller is known."""
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
 

@@ -7,7 +7,7 @@ import structlog
 
 from dragoman.inference import inference_pb2
 from dragoman.server.config import ServerConfig, is_loopback
-from dragoman.server.protocols.grpc.interceptors import AuthInterceptor, CallInterceptor, Context, current_call
+from dragoman.server.protocols.grpc.interceptors import CallInterceptor, Context, current_call
 from dragoman.server.protocols.grpc.server import connection_options, listen
 from dragoman.server.protocols.openinference.service import INFERENCE, load_order, unload_order
 from dragoman.server.protocols.tls import TlsFiles
@@ -40,18 +40,16 @@ class RepositoryServer:
             ConfigError: If the port is taken or credentials cannot be used.
         """
         self.tls = TlsFiles.of(config)
-        interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor(calls)]
-        if calls.callers is not None:
-            interceptors.append(AuthInterceptor(calls.callers))
-            if calls.callers.has_tokens and self.tls is None and not is_loopback(config.admin_host):
-                structlog.get_logger().warning("operators' tokens travel unencrypted: set tls_certificate and tls_key")
+        has_tokens = calls.callers is not None and calls.callers.has_tokens
+        if has_tokens and self.tls is None and not is_loopback(config.admin_host):
+            structlog.get_logger().warning("operators' tokens travel unencrypted: set tls_certificate and tls_key")
         options: list[tuple[str, Any]] = [
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", LARGE_BYTES),
             ("grpc.max_send_message_length", -1),
             *connection_options(config),
         ]
-        self._server = grpc.aio.server(interceptors=interceptors, options=options)
+        self._server = grpc.aio.server(interceptors=[CallInterceptor(calls)], options=options)
         servicer = RepositoryServicer(administration)
         repository_pb2_grpc.add_RepositoryServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         self._server.add_generic_rpc_handlers((servicer.open_inference(),))

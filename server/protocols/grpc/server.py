@@ -13,7 +13,7 @@ from dragoman.server.addresses import in_url
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.protocols.grpc.generation import GenerationServicer
 from dragoman.server.protocols.grpc.health import Health, Reflection
-from dragoman.server.protocols.grpc.interceptors import OWN_METHODS, AuthInterceptor, CallInterceptor
+from dragoman.server.protocols.grpc.interceptors import OWN_METHODS, CallInterceptor
 from dragoman.server.protocols.openinference.service import OPEN_INFERENCE_METHODS, InferenceServicer
 from dragoman.server.protocols.tls import Contents, TlsFiles
 from dragoman.server.service.service import CLOSE_SECONDS, TELL_SECONDS, Core
@@ -68,23 +68,18 @@ class GrpcServer:
         """
         self._core = core
         self.tls = TlsFiles.of(config)
-        methods = {**OWN_METHODS, **OPEN_INFERENCE_METHODS}
-        interceptors: list[grpc.aio.ServerInterceptor] = [
-            CallInterceptor(
-                core.calls,
-                methods,
-                core.generation,
-                core.in_flight,
-                config.max_messages_per_second,
+        interceptor = CallInterceptor(
+            core.calls,
+            {**OWN_METHODS, **OPEN_INFERENCE_METHODS},
+            core.generation,
+            core.in_flight,
+            config.max_messages_per_second,
+        )
+        if core.callers is not None and core.callers.has_tokens and self.tls is None:
+            structlog.get_logger().warning(
+                "bearer tokens travel unencrypted: set tls_certificate and tls_key, or end TLS before us"
             )
-        ]
-        if core.callers is not None:
-            interceptors.append(AuthInterceptor(core.callers, methods))
-            if core.callers.has_tokens and self.tls is None:
-                structlog.get_logger().warning(
-                    "bearer tokens travel unencrypted: set tls_certificate and tls_key, or end TLS before us"
-                )
-        self._server = grpc.aio.server(interceptors=interceptors, options=_options(config))
+        self._server = grpc.aio.server(interceptors=[interceptor], options=_options(config))
         self.health = Health()
         unregistered = _Unregistered(self._server)
         generation, inference = (
