@@ -21,8 +21,8 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.export.signing import Keys
 from dragoman.server import config as settings
-from dragoman.server.addresses import in_url
 from dragoman.server.config import ServerConfig
+from dragoman.server.listening import in_url
 from dragoman.server.models.discovery import FoundModel, find_models
 from dragoman.server.models.loader import VersionLoader
 from dragoman.server.models.manager import Keeper

@@ -11,8 +11,8 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.models.sleeping_engine import SleepingEngine
+from dragoman.server.runtime.weights_cache import weights_folder
 from dragoman.server.telemetry.metrics import Metrics
-from dragoman.server.weights_folder import weights_folder
 from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.processors import TooFewCores, available_cores, divide_cores
 from dragoman.server.workers.supervisor import RestartPolicy

@@ -10,7 +10,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
-from dragoman.server.addresses import addresses_of, cannot_listen
+from dragoman.server.listening import addresses_of, cannot_listen
 
 # The machine does not have the address, such as ::1 without IPv6; another one of the host may do.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
