@@ -28,15 +28,23 @@ from dragoman.server.models.status import (
     why_refused,
 )
 from dragoman.server.models.version_names import check_version_name
-from dragoman.server.service.administration import ModelStatus, Operator
-from dragoman.server.service.outcomes import RETRY_SECONDS
-from dragoman.server.service.validation import MAX_NAME_CHARACTERS, check_model_name
+from dragoman.server.service.administration import Listing, ModelStatus, Operator, Order
+from dragoman.server.service.callers import RETRY_SECONDS
+from dragoman.server.service.requests import MAX_NAME_CHARACTERS, check_model_name
 
 log = structlog.get_logger("dragoman.administration")
 
 
 class Administrator:
-    """Implements `core.administration.Administration`."""
+    """Changes the served versions of models, for as long as the server lives.
+
+    Each change returns when it is made, or raises and has changed nothing; it goes on if nobody waits. All methods raise:
+
+        InvalidRequest: If a name cannot be one.
+        NotInRepository: If there is no such model, for this operator, or no such version or label.
+        NotPossible: If it cannot be done, with the reason.
+        Unavailable: If the server starts or ends.
+    """
 
     def __init__(self, keeper: Keeper) -> None:
         """Answer questions only, until `begin`."""
@@ -58,18 +66,39 @@ class Administrator:
 
     @property
     def problem(self) -> str:
-        """See there."""
+        """Why the models folder could not be read the last time; empty if it could."""
         return self._keeper.problem
 
+    async def carry_out(self, operator: Operator, order: Order) -> Listing:
+        """Carry out an order that came as data."""
+        model, version = order.model, order.version
+        models: Sequence[ModelStatus]
+        match order.verb:
+            case "list":
+                models = self.list(operator, model)
+            case "refresh":
+                models = await self.refresh(operator)
+            case "load":
+                models = [await self.load(operator, model, version)]
+            case "unload":
+                models = [await self.unload(operator, model, version)]
+            case "reload":
+                models = [await self.reload(operator, model)]
+            case "rollback":
+                models = [await self.rollback(operator, model, version)]
+            case "label":
+                models = [await self.set_label(operator, model, order.label, version)]
+        return Listing(tuple(models), self.problem)
+
     def list(self, operator: Operator, model: str = "") -> Sequence[ModelStatus]:
-        """See there."""
+        """Return the status of one model, or of all that the operator may see, sorted by name."""
         if model:
             return [status_of(self._permitted(operator, model))]
         models = self._keeper.models
         return [status_of(models[name]) for name in sorted(models) if _may_see(operator, name)]
 
     async def load(self, operator: Operator, model: str, version: str) -> ModelStatus:
-        """See there."""
+        """Serve a version beside the policy's; with an empty one exactly what the policy asks for."""
 
         async def load(keeper: ModelReconciler) -> None:
             asked, name = keeper.overrides, version_meant(keeper, version) if version else ""
@@ -85,7 +114,7 @@ class Administrator:
         return await self._change(operator, "load", model, load, version=version)
 
     async def unload(self, operator: Operator, model: str, version: str) -> ModelStatus:
-        """See there."""
+        """Stop serving a version; with an empty one the whole model."""
 
         async def unload(keeper: ModelReconciler) -> None:
             asked = keeper.overrides
@@ -106,7 +135,7 @@ class Administrator:
         return await self._change(operator, "unload", model, unload, version=version)
 
     async def reload(self, operator: Operator, model: str) -> ModelStatus:
-        """See there."""
+        """Read the model's folder now, and try again what was refused."""
 
         async def reload(keeper: ModelReconciler) -> None:
             await self._look()
@@ -124,7 +153,7 @@ class Administrator:
         return await self._change(operator, "reload", model, reload)
 
     async def rollback(self, operator: Operator, model: str, version: str) -> ModelStatus:
-        """See there."""
+        """Have a version answer all requests that name none; an empty one means the one that did so before."""
 
         async def rollback(keeper: ModelReconciler) -> None:
             check_loaded(keeper)
@@ -138,7 +167,7 @@ class Administrator:
         return await self._change(operator, "rollback", model, rollback, version=version)
 
     async def set_label(self, operator: Operator, model: str, label: str, version: str) -> ModelStatus:
-        """See there."""
+        """Have a label name a version; an empty one removes the label."""
         try:
             check_version_name(label)
         except ValueError as error:
@@ -166,7 +195,7 @@ class Administrator:
         return await self._change(operator, "set_label", model, set_label, label=label, version=version)
 
     async def refresh(self, operator: Operator) -> Sequence[ModelStatus]:
-        """See there."""
+        """Read all folders now; return the status of models when all are as wanted."""
         self._check_open()
         log.info("a change is asked for", change="refresh", by=operator.name)
         await self._look()

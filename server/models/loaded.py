@@ -5,10 +5,10 @@ from typing import Any
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.models.model_file import NO_TRAITS, Traits
 from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.use import Outcomes, Use
-from dragoman.server.service.languages import Frames
-from dragoman.server.service.ports import NO_TRAITS, Traits
+from dragoman.server.service.languages import PromptTemplates
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class LoadedModel:
 
     bundle: Bundle
     tokenizers: Tokenizers
-    frames: Frames
+    frames: PromptTemplates
     engine: Any
     label: str
     use: Use = field(default_factory=Use)
@@ -40,7 +40,9 @@ class LoadedModel:
         Raises:
             BundleError: If a tokeniser is damaged, or the bundle's template asks for a language that there is not.
         """
-        return cls(bundle, bundle.tokenizers(), Frames(bundle.manifest), engine, label or bundle.manifest.version, traits=traits)
+        return cls(
+            bundle, bundle.tokenizers(), PromptTemplates(bundle.manifest), engine, label or bundle.manifest.version, traits=traits
+        )
 
     @property
     def manifest(self) -> Manifest:

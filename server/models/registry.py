@@ -7,13 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dragoman.export.fields import one_line
 from dragoman.server.errors import NotReady, UnknownModel, UnknownVersion
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.model_file import Sticky
 from dragoman.server.models.use import Held, Use
-from dragoman.server.service.ports import ServedVersion
 
 _MAX_SHOWN_CHARACTERS = 80
 
@@ -206,6 +206,24 @@ class CannotServe(Exception):
     """Requests cannot be answered by a version; the message says why."""
 
 
+class ServedVersion(NamedTuple):
+    """A version of a model that requests can get.
+
+    Attributes:
+        name: Of its folder, or of its content.
+        version: Of its content.
+        labels: Labels that requests may name, sorted.
+        share: Fraction of the requests without a version that it answers.
+        is_default: Whether the policy prefers it.
+    """
+
+    name: str
+    version: str
+    labels: tuple[str, ...] = ()
+    share: float = 1.0
+    is_default: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """How the requests for one model are answered; it never changes, a new one takes its place.
@@ -321,7 +339,7 @@ class Repository:
             raise UnknownModel(name, list(self._routes)) from None
 
     def get(self, name: str, version: str = "") -> LoadedModel:
-        """See `core.ports.Models`.
+        """Return a model to describe; the empty name means the only one, the empty version the policy's choice.
 
         Raises:
             UnknownModel: Listing what is served.
@@ -331,7 +349,7 @@ class Repository:
         return self.route(name).find(version)
 
     def served(self, name: str) -> Sequence[ServedVersion]:
-        """See `core.ports.Models`.
+        """Return the versions of a model that requests can get, in the order of its route.
 
         Raises:
             UnknownModel: Listing what is served.
@@ -349,7 +367,22 @@ class Repository:
     def hold(
         self, name: str, version: str = "", request_id: str = "", caller: str = "", seconds: float | None = None
     ) -> AbstractAsyncContextManager[LoadedModel]:
-        """See `core.ports.Models`."""
+        """Hold a version of a model, chosen when the `with` is entered; it does not end before the `with` is left.
+
+        A model that is asleep is waited for, at most as long as the server's settings allow.
+
+        Args:
+            name: Of the model; empty for the only one.
+            version: Its folder's name, its content's, or a label; empty for the policy's choice.
+            request_id: Where versions have shares, the same id gets the same version.
+            caller: Name of the request's caller, for policies by which the same caller gets the same version.
+            seconds: Until the request's deadline; None if it has none.
+
+        Raises:
+            UnknownModel: As `get`.
+            UnknownVersion: As `get`.
+            NotReady: If it is asleep, and is not there in time.
+        """
         until: float | None = None
 
         def choose_one() -> tuple[LoadedModel, Use]:

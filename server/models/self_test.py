@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dragoman.export.bundle import Bundle, BundleError, Manifest
 from dragoman.export.processor import Platform
@@ -13,7 +13,6 @@ from dragoman.export.samples import NUM_CANDIDATES, Candidate, Sample, Samples, 
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, SearchOptions
 from dragoman.server.errors import ServiceError
-from dragoman.server.service.ports import Engine
 
 
 class ProofFailed(Exception):
@@ -204,7 +203,7 @@ class Proof:
 
 
 async def prove(
-    bundle: Bundle, tokenizers: Tokenizers, engine: Engine, platform: Platform, device: str = CPU, *, seconds: float = PROOF_SECONDS
+    bundle: Bundle, tokenizers: Tokenizers, engine: Any, platform: Platform, device: str = CPU, *, seconds: float = PROOF_SECONDS
 ) -> Proof:
     """Ask a running engine for the sample answers of its bundle, one alone and then all at once, and compare.
 
@@ -351,7 +350,7 @@ async def _ask_all(asks: Sequence[Ask]) -> None:
 class _Asking:
     """Asks an engine, and knows what has not been answered."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._waiting: dict[int, str] = {}
         self._last = ""
@@ -380,7 +379,7 @@ class _Asking:
         search = SearchOptions(forced_prefix=[*prefix], num_forced=len(prefix), num_top_log_probs=num_told)
         number, now = self._engine.next_id(), time.monotonic()
         request = Request(number, source, limit, now, search=search, decoder_start_id=start)
-        finished = await self._named(name, request.id, self._engine.generate(request))
+        finished: Finished = await self._named(name, request.id, self._engine.generate(request))
         _check_end(name, finished)
         if len(finished.answers) != 1:
             raise ProofFailed(f"{name} has {len(finished.answers)} answers")
@@ -393,7 +392,7 @@ class _Asking:
             ProofFailed: If there are none.
         """
         request = ScoreRequest(self._engine.next_id(), source, target, time.monotonic(), decoder_start_id=start)
-        scored = await self._named(name, request.id, self._engine.score(request))
+        scored: Scored = await self._named(name, request.id, self._engine.score(request))
         _check_end(name, scored)
         return scored.log_probs
 

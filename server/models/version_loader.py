@@ -3,9 +3,8 @@
 from collections.abc import Collection
 
 from dragoman.export.bundle import Bundle
-from dragoman.server.config import ConfigError
+from dragoman.server.config import ConfigError, ReadyRule
 from dragoman.server.engine.settings import slots_per_request
-from dragoman.server.service.readiness import ReadyRule
 
 
 def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> None:

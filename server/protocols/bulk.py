@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import Unavailable
-from dragoman.server.service.context import Call, Records
+from dragoman.server.service.context import AccessLog, Call
 
 
 class BulkEnvelope:
@@ -22,7 +22,7 @@ class BulkEnvelope:
 class ItemRecords:
     """Records of the requests of one call: access log lines, metrics and limits of the caller."""
 
-    def __init__(self, records: Records, whole: Call, own_ending: Callable[[BaseException], str | None]) -> None:
+    def __init__(self, records: AccessLog, whole: Call, own_ending: Callable[[BaseException], str | None]) -> None:
         """Begin without any.
 
         Args:
@@ -41,7 +41,7 @@ class ItemRecords:
         Args:
             request_id: Its id, or that of the message that has it; empty where it is not known yet.
             log_id: Its id in the log, beside the call's.
-            is_part: Whether it is a part (a sentence, a text) of a message; see `Records.begin_item`.
+            is_part: Whether it is a part (a sentence, a text) of a message; see `AccessLog.begin_item`.
 
         Raises:
             ServiceError: For the caller, whatever was raised inside.

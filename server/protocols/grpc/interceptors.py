@@ -31,10 +31,9 @@ from dragoman.server.errors import (
 from dragoman.server.protocols.grpc.reading import Refused, bulk_parser, large_bytes_read, num_requests, parser
 from dragoman.server.protocols.v1.messages import to_message
 from dragoman.server.service.callers import NO_DEADLINES
-from dragoman.server.service.context import Call
+from dragoman.server.service.context import Call, RunningCalls
 from dragoman.server.service.generate import Generation
 from dragoman.server.service.in_flight import InFlight, MessageRate, Receiving, StreamLimit
-from dragoman.server.service.running import RunningCalls
 from dragoman.v1 import generation_pb2
 
 # gRPC cancels the RPC of a caller that is gone within this time of saying that no message comes.

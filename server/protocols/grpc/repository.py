@@ -12,9 +12,9 @@ from dragoman.server.protocols.grpc.server import connection_options, listen
 from dragoman.server.protocols.openinference.service import INFERENCE, load_order, unload_order
 from dragoman.server.protocols.tls import TlsFiles
 from dragoman.server.protocols.v1.descriptions import to_listing, to_model
-from dragoman.server.service.administration import Administration, Operator
+from dragoman.server.service.administration import CarryOut, Operator, Order
+from dragoman.server.service.context import RunningCalls
 from dragoman.server.service.in_flight import LARGE_BYTES
-from dragoman.server.service.running import RunningCalls
 from dragoman.v1 import repository_pb2, repository_pb2_grpc
 
 Model = repository_pb2.RepositoryModel
@@ -28,12 +28,12 @@ class RepositoryServer:
         tls: Its certificates; None without TLS.
     """
 
-    def __init__(self, config: ServerConfig, administration: Administration, calls: RunningCalls) -> None:
+    def __init__(self, config: ServerConfig, carry_out: CarryOut, calls: RunningCalls) -> None:
         """Take the port.
 
         Args:
             config: Address and credentials.
-            administration: Carries out operators' orders.
+            carry_out: Carries out an operator's order.
             calls: Operators' calls that run.
 
         Raises:
@@ -50,7 +50,7 @@ class RepositoryServer:
             *connection_options(config),
         ]
         self._server = grpc.aio.server(interceptors=[CallInterceptor(calls)], options=options)
-        servicer = RepositoryServicer(administration)
+        servicer = RepositoryServicer(carry_out)
         repository_pb2_grpc.add_RepositoryServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         self._server.add_generic_rpc_handlers((servicer.open_inference(),))
         assert config.admin_port is not None
@@ -68,44 +68,46 @@ class RepositoryServer:
 class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
     """Serves every RPC of the service; method names are the protocol's."""
 
-    def __init__(self, administration: Administration) -> None:
-        """Serve operators."""
-        self._administration = administration
+    def __init__(self, carry_out: CarryOut) -> None:
+        """Carry out operators' orders."""
+        self._carry_out = carry_out
 
     async def ListRepository(
         self, request: repository_pb2.ListRepositoryRequest, context: Context
     ) -> repository_pb2.ListRepositoryResponse:
         """Describe models and their versions."""
-        models = self._administration.list(operator_of(context), request.model)
-        return to_listing(models, self._administration.problem)
+        listing = await self._carry_out(operator_of(context), Order("list", request.model))
+        return to_listing(listing.models, listing.problem)
 
     async def RefreshRepository(
         self, _: repository_pb2.RefreshRepositoryRequest, context: Context
     ) -> repository_pb2.ListRepositoryResponse:
         """Read all folders again."""
-        models = await self._administration.refresh(operator_of(context))
-        return to_listing(models, self._administration.problem)
+        listing = await self._carry_out(operator_of(context), Order("refresh"))
+        return to_listing(listing.models, listing.problem)
 
     async def LoadModel(self, request: repository_pb2.LoadModelRequest, context: Context) -> Model:
         """Load a version, or what the policy asks for."""
-        return to_model(await self._administration.load(operator_of(context), request.model, request.version))
+        return await self._change(context, Order("load", request.model, request.version))
 
     async def UnloadModel(self, request: repository_pb2.UnloadModelRequest, context: Context) -> Model:
         """Unload a version, or the model."""
-        return to_model(await self._administration.unload(operator_of(context), request.model, request.version))
+        return await self._change(context, Order("unload", request.model, request.version))
 
     async def ReloadModel(self, request: repository_pb2.ReloadModelRequest, context: Context) -> Model:
         """Read a model's folder again."""
-        return to_model(await self._administration.reload(operator_of(context), request.model))
+        return await self._change(context, Order("reload", request.model))
 
     async def RollbackModel(self, request: repository_pb2.RollbackModelRequest, context: Context) -> Model:
         """Return to an earlier version."""
-        return to_model(await self._administration.rollback(operator_of(context), request.model, request.version))
+        return await self._change(context, Order("rollback", request.model, request.version))
 
     async def SetLabel(self, request: repository_pb2.SetLabelRequest, context: Context) -> Model:
         """Point a label at a version."""
-        operator = operator_of(context)
-        return to_model(await self._administration.set_label(operator, request.model, request.label, request.version))
+        return await self._change(context, Order("label", request.model, request.version, request.label))
+
+    async def _change(self, context: Context, order: Order) -> Model:
+        return to_model((await self._carry_out(operator_of(context), order)).models[0])
 
     def open_inference(self) -> grpc.GenericRpcHandler:
         """Return the handler of Triton's calls that load and unload models; the rest of that service is on the other port."""
@@ -115,12 +117,12 @@ class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
 
         async def load_model(request: inference_pb2.RepositoryModelLoadRequest, context: Context) -> Any:
             order = load_order(request.model_name, request.repository_name, request.parameters)
-            await self._administration.load(operator_of(context), order.model, order.version)
+            await self._carry_out(operator_of(context), order)
             return loaded()
 
         async def unload_model(request: inference_pb2.RepositoryModelUnloadRequest, context: Context) -> Any:
             order = unload_order(request.model_name, request.repository_name, request.parameters)
-            await self._administration.unload(operator_of(context), order.model, order.version)
+            await self._carry_out(operator_of(context), order)
             return unloaded()
 
         handlers = {

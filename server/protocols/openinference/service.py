@@ -29,8 +29,7 @@ from dragoman.server.protocols.openinference.descriptions import Descriptions, s
 from dragoman.server.protocols.openinference.requests import STREAM, Inference, RawRequest, check_counts, to_inference
 from dragoman.server.protocols.openinference.tensors import Datatype, Input, from_contents, from_raw, shown
 from dragoman.server.service.administration import Order
-from dragoman.server.service.context import Call
-from dragoman.server.service.ids import check_request_id, new_incident
+from dragoman.server.service.context import Call, check_request_id, new_incident
 from dragoman.server.service.service import Core
 
 # Parameters of the protocol's REST side, which KServe's client sends over gRPC as well.

@@ -1,0 +1,202 @@
+"""A frontend: everything in one process that answers callers, from the ports to the clients of dispatchers.
+
+The only frontend is in the parent process; one of several is in a worker (`frontend_process.py`).
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from dragoman.server.config import ServerConfig
+from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.models.registry import Repository, Route
+from dragoman.server.models.use import Holding, Outcomes
+from dragoman.server.protocols.grpc.server import GrpcServer
+from dragoman.server.protocols.http.server import HttpServer
+from dragoman.server.service.administration import OperatorCalls
+from dragoman.server.service.callers import Callers, Deadlines, OwnUsage, Usage
+from dragoman.server.service.callers_file import read_callers_book
+from dragoman.server.service.service import Core, Readiness
+from dragoman.server.telemetry.logs import TELL_SECONDS, Sampler
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.watching import Source
+
+if TYPE_CHECKING:  # it needs OpenTelemetry
+    from dragoman.server.telemetry.tracing import Tracer
+
+# Time to send the last spans, after the drain and while the engines stop.
+FLUSH_SECONDS = 1.0
+
+log = structlog.get_logger("dragoman")
+
+
+class Frontend:
+    """The protocols' servers and the service below them.
+
+    Attributes:
+        core: The service.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        models: Repository,
+        metrics: Metrics,
+        tracer: "Tracer | None",
+        sampler: Sampler,
+        usage_of: Callable[[str], Usage] = OwnUsage,
+        known: Iterable[str] = (),
+        operators: OperatorCalls | None = None,
+    ) -> None:
+        """Make everything that can fail on a bad setting; nothing runs yet.
+
+        Args:
+            config: The settings.
+            models: Routes of the models.
+            metrics: Of this process.
+            tracer: Makes spans; None if tracing is off.
+            sampler: Limits other libraries' log lines.
+            usage_of: Returns the usage of a caller.
+            known: Names of models that have been ready before.
+            operators: Admin calls over HTTP; None if they are off.
+
+        Raises:
+            ConfigError: If the file of callers cannot be used.
+        """
+        self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
+        self._models = models
+        deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
+        book = read_callers_book(config)
+        self._callers = None if book is None else Callers(book, metrics.callers, deadlines, usage_of=usage_of)
+        self.core = Core(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
+        self._operators = operators
+        self._face: GrpcServer | None = None
+        self._http: HttpServer | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests, and as many of its models as `ready_when` asks for."""
+        return self.core.is_ready
+
+    @property
+    def face(self) -> GrpcServer:
+        """The gRPC server, once started."""
+        assert self._face is not None
+        return self._face
+
+    @property
+    def port(self) -> int:
+        """Port of gRPC."""
+        return self.face.port
+
+    @property
+    def http_port(self) -> int | None:
+        """Port of HTTP; None if it is off."""
+        return None if self._http is None else self._http.port
+
+    async def start(self) -> None:
+        """Listen and answer.
+
+        Raises:
+            ConfigError: If a port is taken or credentials cannot be used.
+        """
+        self._face = GrpcServer(self._config, self.core)
+        if self._config.http:
+            self._http = HttpServer(self._config, self.core, self._face.tls, self._operators, self._face.port)
+            await self._http.start()
+        await self._face.start()
+        self._telling = asyncio.create_task(self._tell_suppressed())
+
+    async def until_ready(self) -> None:
+        """Return at once: the frontend is ready when the models are."""
+
+    def sources(self) -> Iterator[Source]:
+        """Yield the files that are watched."""
+        if (tls := self.face.tls) is not None:
+
+            def tell_expiry(_: object = None) -> None:
+                self._metrics.reloads.set_expiry("server", tls.expires)
+
+            def use(_: object = None) -> None:
+                tell_expiry()
+                if self._http is not None:
+                    self._http.renew()
+
+            tell_expiry()
+            yield Source("tls", tls.paths, tls.reload, use)
+        if (path := self._config.auth_tokens_file) is not None and self._callers is not None:
+            yield Source("callers", (path,), partial(read_callers_book, self._config), self._callers.replace)
+
+    def ask(self) -> tuple[()]:
+        """Return the metrics of other processes: there are none."""
+        return ()
+
+    async def adopt(self, model: LoadedModel) -> None:
+        """Prepare for requests for a version, to which none is sent until it is published."""
+        await asyncio.to_thread(self.core.generation.prepare, model)
+
+    async def publish(self, name: str, route: Route | None) -> None:
+        """Have later requests for a model answered by a route."""
+        self._models.publish(name, route)
+        self.update_health()
+
+    async def until_released(self, model: LoadedModel) -> None:
+        """Wait until no request holds a version without a route."""
+        await model.use.until_free()
+
+    def outcomes(self, model: LoadedModel) -> Outcomes:
+        """Return the outcomes of a version's requests."""
+        return model.use.outcomes
+
+    def holding(self, model: LoadedModel) -> Holding:
+        """Return how requests use a version."""
+        return Holding(model.use.num_held, model.use.last_used, model.use.warm_until)
+
+    def is_awaited(self, name: str) -> bool:
+        """Return whether requests wait for an unloaded model."""
+        return name in self._models.waiting.names
+
+    def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
+        """Fail the requests that wait for a model which cannot be loaded now."""
+        self._models.waiting.refuse(name, reason, retry_after_seconds)
+
+    def on_awaited(self, call: Callable[[], None]) -> None:
+        """Have a function called when the models that requests wait for have changed."""
+        self._models.waiting.on_change = call
+
+    def update_health(self) -> None:
+        """Publish the state of the models to health watchers."""
+        if self._face is not None:
+            self._face.update_health()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new requests and let the others finish, at most for some seconds."""
+        log.info("draining", num_running=self.core.num_running, seconds=seconds)
+        if not await self.core.drain(seconds, self.face.tell_health):
+            log.warning("drain time is over", num_running=self.core.num_running)
+
+    async def end(self) -> None:
+        """End the calls that still run, and log what is left; the process ends after that."""
+        if self._telling is not None:
+            self._telling.cancel()
+        await self.core.end_calls()
+        if self._http is not None:
+            await self._http.stop()
+        self._sampler.tell()
+        self.core.calls.records.tell_suppressed()
+
+    async def flush(self) -> None:
+        """Send the last spans, after `end`, without waiting long for the collector."""
+        if self._tracer is not None and not await asyncio.to_thread(self._tracer.close, FLUSH_SECONDS):
+            log.warning("the collector takes no spans, the last ones are lost", endpoint=self._config.tracing_endpoint)
+
+    async def _tell_suppressed(self) -> None:
+        """Log now and then how many lines were suppressed."""
+        while True:
+            await asyncio.sleep(TELL_SECONDS)
+            self._sampler.tell()
+            self.core.calls.records.tell_suppressed()
