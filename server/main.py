@@ -137,7 +137,7 @@ class Service:
         )
         self._open_models()
         self.metrics.versions.watch(self.keeper.readings)
-        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics(CollectorRegistry()))
+        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics())
         self.front: FrontEnd | FrontEnds
         if config.front_ends == 1:
             self.front = FrontEnd(config, self.repository, self.metrics, tracer, sampler, operators=self._operators.over_http)
@@ -159,7 +159,7 @@ class Service:
         with AdminServer(
             self.config.metrics_host,
             self.config.metrics_port,
-            self.metrics.wsgi_app(front.ask),
+            self.metrics.summed(front.ask),
             lambda: front.is_ready,
             self._metrics_access,
             self.keeper.troubles,

@@ -40,7 +40,7 @@ from dragoman.server.models.reconcile import (
 from dragoman.server.models.registry import CannotServe, Route
 from dragoman.server.models.use import Holding, Outcomes, together
 from dragoman.server.models.version import NOWHERE, Cause, Opened, Refused, State, Version
-from dragoman.server.telemetry.version_metrics import VersionReading
+from dragoman.server.telemetry.server_metrics import VersionReading
 from dragoman.server.workers.supervisor import EngineCannotStart
 
 # Between two observations of a canary check, and of an engine that is started again and again.

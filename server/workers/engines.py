@@ -161,7 +161,6 @@ def make_engine(
         supervisor = pool.replicas[index]
         if (ready := supervisor.ready) is not None:
             metrics.observe_load(name, ready.load_seconds)
-            metrics.set_device_memory(name, ready.memory)
         metrics.set_engine(name, ready is not None, supervisor.process_id, first_replica + index)
 
     pool = ReplicaPool(

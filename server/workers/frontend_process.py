@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import structlog
-from prometheus_client.registry import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
@@ -79,6 +79,7 @@ class FrontendWorker:
         self._files = HandedFiles(start.files)
         self._config = config = read_config(start, self._files)
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
         self._metrics = metrics = Metrics(self._registry, start.version)
         self._repository: Repository = Repository()
         self._served = ServedVersions(
@@ -95,7 +96,7 @@ class FrontendWorker:
         known = [route.name for route in start.routes.models if any(version.was_ready for version in route.versions)]
         self._operators: WorkerOperators | None = None
         if config.http_admin:
-            self._operators = WorkerOperators(config, metrics, CallerMetrics(CollectorRegistry()), self._send)
+            self._operators = WorkerOperators(config, metrics, CallerMetrics(), self._send)
         admin_calls = None if self._operators is None else self._operators.calls
         self._front = FrontEnd(config, self._repository, metrics, tracer, sampler, table.of, known, admin_calls)
         self._front.on_awaited(lambda: self._send(AwaitedModels(sorted(self._repository.waiting.names))))

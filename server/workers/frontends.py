@@ -26,7 +26,7 @@ from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers_file import read_callers_book, read_operators_book
 from dragoman.server.service.service import Readiness
 from dragoman.server.telemetry.metrics import Metrics
-from dragoman.server.telemetry.series import Series, Totals, without_gauges
+from dragoman.server.telemetry.series import Series, add_up, without_gauges
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
 from dragoman.server.workers.frontend_supervisor import FrontendSupervisor
@@ -107,7 +107,7 @@ class FrontEnds:
         self._changed = asyncio.Event()
         self._readiness = Readiness(config.ready_rule)
         self._is_draining = False
-        self._ended = Totals()
+        self._ended: Series = {}
         self._ready = asyncio.Event()
         self._resources = contextlib.ExitStack()
 
@@ -162,7 +162,7 @@ class FrontEnds:
             )
             for number in range(config.front_ends)
         ]
-        self._metrics.front_ends.watch(self._workers)
+        self._metrics.watch_front_ends(lambda: [(each.number, each.is_listening, each.num_restarts) for each in self._workers])
         await asyncio.gather(*(worker.begin() for worker in self._workers))
 
     async def until_ready(self) -> None:
@@ -283,7 +283,7 @@ class FrontEnds:
 
     async def _collect(self) -> list[Series]:
         await asyncio.gather(*(worker.collect() for worker in self._workers))
-        return [self._ended.take(), *(worker.counted for worker in self._workers)]
+        return [self._ended, *(worker.counted for worker in self._workers)]
 
     def _describe(self, number: int, identity: str) -> Start:
         """Return the first message to a worker's process."""
@@ -366,7 +366,7 @@ class FrontEnds:
             if adopted.server is not None:
                 adopted.server.detach(identity)
         self._table.clear(number)
-        self._ended.add(without_gauges(self._workers[number].counted))
+        self._ended = add_up([self._ended, without_gauges(self._workers[number].counted)])
 
     def _note_change(self) -> None:
         self._changed.set()

@@ -17,11 +17,10 @@ from dragoman.server.errors import InvalidRequest, NotReady
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.http.middleware import own_ending
-from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import Endpoint, Exchange
 from dragoman.server.protocols.http.responses import LIBRETRANSLATE_ERRORS, HttpRefusal, json_response
 from dragoman.server.protocols.libretranslate.languages import ALIASES, Detected, Detector, Known, LibreLanguages
-from dragoman.server.protocols.libretranslate.reading import Asked, Reader, shown
+from dragoman.server.protocols.libretranslate.reading import Asked, read_request, shown
 from dragoman.server.protocols.v1.messages import MessageLimit
 from dragoman.server.service.callers import RETRY_SECONDS, Caller
 from dragoman.server.service.generate import is_of_one_pair
@@ -68,16 +67,9 @@ class Wanted(NamedTuple):
 class LibreTranslateApi:
     """Endpoints of LibreTranslate's API."""
 
-    def __init__(self, core: Core, max_message_bytes: int, origins: Origins) -> None:
-        """Serve a core.
-
-        Args:
-            core: The service.
-            max_message_bytes: Bytes of all answers of a call together.
-            origins: Origins whose pages may send forms.
-        """
+    def __init__(self, core: Core, max_message_bytes: int) -> None:
+        """Serve a core; `max_message_bytes` bounds all answers of a call together."""
         self._core, self._generation = core, core.generation
-        self._reader = Reader(origins)
         self._max_bytes, self._limit = max_message_bytes, MessageLimit(max_message_bytes)
         self._languages = LibreLanguages()
         self._detector = Detector()
@@ -86,7 +78,7 @@ class LibreTranslateApi:
     def endpoints(self) -> Iterable[Endpoint]:
         """Return the endpoints."""
         endpoint = partial(Endpoint, errors=LIBRETRANSLATE_ERRORS)
-        reading = partial(endpoint, "POST", read=self._reader.read, api_key=lambda asked: asked.api_key)
+        reading = partial(endpoint, "POST", read=read_request, api_key=lambda asked: asked.api_key)
         return (
             reading("/translate", self.translate, is_counted=True, has_items=True),
             reading("/detect", self.detect),
