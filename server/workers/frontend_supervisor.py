@@ -37,7 +37,7 @@ COLLECT_SECONDS = 2.0
 END_SECONDS = 3.0
 
 
-log = structlog.get_logger("dragoman.fronts")
+log = structlog.get_logger("dragoman.workers")
 
 
 class FrontendSupervisor(ProcessSupervisor):
