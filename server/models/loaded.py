@@ -23,6 +23,9 @@ class LoadedModel:
         label: What its folder calls the version; where folders have none, what the content gives.
         use: What requests do with it.
         traits: What the model has of its own.
+        manifest: Of the bundle.
+        name: As requests give it.
+        version: Of the bundle, by its content.
     """
 
     bundle: Bundle
@@ -32,6 +35,14 @@ class LoadedModel:
     label: str
     use: Use = field(default_factory=Use)
     traits: Traits = NO_TRAITS
+    manifest: Manifest = field(init=False)
+    name: str = field(init=False)
+    version: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        manifest = self.bundle.manifest
+        for attribute, value in (("manifest", manifest), ("name", manifest.name), ("version", manifest.version)):
+            object.__setattr__(self, attribute, value)  # read many times in each request
 
     @classmethod
     def of(cls, bundle: Bundle, engine: Any, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
@@ -44,24 +55,9 @@ class LoadedModel:
             bundle, bundle.tokenizers(), PromptTemplates(bundle.manifest), engine, label or bundle.manifest.version, traits=traits
         )
 
-    @property
-    def manifest(self) -> Manifest:
-        """What the bundle says of itself."""
-        return self.bundle.manifest
-
     def card(self) -> str:
         """Read the bundle's card."""
         return self.bundle.card()
-
-    @property
-    def name(self) -> str:
-        """As requests give it."""
-        return self.manifest.name
-
-    @property
-    def version(self) -> str:
-        """Of the bundle, by its content."""
-        return self.manifest.version
 
     @property
     def is_asleep(self) -> bool:
@@ -72,10 +68,6 @@ class LoadedModel:
     def outcomes(self) -> Outcomes:
         """What became of the requests that this process has had for it."""
         return self.use.outcomes
-
-    def count_queued(self, seconds: float) -> None:
-        """Count how long a request that was answered has waited for a slot."""
-        self.use.outcomes = self.use.outcomes.plus(Outcomes(queue_seconds=seconds))
 
     @property
     def device(self) -> str:

@@ -54,16 +54,25 @@ class Use:
         num_moves: Times that one has begun or ended to hold it.
         last_used: When that was last, or when there was no use of it yet; by `time.monotonic()`.
         warm_until: When a single use of it would have to be to count as much as all of them do, see `together`.
-        outcomes: Of those that did.
+        num_answered: See `Outcomes`, as the next three.
+        num_failed: See `num_answered`.
+        seconds: See `num_answered`.
+        queue_seconds: See `num_answered`.
     """
 
     def __init__(self) -> None:
         self.num_held = 0
         self.num_moves = 0
         self.last_used = self.warm_until = time.monotonic()
-        self.outcomes = Outcomes()
+        self.num_answered = self.num_failed = 0
+        self.seconds = self.queue_seconds = 0.0
         self._free = asyncio.Event()
         self._free.set()
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What became of the requests that held it."""
+        return Outcomes(self.num_answered, self.num_failed, self.seconds, self.queue_seconds)
 
     async def until_free(self) -> None:
         """Wait until no request holds it."""
@@ -86,9 +95,10 @@ class Use:
         self.num_held -= 1
         self._move()
         if error is None:
-            self.outcomes = self.outcomes.plus(Outcomes(1, 0, seconds))
+            self.num_answered += 1
+            self.seconds += seconds
         elif _is_fault(error):
-            self.outcomes = self.outcomes.plus(Outcomes(0, 1, 0.0))
+            self.num_failed += 1
         if not self.num_held:
             self._free.set()
 
