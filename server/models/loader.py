@@ -9,6 +9,7 @@ from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.signing import Keys, SignatureError
 from dragoman.model.errors import InputError
 from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.engine.settings import slots_per_request
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.memory import Measured, needed_bytes
@@ -16,7 +17,6 @@ from dragoman.server.models.model_file import ModelFile
 from dragoman.server.models.self_test import PROOF_SECONDS, ProofFailed, prove
 from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.version import Cause, Opened, Refused
-from dragoman.server.models.version_loader import check_slots
 from dragoman.server.service.languages import Frames
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.processes import read_process
@@ -189,3 +189,19 @@ def _resident_sizes(model: LoadedModel) -> list[int]:
     """Return the resident bytes of each engine that has a process."""
     readings = [read_process(process_id) for process_id in model.engine.process_ids]
     return [reading.resident_memory_bytes for reading in readings if reading is not None]
+
+
+def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> None:
+    """Raise `ConfigError` if the defaults of a model need more slots than a request may take.
+
+    Args:
+        bundle: Of the model.
+        max_slots: The setting.
+        max_slots_per_request: The setting; 0 for the usual part of them.
+    """
+    name, defaults = bundle.manifest.name, bundle.manifest.defaults
+    limit = slots_per_request(max_slots, max_slots_per_request)
+    for field in ("num_beams", "num_return_sequences"):
+        if (needed := getattr(defaults, field) or 1) > limit:
+            setting = "max_slots" if limit == max_slots else "max_slots_per_request"
+            raise ConfigError(f"{setting}: requests may take {limit} slots, but {field} of model {name} is {needed} by default")

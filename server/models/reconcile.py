@@ -251,11 +251,12 @@ class Observed(NamedTuple):
     is_published: bool = True
 
 
-LoadMode = Literal["beside", "instead", "describe", "wake"]
+LoadMode = Literal["beside", "instead", "describe", "wake", "first"]
+"""Beside the versions that serve, instead of them, only as far as a description, from its sleep, or when the server starts."""
 
 
 class Load(NamedTuple):
-    """Load a version: beside those that serve, instead of them, only as far as a description, or from its sleep."""
+    """Load a version."""
 
     found: FoundVersion
     mode: LoadMode

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.errors import NotReady, UnknownVersion
-from dragoman.server.models import memory as placement
-from dragoman.server.models import reconcile
-from dragoman.server.models import reconciler as model_keeper
+from dragoman.server.models import executor, memory, reconcile
 from dragoman.server.models.model_file import ModelFile, ModelSettings, Swap, Versions
 from dragoman.server.models.policy import Overrides
 from dragoman.server.models.registry import CannotServe
@@ -163,7 +161,7 @@ async def play(stage: Stage, events: str) -> None:
 
 @pytest.mark.parametrize(("given", "story", "outcomes"), STORIES, ids=[" ".join(row[:2]) for row in STORIES])
 async def test_states_after(monkeypatch: pytest.MonkeyPatch, given: str, story: str, outcomes: dict[str, str]) -> None:
-    monkeypatch.setattr(placement, "MIN_STAY_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "MIN_STAY_SECONDS", 0.0)
     file, *versions = given.split()
     stage = Stage(*versions or ["1"], file=FILES[file])
     await play(stage, ", ".join(takewhile(lambda event: event.startswith(FAULTS), story.split(" =")[0].split(", "))))
@@ -328,7 +326,7 @@ async def test_route_that_cannot_be_published_is_published_later(
     monkeypatch: pytest.MonkeyPatch, change: str, error: Exception | None
 ) -> None:
     """After a pause, or when the model is to be looked at again, but not in a loop."""
-    monkeypatch.setattr(model_keeper, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(executor, "RETRY_SECONDS", 0.05)
     label = "2" if change == "version" else "1"
     async with Stage("1", file=FILES["plain" if change == "rollback" else "at-once"]).led() as stage:
         if change == "rollback":
@@ -381,7 +379,7 @@ def sleepy(*names: str, file: ModelFile = SLEEPY) -> Stage:
 async def test_versions_are_loaded_one_by_one_unloaded_together_and_their_memory_is_free_when_no_request_holds_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(placement, "MIN_STAY_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "MIN_STAY_SECONDS", 0.0)
     fields: dict[str, Any] = {"versions": Versions(latest=2), "labels": {"old": "1"}, "weights": {"1": 0.25}}
     async with Stage("1", "2", file=ModelFile(settings=SLEEPY.settings, **fields), size=50).led() as stage:
         asleep = stage.route
@@ -408,7 +406,7 @@ async def test_reason_why_a_model_cannot_be_loaded_is_told_to_requests_and_it_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reconcile, "MIN_RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(placement, "MIN_STAY_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "MIN_STAY_SECONDS", 0.0)
     async with sleepy("1").led() as stage:
         for fault, reason, told in (
             ("memory", "there is no memory for it now", "it may take 0 MiB, and 0 MiB is free"),
