@@ -12,6 +12,7 @@ import structlog
 from dragoman.export.fields import shown
 from dragoman.server.errors import Draining, InvalidRequest, NotInRepository, NotPossible, NotReady, ServiceError
 from dragoman.server.models.manager import ModelManager
+from dragoman.server.models.model_file import check_version_name
 from dragoman.server.models.policy import Overrides
 from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.models.status import (
@@ -27,7 +28,6 @@ from dragoman.server.models.status import (
     why_not_served,
     why_refused,
 )
-from dragoman.server.models.version_names import check_version_name
 from dragoman.server.service.administration import ModelStatus, Operator
 from dragoman.server.service.outcomes import RETRY_SECONDS
 from dragoman.server.service.validation import MAX_NAME_CHARACTERS, check_model_name
@@ -166,7 +166,7 @@ class Administrator:
         return await self._change(operator, "set_label", model, set_label, label=label, version=version)
 
     async def refresh(self, operator: Operator) -> Sequence[ModelStatus]:
-        """Scan the folder, and return the status of all models once they are as it wants them."""
+        """Scan the folder, and return the status of all models once they are reconciled."""
         self._check_open()
         log.info("a change is asked for", change="refresh", by=operator.name)
         await self._look()

@@ -1,14 +1,52 @@
-"""A version of a model with its tokenisers and its engine: what answers requests."""
+"""A version of a model that answers requests: its bundle, its tokenisers, and its engine or a stand-in for that."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.server.models.sleeping_engine import SleepingEngine
+from dragoman.server.engine.messages import Ready
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.errors import NotReady
 from dragoman.server.models.use import Outcomes, Use
 from dragoman.server.service.languages import Frames
 from dragoman.server.service.ports import NO_TRAITS, Traits
+
+
+class SleepingEngine:
+    """Stand-in for the engine of a model that is asleep: it describes; `Repository.hold` waits until the model is loaded.
+
+    Attributes:
+        name: Of the model.
+        settings: Of its engines once they are started.
+        num_replicas: Number of its engines then.
+        device: Device on which they have run; empty if they never have.
+    """
+
+    is_ready = True  # requests are welcome: they have the model loaded
+    ready: Ready | None = None
+    process_ids: tuple[int, ...] = ()
+
+    def __init__(self, name: str, settings: EngineSettings, num_replicas: int, device: str) -> None:
+        self.name, self.settings, self.num_replicas, self.device = name, settings, num_replicas, device
+
+    def begin(self) -> None:
+        """Do nothing, as the next three."""
+
+    async def until_ready(self) -> None:
+        """Do nothing."""
+
+    async def start(self, *, is_persistent: bool = False) -> None:
+        """Do nothing."""
+
+    async def stop(self) -> None:
+        """Do nothing."""
+
+    def next_id(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise `NotReady`, as the next ones."""
+        raise NotReady(f"model {self.name!r} is asleep")
+
+    ensure_place = generate = stream = score = statistics = watch = next_id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,13 +54,13 @@ class LoadedModel:
     """A version of a model that requests can get.
 
     Attributes:
-        bundle: What it is made of.
+        bundle: Its bundle.
         tokenizers: Its tokenisers.
-        frames: What is said to it around a text.
-        engine: What runs it.
-        label: What its folder calls the version; where folders have none, what the content gives.
-        use: What requests do with it.
-        traits: What the model has of its own.
+        frames: Its prompt templates.
+        engine: Its engine.
+        label: Name of the version's folder; where that has none, the version by content.
+        use: Its use by requests.
+        traits: Settings that only models have.
     """
 
     bundle: Bundle
@@ -35,16 +73,12 @@ class LoadedModel:
 
     @classmethod
     def of(cls, bundle: Bundle, engine: Any, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
-        """Load what is read of a bundle in this process; its engine, which has been made, may be anywhere.
-
-        Raises:
-            BundleError: If a tokeniser is damaged, or the bundle's template asks for a language that there is not.
-        """
+        """Read a bundle for an engine that has been made; raise `BundleError` if its tokenisers or templates are damaged."""
         return cls(bundle, bundle.tokenizers(), Frames(bundle.manifest), engine, label or bundle.manifest.version, traits=traits)
 
     @property
     def manifest(self) -> Manifest:
-        """What the bundle says of itself."""
+        """Manifest of the bundle."""
         return self.bundle.manifest
 
     def card(self) -> str:
@@ -53,31 +87,31 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """As requests give it."""
+        """Name of the model."""
         return self.manifest.name
 
     @property
     def version(self) -> str:
-        """Of the bundle, by its content."""
+        """Version by content."""
         return self.manifest.version
 
     @property
     def is_asleep(self) -> bool:
-        """Whether it stands for a version that is loaded when a request comes for it."""
+        """Whether it describes a version that is loaded when a request comes."""
         return isinstance(self.engine, SleepingEngine)
 
     @property
     def outcomes(self) -> Outcomes:
-        """What became of the requests that this process has had for it."""
+        """Outcomes of the requests of this process."""
         return self.use.outcomes
 
     def count_queued(self, seconds: float) -> None:
-        """Count how long a request that was answered has waited for a slot."""
+        """Count the time that an answered request has waited for a slot."""
         self.use.outcomes = self.use.outcomes.plus(Outcomes(queue_seconds=seconds))
 
     @property
     def device(self) -> str:
-        """What the engine runs on; empty until it was ready once."""
+        """Device of the engine; empty until it was ready once."""
         return str(self.engine.device)
 
     @property

@@ -11,11 +11,10 @@ from dragoman.model.errors import InputError
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.engine.settings import slots_per_request
 from dragoman.server.models.discovery import FoundVersion
-from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.models.loaded import LoadedModel, SleepingEngine
 from dragoman.server.models.memory import Measured, needed_bytes
 from dragoman.server.models.model_file import ModelFile
 from dragoman.server.models.self_test import PROOF_SECONDS, ProofFailed, prove
-from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.version import Cause, Opened, Refused
 from dragoman.server.service.languages import Frames
 from dragoman.server.telemetry.metrics import Metrics

@@ -7,7 +7,7 @@ from typing import Protocol
 from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.fields import MAX_PATH_CHARACTERS, one_line
 from dragoman.export.manifest import check_name
-from dragoman.server.models.version_names import check_version_name, natural_key
+from dragoman.server.models.model_file import check_version_name, natural_key
 
 # How long a store may give nothing before it counts as silent, and how little, for so long, is nothing.
 SILENCE_SECONDS = 30.0

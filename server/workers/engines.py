@@ -11,7 +11,7 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
 from dragoman.server.engine.messages import Ready, Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
-from dragoman.server.models.sleeping_engine import SleepingEngine
+from dragoman.server.models.loaded import SleepingEngine
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.weights_folder import weights_folder
 from dragoman.server.workers.processors import TooFewCores, available_cores, divide_cores

@@ -21,9 +21,8 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.dispatch.attached_engine import AttachedEngine
 from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.models.loaded import LoadedModel, SleepingEngine
 from dragoman.server.models.registry import Repository, Route
-from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.use import Outcomes
 from dragoman.server.workers.messages import Desk, FromFrontEnd, Released, Serve, Served, Serving, Used
 from dragoman.server.workers.processors import give_back_blocks_soon

@@ -10,12 +10,11 @@ from typing import Any
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.models.discovery import FoundModel, FoundVersion
-from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.models.loaded import LoadedModel, SleepingEngine
 from dragoman.server.models.memory import Placement, Room
 from dragoman.server.models.model_file import ModelFile
 from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.models.registry import CannotServe, Route
-from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.use import Holding, Outcomes
 from dragoman.server.models.version import Cause, Opened, Refused, Version
 from dragoman.server.workers.supervisor import EngineCannotStart

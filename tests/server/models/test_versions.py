@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.server.models.discovery import FoundVersion
+from dragoman.server.models.model_file import check_version_name, is_version_name, natural_key
 from dragoman.server.models.policy import MAX_VERSIONS, History
 from dragoman.server.models.reconcile import Idle, Loaded, is_in
 from dragoman.server.models.registry import Route
 from dragoman.server.models.version import Opened, State, Version
-from dragoman.server.models.version_names import check_version_name, is_version_name, natural_key
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 from dragoman.export.bundle import Bundle, BundleError, FileEntry, hash_file
 from dragoman.export.signing import Keys, sign
 from dragoman.model.errors import InputError
-from dragoman.server.models.version_names import natural_key
+from dragoman.server.models.model_file import natural_key
 from dragoman.server.stores.cache import Cache
 from dragoman.server.stores.download import Download
 from dragoman.server.stores.folder import FolderStore
