@@ -1,7 +1,7 @@
 """Version policy: the versions of a model to load, and the version that answers requests which name none.
 
-The same folder, file, refusals and wishes of operators give the same answer. The next version that the file allows replaces one that
-is removed or refused.
+The same folder, file, refusals and wishes of operators give the same answer. The next version that the file allows replaces one
+that is removed or refused.
 """
 
 import math

@@ -1,11 +1,12 @@
 """Self-test of a running engine: it must reproduce the sample answers of its bundle, to the last bit or within a tolerance.
 
-On the platform of the samples all numbers have to be the same: answers on the CPU depend neither on the batch nor on the number of
-threads. Elsewhere two right runs differ by rounding. Let l be the log-probability that a sample has of a token, m the engine's, and t
-the samples' tolerance, which covers the errors of both (`dragoman.export.answering`): then |m − l| ≤ t for each token after the same
-beginning. Where the tokens part, the sample chose a and the engine b, so that l(a) ≥ l(b) and m(b) ≥ m(a); both may be right, but
-|m(a) − l(a)| ≤ t and |m(b) − l(b)| ≤ t hold of these two. Both runs report a few of their likeliest tokens; any other token lies at or
-below the last of them. Tokens after that follow another beginning, and are not compared. Scores make no choices: all are compared.
+On the platform of the samples all numbers have to be the same: answers on the CPU depend neither on the batch nor on the number
+of threads. Elsewhere two right runs differ by rounding. Let l be the log-probability that a sample has of a token, m the
+engine's, and t the samples' tolerance, which covers the errors of both (`dragoman.export.answering`): then |m − l| ≤ t for each
+token after the same beginning. Where the tokens part, the sample chose a and the engine b, so that l(a) ≥ l(b) and m(b) ≥ m(a);
+both may be right, but |m(a) − l(a)| ≤ t and |m(b) − l(b)| ≤ t hold of these two. Both runs report a few of their likeliest
+tokens; any other token lies at or below the last of them. Tokens after that follow another beginning, and are not compared.
+Scores make no choices: all are compared.
 """
 
 import asyncio
