@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
@@ -20,7 +21,7 @@ from dragoman.server.models.status import status_of
 from dragoman.server.models.version import Cause, Refused
 from dragoman.server.workers.supervisor import EngineCannotStart
 from tests.server.conftest import until
-from tests.server.models.staged import MODEL, WRONG, Stage
+from tests.server.models.staged import MODEL, Stage
 
 
 def kept(time: str, **fields: Any) -> ModelFile:
@@ -183,39 +184,124 @@ async def test_states_after(monkeypatch: pytest.MonkeyPatch, given: str, story: 
         assert {name: " ".join(map(str, found[name])) for name in outcomes} == outcomes
 
 
-EVENTS = st.tuples(st.sampled_from(["put", "remove", "break", "mend", "pin"]), st.sampled_from("123"))
+NAMES = st.sampled_from("123")
+STEPS = st.sampled_from(["open", "start", "prove", "adopt", "publish"])
+DEFINED = ("at-once", "plain", "two", "restart", "sleepy")
 
 
-@settings(max_examples=25)
-@given(st.lists(EVENTS, min_size=1, max_size=8))
-def test_best_version_that_can_be_served_serves_whatever_comes_and_goes(events: list[tuple[str, str]]) -> None:
-    """The newest proved version, or the pinned one; where none can be served, the one that did goes on."""
+class Rollouts(RuleBasedStateMachine):
+    """Versions come, go, fail and die, and operators and requests interfere: what can be served is, and nothing in use ends."""
 
-    async def run() -> None:
-        broken: set[str] = set()
-        async with Stage("0", file=AT_ONCE).led() as stage:
-            for event, name in events:
-                if event == "put":
-                    stage.put(name)
-                elif event == "remove":
-                    stage.remove(name)
-                elif event == "pin":
-                    pinned = name if stage.keeper.overrides.pinned != name else None
-                    stage.keeper.ask(Overrides(pinned=pinned))
-                else:
-                    (broken.add if event == "break" else broken.discard)(name)
-                    stage.faults = {("prove", one): WRONG for one in broken}
-                    stage.put(*({name} & {one.name for one in stage.versions}))
-                await stage.settle()
-                refused = {label for label, state in stage.shown.items() if state.startswith("refused")}
-                good = [one.name for one in stage.versions if one.name not in refused]
-                expected = stage.keeper.overrides.pinned if stage.keeper.overrides.pinned in good else good[-1]
-                assert stage.serving == expected
-                await until(lambda expected=expected: stage.running() == [expected])
-                assert [label for label, state in stage.shown.items() if state == "serving"] == [expected]
-            assert {number for freed in stage.freed for number in freed} <= {0, 1}, "replica numbers are used again"
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.stage = Stage("0", file=FILES["at-once"])
+        self.led = self.stage.led()
+        self.kept: list[Any] = []
+        self.run(self.led.__aenter__())
 
-    asyncio.run(run())
+    def run(self, work: Any) -> None:
+        self.loop.run_until_complete(asyncio.wait_for(work, 10))
+
+    def settle(self) -> None:
+        self.run(self.stage.settle())
+
+    def teardown(self) -> None:
+        self.release()
+        self.run(self.led.__aexit__(None, None, None))
+        self.loop.close()
+
+    @rule(name=NAMES)
+    def put(self, name: str) -> None:
+        self.stage.put(name)
+        self.settle()
+
+    @rule(name=NAMES)
+    def remove(self, name: str) -> None:
+        self.stage.remove(name)
+        self.settle()
+
+    @rule(step=STEPS, name=NAMES)
+    def put_broken(self, step: str, name: str) -> None:
+        route = self.stage.keeper.route
+        assume(step != "publish" or (route is not None and not route.default.is_asleep))  # else it is tried again after a pause
+        self.stage.fail(step, name)
+        self.put(name)
+        self.stage.faults.clear()  # it is refused until its files change
+
+    @rule(name=NAMES)
+    def die(self, name: str) -> None:
+        for engine in self.stage.engines:
+            if engine.label == name and engine.is_ready:
+                engine.die()
+        self.settle()
+
+    @rule(name=st.none() | NAMES, is_unloaded=st.booleans())
+    def ask(self, name: str | None, is_unloaded: bool) -> None:
+        self.stage.keeper.ask(Overrides(pinned=name, is_unloaded=is_unloaded))
+        self.settle()
+
+    @rule(name=st.sampled_from(DEFINED))
+    def define(self, name: str) -> None:
+        self.release()
+        self.stage.file = FILES[name]
+        self.settle()
+
+    @precondition(lambda self: self.stage.serving is not None and self.stage.file != RESTART)
+    @rule()
+    def hold(self) -> None:
+        self.kept.append(self.stage.route.default)
+        self.kept[-1].use.take()
+
+    @rule()
+    def release(self) -> None:
+        while self.kept:
+            self.kept.pop().use.leave(1.0, None)
+        self.settle()
+
+    @rule()
+    def evict(self) -> None:
+        self.stage.keeper.evict()
+        self.settle()
+
+    @rule()
+    def request(self) -> None:
+        """Have a request wait for the model, if it is asleep."""
+        for self.stage.is_asked_for in (True, False):
+            self.stage.keeper.wake()
+            self.settle()
+
+    @invariant()
+    def nothing_is_left_to_do(self) -> None:
+        keeper = self.stage.keeper
+        assert not reconcile.reconcile(keeper.found, keeper.overrides, keeper.loaded, keeper._executor.observe())
+
+    @invariant()
+    def versions_in_use_run(self) -> None:
+        assert all(model.engine.is_ready for model in self.kept)
+        route = self.stage.keeper.route
+        if route is not None and not route.is_stand_in:
+            assert all(model.engine.is_ready for model in route.versions.values())
+
+    @invariant()
+    def best_version_answers(self) -> None:
+        """The newest version that is not refused, or the pinned one; where there is none, the one that did goes on."""
+        stage, asked, route = self.stage, self.stage.keeper.overrides, self.stage.keeper.route
+        refused = {label for label, state in stage.shown.items() if state.startswith("refused")}
+        good = [one.name for one in stage.versions if one.name not in refused]
+        if asked.is_unloaded or not stage.versions:
+            assert route is None
+        elif good:
+            assert route is not None and not route.is_stand_in
+            assert route.default.label == (asked.pinned if asked.pinned in good else good[-1])
+
+    @invariant()
+    def replica_numbers_are_used_again(self) -> None:
+        assert max((number for one in self.stage.freed for number in one), default=0) < 8
+
+
+TestRollouts = Rollouts.TestCase
+TestRollouts.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
 
 
 # The start.
