@@ -47,10 +47,10 @@ class VersionLoader:
 
         Args:
             config: The server's settings.
-            metrics: Where engines are observed.
+            metrics: See the attributes.
             keys: One of them must have signed each bundle; None if bundles need no signature.
-            num_models: Returns how many models share the cores.
-            on_change: Called with a model's name when one of its engines has become ready, or is not any more.
+            num_models: Returns the number of models that share the cores.
+            on_change: Called with a model's name when the readiness of one of its engines has changed.
         """
         self.turn = asyncio.Lock()
         self.load_seconds = config.load_timeout_seconds
@@ -64,11 +64,7 @@ class VersionLoader:
         self._pinned = plans
 
     def open(self, model: str, found: FoundVersion, file: ModelFile) -> Opened:
-        """Open a version and compare everything that can be compared without running it; callable on any thread.
-
-        Raises:
-            Refused: If it cannot be served.
-        """
+        """Open a version and check it without running it, on any thread; raise `Refused` if it cannot be served."""
         try:
             bundle = Bundle.open(found.directory, keys=self._keys)
             if bundle.manifest.name != model:
@@ -106,13 +102,7 @@ class VersionLoader:
         return sum(_resident_sizes(model))
 
     def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel:
-        """Return the stand-in for a version that is asleep.
-
-        Args:
-            opened: Contents of the version.
-            file: Of the model.
-            label: Name of the version.
-            device: Device on which it has run; empty if it never has.
+        """Return the stand-in for a version that is asleep and has run on a device, or on none if that is empty.
 
         Raises:
             ConfigError: If it could not be loaded again by the model's file.
@@ -138,7 +128,7 @@ class VersionLoader:
             opened: Contents of the version.
             file: Of the model.
             label: Name of the version.
-            replicas: Numbers of its engines in metrics; none for an engine that never starts.
+            replicas: Numbers of its engines in metrics; none for a stand-in.
             on_death: Called when one of them has ended by itself.
             is_observed: Returns whether metrics count their work.
         """
@@ -158,11 +148,7 @@ class VersionLoader:
         return LoadedModel(bundle, opened.tokenizers, opened.frames, engine, label, traits=file.settings.traits)
 
     async def prove(self, model: LoadedModel) -> None:
-        """Self-test a running engine.
-
-        Raises:
-            Refused: If it does not reproduce the sample answers.
-        """
+        """Self-test a running engine; raise `Refused` if it does not reproduce the sample answers."""
         ready = model.engine.ready
         if ready is None:
             raise Refused(Cause.START, "its engine has ended")
@@ -191,13 +177,7 @@ def _resident_sizes(model: LoadedModel) -> list[int]:
 
 
 def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> None:
-    """Raise `ConfigError` if the defaults of a model need more slots than a request may take.
-
-    Args:
-        bundle: Of the model.
-        max_slots: The setting.
-        max_slots_per_request: The setting; 0 for the usual part of them.
-    """
+    """Raise `ConfigError` if a model's defaults need more slots than these settings give a request."""
     name, defaults = bundle.manifest.name, bundle.manifest.defaults
     limit = slots_per_request(max_slots, max_slots_per_request)
     for field in ("num_beams", "num_return_sequences"):

@@ -42,12 +42,12 @@ def _draw(key: str, name: str) -> float:
 
 
 def resolve(model: str, asked: str, contents: Mapping[str, str], labels: Mapping[str, str]) -> str:
-    """Return the name of the version that a request names by its name, a label, or its content.
+    """Return the name of the version that a request names by that, by a label, or by its content.
 
     Args:
-        model: Its name, for the message.
+        model: Name of the model, for the message.
         asked: By the request; not empty.
-        contents: Version by content, by name, of those that are served.
+        contents: Content by name, of the versions that are served.
         labels: Name by label.
 
     Raises:
@@ -233,12 +233,7 @@ class Route:
         ]
 
     def find(self, version: str) -> LoadedModel:
-        """Return a version by any of its names; the default for an empty one.
-
-        Raises:
-            UnknownVersion: If there is no such version.
-            NotReady: If there may be soon.
-        """
+        """Return a version by any of its names, the default for an empty one; raise `UnknownVersion`, or `NotReady` for now."""
         if not version:
             return self.default
         contents = {label: model.version for label, model in self.versions.items()}
@@ -286,11 +281,7 @@ class Repository:
         return self._routes.get(name)
 
     def route(self, name: str) -> Route:
-        """Return the route of a model; the empty name means the only one.
-
-        Raises:
-            UnknownModel: Listing the models.
-        """
+        """Return the route of a model, of the only one for an empty name; raise `UnknownModel`."""
         if not name and len(self._routes) == 1:
             return next(iter(self._routes.values()))
         try:
