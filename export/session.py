@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import onnxruntime
 
-from dragoman.export.attention_kernels import OPTION, USUAL, kernel_bits
+from dragoman.export.attention_kernels import KERNEL_OPTIONS
 from dragoman.export.bundle import BundleError
 from dragoman.export.processor import Platform, overflows_in_8_bits, platform_of
 
@@ -101,7 +101,7 @@ def open_on_cuda(path: Path) -> Session:
     Raises:
         BundleError: If it does not run there.
     """
-    session = Session(path, providers=[(CUDA_PROVIDER, {OPTION: str(kernel_bits(USUAL))}), PROVIDER])
+    session = Session(path, providers=[(CUDA_PROVIDER, KERNEL_OPTIONS), PROVIDER])
     if CUDA_PROVIDER not in session.get_providers():
         raise BundleError(f"{path}: there is a CUDA device, but ONNX Runtime does not load its CUDA provider")
     return session

@@ -1,7 +1,8 @@
-"""The server's settings: read once from flags, environment, a TOML file and defaults, in that order, then never changed.
+"""Settings of the server, read once from flags, environment, a TOML file and defaults, in this order, and immutable afterwards.
 
-A setting is called the same everywhere: `max_slots` in the file is `DRAGOMAN_MAX_SLOTS` in the environment and `--max-slots` on the
-command line. An unknown or impossible setting stops the start and is named together with where it came from.
+A setting has one name everywhere: `max_slots` in the file is `DRAGOMAN_MAX_SLOTS` in the environment and `--max-slots` on the
+command line. An unknown or impossible setting stops the start; the error names it and its source. The tables of settings in
+docs/operations.md and in the chart's schema are generated from the fields below (`make chart`).
 """
 
 import difflib
@@ -12,7 +13,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -35,57 +36,79 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from dragoman.export.attention_kernels import USUAL, kernel_bits
 from dragoman.model.errors import InputError
 from dragoman.server.durations import ALWAYS, parse_keeping
 from dragoman.server.service.readiness import ReadyRule
 
 PREFIX = "DRAGOMAN_"
 CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
-# Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the corpus and
-# the libraries of the stub device, what web servers are shown that bundles come from.
+# Variables with our prefix that are not settings: read by the client, by the tests, and by the stores of bundles.
 _OTHERS = ("SERVER", "TOKEN", "ADMIN_SERVER", "ADMIN_TOKEN", "DATA", "CUDA_STUB", "STORE_TOKEN")
 OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, *(f"{PREFIX}{name}" for name in _OTHERS)})
-# A pipe is as good as a file, so the size is not asked for beforehand.
+# A file may be a pipe, so its size is not known before it is read.
 MAX_FILE_BYTES = 1 << 16
-# fmt: off
-LATENCY_BUCKETS = (
-    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
-    1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0,
-)
-# fmt: on
 
-# Addresses that stand for all that the machine has.
+# Settings that were removed, each with the reason why none is needed or with the place of its job.
+GONE = {
+    **dict.fromkeys(("gpu_row_buckets", "gpu_capacity_buckets"), "sizes follow from max_slots and the model's lengths"),
+    **dict.fromkeys(("max_watches", "max_watches_per_connection"), "1,024 health watches, 16 of a connection, are allowed"),
+    **dict.fromkeys(
+        ("restart_backoff_initial_seconds", "restart_backoff_max_seconds"),
+        "the pause before a restart grows from 0.1 s to 30 s",
+    ),
+    "engine": "an engine is always a process",
+    "gpu_attention_kernels": "flash and memory-efficient attention are used, where the GPU has them",
+    "gpu_graphs": "steps are captured when the engine is idle, and run without graphs where that fails",
+    "gpu_steps_ahead": "steps are always begun ahead where a batch goes on unchanged",
+    "handshake_seconds": "a handshake may take 10 s",
+    "keepalive_timeout_seconds": "a client has 20 s to answer a ping",
+    "latency_buckets": "histograms have buckets from 0.5 ms to 2 min",
+    "load_wait_seconds": "a request waits 30 s for a model at most; set a shorter deadline to wait less",
+    "max_ahead": "up to 16 waiting requests are encoded ahead",
+    "max_batch_streams_per_connection": "64 streams of a connection are allowed",
+    "min_ping_interval_seconds": "a client may ping every 10 s",
+    "models_folder": "set XDG_CACHE_HOME, below which models of a store are kept",
+    "prefill_tokens_per_step": "512 source tokens are encoded between two steps",
+    "reflection": "reflection is always on, for callers of auth_tokens_file where that is set",
+    "store_cache_gib": "20 GiB of what came from a store are kept",
+    "store_poll_seconds": "a store is polled every 30 s, or with models_poll_seconds = 0 only on SIGHUP",
+    "warmup": "a model is always warmed up before it is ready",
+}
+
+# Addresses that stand for every interface.
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-# What every library and every message can hold.
+# Libraries and messages have 32-bit integers.
 MAX_COUNT = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+CountOrUsual = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-# What gRPC counts in 32-bit milliseconds.
-ConnectionSeconds = Annotated[float, Field(ge=0, le=2_147_483)]
-PositiveConnectionSeconds = Annotated[float, Field(ge=0.001, le=2_147_483)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# gRPC counts milliseconds in 32 bits.
+MAX_CONNECTION_SECONDS = 2_147_483
+ConnectionSeconds = Annotated[float, Field(ge=0, le=MAX_CONNECTION_SECONDS)]
+Gibibytes = Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)]
+Replicas = Annotated[int, Field(ge=0, le=256)]
+Names = Annotated[tuple[str, ...], NoDecode]
+
+_DEVICE = r"auto|cpu|cuda(:[0-9]{1,3})?"
 
 
 class ConfigError(InputError):
     """A setting that is unknown, missing or impossible."""
 
 
-_DEVICE = r"auto|cpu|cuda(:[0-9]{1,3})?"
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # any other name may come to mean any address
+        return False
 
 
 def _host(settings: dict[str, Any]) -> str:
     return cast(str, settings["host"])
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address to listen on is one that only this machine reaches."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, of which nobody knows what it will mean
-        return False
 
 
 def _check_device(device: str) -> str:
@@ -95,78 +118,60 @@ def _check_device(device: str) -> str:
 
 
 def _path_or_address(value: object) -> object:
-    """Return an address as it is, and anything else for what a path is made of."""
-    return value if isinstance(value, str) and "://" in value else Path(value) if isinstance(value, str) else value
+    return Path(value) if isinstance(value, str) and "://" not in value else value
 
 
-# Of the settings that a model may have of its own.
 Device = Annotated[str, AfterValidator(_check_device), WithJsonSchema({"type": "string", "pattern": f"^({_DEVICE})$"})]
-Gibibytes = Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)]
-CountOrUsual = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Replicas = Annotated[int, Field(ge=0, le=256)]
 
 
 class ServerConfig(BaseSettings):
-    """Every setting of `dragoman serve`. Use `load`, which reads the sources; the constructor takes its arguments only."""
+    """Every setting of `dragoman serve`, made by `load`; the constructor reads no source but its arguments."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
 
     models: Annotated[Path | str, BeforeValidator(_path_or_address)] = Field(
-        description="Folder of the models to serve, each in a folder of its own; or the address of such a folder in a store."
-    )
-    models_folder: Path | None = Field(
-        None, description="Folder that follows what is at an address; by default one of its own among the user's caches."
-    )
-    store_poll_seconds: Seconds = Field(30.0, description="Pause between two looks at that address; 0 to look only on SIGHUP.")
-    store_cache_gib: Annotated[float, Field(ge=0.001, le=2**20, allow_inf_nan=False)] = Field(
-        20.0, description="How much of what came from there is kept on disk, in that folder."
+        description="Folder of the models to serve, each in a folder of its own, or the address of such a folder in a store."
     )
     models_poll_seconds: Seconds = Field(
-        2.0,
-        description="Pause between two looks at that folder, for versions that have come or gone; 0 to look only on SIGHUP.",
+        2.0, description="Interval at which that folder is read for versions added or removed; 0 for only on SIGHUP."
     )
     model_files: Path | None = Field(
-        None, description="Folder of files NAME.toml, each in the place of the model.toml of the model of that name."
+        None, description="Folder of files NAME.toml, each used instead of the model.toml of the model of that name."
     )
     load_timeout_seconds: PositiveSeconds = Field(
-        600.0, description="How long the engine of a version that comes while the server runs may take until it is ready."
+        600.0, description="Time that an engine of a version added while the server runs may take until it is ready."
     )
-
     require_signatures: Path | None = Field(
-        None, description="PEM file, or folder of PEM files, of public keys; bundles that none of them signed are refused."
+        None, description="PEM file, or folder of PEM files, of public keys; bundles signed with none of them are refused."
     )
     keep_loaded: str = Field(
         ALWAYS,
-        description="How long a model stays loaded without a request, such as 10m; then the next request loads it. Or always.",
-    )
-    load_wait_seconds: PositiveSeconds = Field(
-        30.0, description="How long a request waits for a model that is being loaded, at the most; then UNAVAILABLE."
+        description="Time without a request after which a model is unloaded, such as 10m; the next request loads it. Or always.",
     )
     models_memory_gib: Gibibytes = Field(
         0.0,
-        description="Memory that all engines together may take; 0 for what the container or machine has. Idle models give way.",
+        description="Memory for all engines together; 0 for that of the container or machine. Idle models are unloaded for others.",
     )
 
-    host: str = Field(
-        "127.0.0.1", min_length=1, description="Address of every port that has none of its own; 0.0.0.0 or :: for all interfaces."
-    )
-    port: Port = Field(8500, description="Its port; 0 for any free one.")
-    http: bool = Field(True, description="Answer HTTP too: the same requests as JSON.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address of the gRPC port; 0.0.0.0 or :: for all interfaces.")
+    port: Port = Field(8500, description="The gRPC port; 0 for any free one.")
+    http: bool = Field(True, description="Whether HTTP is served: the same requests as JSON.")
     http_host: str = Field(default_factory=_host, min_length=1, description="Address of the HTTP port; by default that of `host`.")
-    http_port: Port = Field(8080, description="Its port; 0 for any free one.")
-    console: bool = Field(True, description="Show a page to look at, at / of the HTTP port, and tell it what engines do.")
-    http_allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Names that HTTP may be asked by, beside addresses and localhost, such as mt.example.org; none for any."
+    http_port: Port = Field(8080, description="The HTTP port; 0 for any free one.")
+    console: bool = Field(True, description="Whether / of the HTTP port is a page that shows models and engines.")
+    http_allowed_hosts: Names = Field(
+        (),
+        description="Host names that HTTP requests may have, beside addresses and localhost, such as mt.example.org; none for any.",
     )
-    http_allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Origins whose pages may use it in a browser, such as https://example.org; * for any, none for none."
+    http_allowed_origins: Names = Field(
+        (), description="Origins whose pages may send requests (CORS), such as https://example.org; * for any, none for none."
     )
     metrics_host: str = Field(
         default_factory=_host, min_length=1, description="Address of /metrics, /healthz and /readyz; by default that of `host`."
     )
-    metrics_port: Port = Field(8501, description="Its port; 0 for any free one.")
+    metrics_port: Port = Field(8501, description="The port of metrics and probes; 0 for any free one.")
     metrics_token_file: FilePath | None = Field(
-        None, description="Bearer tokens for /metrics and /readyz?verbose, one a line; probes need none."
+        None, description="File of bearer tokens for /metrics and /readyz?verbose, one a line; probes need none."
     )
     metrics_tls_certificate: FilePath | None = Field(
         None, description="PEM file with the metrics port's certificate chain; turns HTTPS on there."
@@ -175,148 +180,97 @@ class ServerConfig(BaseSettings):
 
     admin_port: Port | None = Field(
         None,
-        description="Port of the admin service, which loads, unloads and rolls back; 0 for any free one, unset for none.",
+        description="Port of the admin service, which loads, unloads and rolls back models; 0 for any free one, unset for none.",
     )
     admin_host: str = Field(
-        "127.0.0.1", min_length=1, description="Its address; any but this machine's own needs admin_tokens_file."
+        "127.0.0.1", min_length=1, description="Address of the admin port; any but a loopback address needs admin_tokens_file."
     )
     admin_tokens_file: FilePath | None = Field(
-        None, description="Who may use it, and which models: as auth_tokens_file; unset for everybody who reaches it."
+        None, description="Operators, their tokens and models, in the format of auth_tokens_file; unset to allow every caller."
     )
-    http_admin: bool = Field(False, description="Let those of admin_tokens_file do the same over HTTP, on its port.")
+    http_admin: bool = Field(
+        False, description="Whether the admin service is served over HTTP, too, to operators of admin_tokens_file."
+    )
 
     front_ends: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="Processes that answer callers on the port; more where engines outrun one."
-    )
-    engine: Literal["process", "inline"] = Field(
-        "process", description="Where a model's engine runs: in a process of its own, or on a thread, for debugging."
+        1, description="Frontend processes that share the ports; more than one where the engines are faster than one frontend."
     )
     replicas: Replicas = Field(
-        0,
-        description="Engines that run each model on the CPU; 0 chooses by the cores, and is one if num_threads is set.",
+        0, description="Engines of each model on the CPU; 0 chooses by the number of cores, and is 1 if num_threads is set."
     )
-    num_threads: CountOrUsual = Field(0, description="Threads that compute, for each engine; 0 chooses by the cores there are.")
+    num_threads: CountOrUsual = Field(0, description="Compute threads of each engine; 0 chooses by the number of cores.")
     pin_engines: bool = Field(
-        False,
-        description="Keep each engine to cores of its own; for machines that serve nothing else.",
+        False, description="Whether each engine is bound to cores of its own; for machines that serve nothing else."
     )
     device: Device = Field(
-        "auto", description="Where models run: auto (CUDA where it is there and the bundle is for it), cpu, cuda or cuda:N."
+        "auto", description="Device of models: auto (CUDA where the machine has it and the bundle is for it), cpu, cuda or cuda:N."
     )
     gpu_memory_gib: Gibibytes = Field(
-        0.0, description="CUDA memory that a model may take; 0 for nine tenths of what is free when it is loaded."
+        0.0, description="CUDA memory of a model; 0 for nine tenths of what is free when it is loaded."
     )
-    gpu_row_buckets: Annotated[tuple[Count, ...], NoDecode] = Field(
-        (), description="Batch sizes to capture CUDA graphs for, rising; none for the usual ones."
-    )
-    gpu_capacity_buckets: Annotated[tuple[Count, ...], NoDecode] = Field(
-        (), description="Lengths that caches on CUDA are laid out for, rising; none for the usual ones."
-    )
-    gpu_attention_kernels: str = Field(
-        USUAL,
-        description="Kernels of attention on CUDA: some of flash, efficient, cudnn and math, or auto for ONNX Runtime's choice.",
-    )
-    gpu_graphs: Literal["idle", "start", "never"] = Field(
-        "idle",
-        description="When steps on CUDA are captured that longer texts need: idle or start; with never no step is.",
-    )
-    gpu_steps_ahead: bool = Field(True, description="Begin a step on CUDA before it is asked for, where a batch goes on unchanged.")
     weights_cache: str = Field(
         "auto",
         min_length=1,
-        description="Folder by which engines of a model share its weights on the CPU; auto: one of temporary files, or off.",
+        description="Folder through which a model's engines share its weights on the CPU; auto for the temporary folder, or off.",
     )
-    max_slots: Count = Field(64, description="Sequences an engine decodes at once.")
+    max_slots: Count = Field(64, description="Sequences that an engine decodes at once.")
     max_slots_per_request: CountOrUsual = Field(
-        0, description="Of those, that one request may take: its beams or answers; 0 for a quarter, but at least 16."
+        0, description="Slots of one request, for its beams or answers; 0 for a quarter of max_slots, but at least 16."
     )
-    prefill_tokens_per_step: Count = Field(
-        512, description="Source tokens the encoder reads between two decode steps, at the most; of prompts, a quarter of that."
-    )
-    max_ahead: int = Field(
-        16, ge=0, description="Waiting requests whose sources may be encoded beside others', before they have a slot; 0 for none."
-    )
-    max_waiting_requests: Count = Field(1024, description="Requests that may wait for a model before it refuses more.")
-    max_waiting_tokens: Count = Field(65536, description="Source tokens of those, before it refuses more.")
-    warmup: bool = Field(
-        True, description="Run a model through its shapes before it is ready, so that the first caller is not slow."
-    )
+    max_waiting_requests: Count = Field(1024, description="Requests that may wait for a model; more are refused.")
+    max_waiting_tokens: Count = Field(65536, description="Source tokens of waiting requests of a model; more are refused.")
 
     ready_when: str = Field(
-        "any",
-        description="Which models must take requests for the server to be ready: any (at the start each once), all, or names.",
+        "any", description="Models that must be ready for the server to be: any (at the start each of them once), all, or names."
     )
-    drain_seconds: Seconds = Field(30.0, description="How long running requests may take to finish after SIGTERM.")
+    drain_seconds: Seconds = Field(30.0, description="Time that running requests have to finish after SIGTERM.")
     watchdog_seconds: Annotated[float, Field(ge=2, allow_inf_nan=False)] = Field(
-        30.0, description="How long an engine may be silent before it is restarted; it gives a sign of life every second."
+        30.0, description="Silence after which an engine is restarted; it reports every second, also when idle."
     )
-    restart_backoff_initial_seconds: PositiveSeconds = Field(
-        0.5, description="Pause before an engine's first restart; then doubled."
-    )
-    restart_backoff_max_seconds: PositiveSeconds = Field(30.0, description="Longest such pause.")
 
-    max_message_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = Field(
-        4 * 2**20, description="Largest message, both ways, and body over HTTP; a larger one is refused unread."
+    max_message_bytes: Annotated[int, Field(ge=1024, le=MAX_COUNT)] = Field(
+        4 * 2**20, description="Largest message in either direction, and largest HTTP body; larger ones are refused unread."
     )
     max_connection_age_seconds: ConnectionSeconds = Field(
-        0.0, description="Ask clients to reconnect after so long, so that load spreads over new replicas; 0 for never."
+        0.0, description="Age at which clients are asked to reconnect, so that load spreads over new replicas; 0 for never."
     )
     max_connection_age_grace_seconds: ConnectionSeconds = Field(
-        0.0, description="How long calls may go on after that before their connection is closed; 0 for as long as they take."
+        0.0, description="Time that calls have after that until their connection is closed; 0 for no limit."
     )
     max_connection_idle_seconds: ConnectionSeconds = Field(
-        300.0, description="How long a connection may have no call under way before it is closed; 0 for as long as it likes."
+        300.0, description="Time after which a connection without calls is closed; 0 for never."
     )
-    max_connections: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        4096, description="Connections at once to each address, of a front end; more are closed at once; 0 for any number."
+    max_connections: CountOrUsual = Field(
+        4096, description="Open connections to each address of a frontend; more are closed at once; 0 for no limit."
     )
-    max_concurrent_streams: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
-        2048, description="Calls under way on one connection; a client keeps further ones until there is room."
+    max_concurrent_streams: Count = Field(
+        2048, description="Calls in flight on one connection; the client's library keeps further ones back."
     )
-    max_messages_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        5000.0, description="Messages that are taken up from one connection; more wait; 0 for any number."
+    max_messages_per_second: Seconds = Field(
+        5000.0, description="Rate at which messages of one connection are read; more wait; 0 for no limit."
     )
-    max_watches: Count = Field(1024, description="Streams of health's `Watch` at once, of a front end.")
-    max_watches_per_connection: Count = Field(16, description="Of them on one connection.")
-    max_batch_streams_per_connection: Count = Field(
-        64, description="Streams of `GenerateBatch`, `GenerateBulk` and `ModelStreamInfer` of a connection."
+    keepalive_seconds: Annotated[float, Field(ge=0.001, le=MAX_CONNECTION_SECONDS)] = Field(
+        40.0, description="Silence of a connection after which the server pings the client."
     )
-    handshake_seconds: PositiveConnectionSeconds = Field(
-        10.0, description="How long a new connection may take until it is one, TLS included."
-    )
-    keepalive_seconds: PositiveConnectionSeconds = Field(
-        40.0, description="How long a connection may be silent before the client is asked whether it is still there."
-    )
-    keepalive_timeout_seconds: PositiveConnectionSeconds = Field(
-        20.0, description="How long it may take to answer that before the connection is closed."
-    )
-    min_ping_interval_seconds: ConnectionSeconds = Field(
-        10.0, description="Clients that ask whether the server is still there more often than this are sent away."
-    )
-    reflection: bool = Field(True, description="Answer gRPC reflection, so that tools can list the API.")
 
     tls_certificate: FilePath | None = Field(None, description="PEM file with the server's certificate chain; turns TLS on.")
     tls_key: FilePath | None = Field(None, description="PEM file with its private key, not encrypted.")
-    tls_client_ca: FilePath | None = Field(None, description="PEM file with the authorities of client certificates; asks for them.")
+    tls_client_ca: FilePath | None = Field(
+        None, description="PEM file with the authorities of client certificates; clients without one are refused."
+    )
     auth_tokens_file: FilePath | None = Field(
         None,
         description="Callers, their tokens and limits: TOML, or `name:token` or `token` a line; every call but health needs one.",
     )
-    default_deadline_seconds: Seconds = Field(
-        0.0, description="How long a request may take whose caller sets no deadline; 0 for any time."
-    )
-    max_deadline_seconds: Seconds = Field(0.0, description="Longest time that any request may take; 0 for any time.")
+    default_deadline_seconds: Seconds = Field(0.0, description="Deadline of requests whose caller sets none; 0 for none.")
+    max_deadline_seconds: Seconds = Field(0.0, description="Longest deadline of any request; 0 for no limit.")
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level that is logged.")
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="One JSON object a line, or text to read; by default text on a terminal, otherwise JSON."
+        "auto", description="One JSON object a line, or text; auto is text on a terminal and JSON elsewhere."
     )
-    latency_buckets: Annotated[tuple[float, ...], NoDecode] = Field(
-        LATENCY_BUCKETS, description="Upper bounds in seconds of the latency histograms, rising; commas between them in a variable."
-    )
-
     tracing_endpoint: str = Field(
-        "", description="OpenTelemetry collector that gets spans (OTLP over gRPC): http://HOST:PORT or https://HOST:PORT."
+        "", description="OpenTelemetry collector of spans (OTLP over gRPC): http://HOST:PORT or https://HOST:PORT."
     )
     tracing_sample_ratio: float = Field(
         1.0, ge=0, le=1, description="Share of requests that are traced, where the caller's traceparent does not decide."
@@ -334,9 +288,7 @@ class ServerConfig(BaseSettings):
         """Leave the reading of sources to `load`, which knows where a value came from."""
         return (init_settings,)
 
-    @field_validator(
-        *("latency_buckets", "gpu_row_buckets", "gpu_capacity_buckets", "http_allowed_hosts", "http_allowed_origins"), mode="before"
-    )
+    @field_validator("http_allowed_hosts", "http_allowed_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
@@ -356,12 +308,6 @@ class ServerConfig(BaseSettings):
             if origin != "*" and re.fullmatch(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+", origin) is None:
                 raise ValueError(f"{origin!r} is not SCHEME://HOST or SCHEME://HOST:PORT, in lower case and without a path, nor *")
         return origins
-
-    @field_validator("gpu_attention_kernels")
-    @classmethod
-    def _check_kernels(cls, names: str) -> str:
-        kernel_bits(names)
-        return names
 
     @field_validator("keep_loaded")
     @classmethod
@@ -383,117 +329,77 @@ class ServerConfig(BaseSettings):
             raise ValueError(f"{endpoint!r} is not http://HOST:PORT or https://HOST:PORT")
         return endpoint
 
-    @field_validator("gpu_row_buckets", "gpu_capacity_buckets")
-    @classmethod
-    def _check_rising(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        if any(low >= high for low, high in itertools.pairwise(sizes)):
-            raise ValueError("sizes must rise")
-        return sizes
-
-    @field_validator("latency_buckets")
-    @classmethod
-    def _check_buckets(cls, buckets: tuple[float, ...]) -> tuple[float, ...]:
-        # The comparison chain is false for not-a-number too.
-        if not buckets or not all(low < high for low, high in zip((0.0, *buckets), (*buckets, float("inf")), strict=True)):
-            raise ValueError("bounds must be positive, finite and rising, and there must be one")
-        return buckets
-
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        self._refuse_contradictions()
+        for contradiction in self._contradictions():
+            raise ValueError(contradiction)
         return self
 
-    def _refuse_contradictions(self) -> None:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            given, missing = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
-            raise ValueError(f"{given} is set without {missing}")
+    def _contradictions(self) -> Iterator[str]:
+        """Yield what does not fit together, a line each."""
+        for certificate, key in (("tls_certificate", "tls_key"), ("metrics_tls_certificate", "metrics_tls_key")):
+            given = [name for name in (certificate, key) if getattr(self, name) is not None]
+            if len(given) == 1:
+                yield f"{given[0]} is set without {key if given == [certificate] else certificate}"
         if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("tls_client_ca is set without tls_certificate and tls_key")
-        if (self.metrics_tls_certificate is None) != (self.metrics_tls_key is None):
-            names = ("metrics_tls_certificate", "metrics_tls_key")
-            given, missing = names if self.metrics_tls_key is None else reversed(names)
-            raise ValueError(f"{given} is set without {missing}")
+            yield "tls_client_ca is set without tls_certificate and tls_key"
         if 0 < self.max_deadline_seconds < self.default_deadline_seconds:
-            raise ValueError(
-                f"default_deadline_seconds ({self.default_deadline_seconds:g}) is more than"
-                f" max_deadline_seconds ({self.max_deadline_seconds:g})"
-            )
-        if self.restart_backoff_max_seconds < self.restart_backoff_initial_seconds:
-            raise ValueError(
-                f"restart_backoff_max_seconds ({self.restart_backoff_max_seconds:g}) is less than"
-                f" restart_backoff_initial_seconds ({self.restart_backoff_initial_seconds:g})"
-            )
-        if self.pin_engines and self.engine == "inline":
-            raise ValueError("pin_engines is for engines in processes of their own, and engine is inline")
+            default, longest = self.default_deadline_seconds, self.max_deadline_seconds
+            yield f"default_deadline_seconds ({default:g}) is more than max_deadline_seconds ({longest:g})"
         if self.pin_engines and not self.num_threads:
-            raise ValueError("pin_engines is set without num_threads, which says how many cores an engine gets")
-        if self.replicas > 1 and self.engine == "inline":
-            raise ValueError("replicas are engines in processes of their own, and engine is inline")
+            yield "pin_engines is set without num_threads, which says how many cores an engine gets"
         if self.replicas > 1 and self.device.startswith("cuda"):
-            raise ValueError(f"replicas are for the CPU, and device is {self.device}: one engine fills a GPU")
-        if self.front_ends > 1 and self.engine == "inline":
-            raise ValueError("front_ends are for engines in processes of their own, and engine is inline")
+            yield f"replicas are for the CPU, and device is {self.device}: one engine fills a GPU"
         if self.front_ends > 1 and sys.platform != "linux":
-            raise ValueError("front_ends: only Linux divides a port's connections among processes")
+            yield "front_ends: only Linux divides a port's connections among processes"
         if self.max_slots_per_request > self.max_slots:
-            raise ValueError(f"max_slots_per_request ({self.max_slots_per_request}) is more than max_slots ({self.max_slots})")
+            yield f"max_slots_per_request ({self.max_slots_per_request}) is more than max_slots ({self.max_slots})"
         if self.http_admin and not (self.http and self.admin_tokens_file):
-            raise ValueError("http_admin is set without http, or without admin_tokens_file, which says who may administer")
-        self._check_admin_address()
-        if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
-            raise ValueError(f"port and metrics_port are both {self.port}")
-        for name, host, port in (("port", self.host, self.port), ("metrics_port", self.metrics_host, self.metrics_port)):
-            if self.http and self.http_port == port != 0 and self.http_host == host:
-                raise ValueError(f"{name} and http_port are both {port}")
+            yield "http_admin is set without http, or without admin_tokens_file, which says who may administer"
+        if self.admin_port is not None and self.admin_tokens_file is None and not is_loopback(self.admin_host):
+            yield f"admin_host is {self.admin_host}, which others may reach, and admin_tokens_file is not set"
+        yield from self._port_collisions()
 
-    def _check_admin_address(self) -> None:
-        if self.admin_port is None:
-            return
-        if self.admin_tokens_file is None and not is_loopback(self.admin_host):
-            raise ValueError(f"admin_host is {self.admin_host}, which others may reach, and admin_tokens_file is not set")
+    def _port_collisions(self) -> Iterator[str]:
         ports = [("port", self.host, self.port), ("metrics_port", self.metrics_host, self.metrics_port)]
         ports += [("http_port", self.http_host, self.http_port)] if self.http else []
-        for name, host, port in ports:
-            is_same_host = host == self.admin_host or host in ANY_ADDRESS or self.admin_host in ANY_ADDRESS
+        ports += [("admin_port", self.admin_host, self.admin_port)] if self.admin_port else []
+        for (name, host, port), (other, other_host, other_port) in itertools.combinations(ports, 2):
+            is_same_host = host == other_host or host in ANY_ADDRESS or other_host in ANY_ADDRESS
             # A name may stand for several addresses, of which one would be free.
-            is_same_host |= "localhost" in (host, self.admin_host) and is_loopback(host) and is_loopback(self.admin_host)
-            if port == self.admin_port != 0 and is_same_host:
-                raise ValueError(f"{name} and admin_port are both {port}")
+            is_same_host |= "localhost" in (host, other_host) and is_loopback(host) and is_loopback(other_host)
+            if port == other_port != 0 and is_same_host:
+                yield f"{name} and {other} are both {port}"
 
     @property
     def gpu_memory_bytes(self) -> int:
-        """What `gpu_memory_gib` says; anything above 0 is a limit."""
+        """`gpu_memory_gib`; anything above 0 is a limit."""
         return math.ceil(self.gpu_memory_gib * 2**30)
 
     @property
     def models_memory_bytes(self) -> int:
-        """What `models_memory_gib` says; anything above 0 is a limit."""
+        """`models_memory_gib`; anything above 0 is a limit."""
         return math.ceil(self.models_memory_gib * 2**30)
 
     @property
     def keep_loaded_seconds(self) -> float:
-        """What `keep_loaded` says; infinite for always."""
+        """`keep_loaded`; infinite for always."""
         return parse_keeping(self.keep_loaded)
 
     @property
     def ready_rule(self) -> ReadyRule:
-        """What `ready_when` says."""
+        """`ready_when`."""
         return ReadyRule.parse(self.ready_when)
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Return these settings with others in their place, such as a model's own.
-
-        Args:
-            changes: By name; each is one that the setting may have.
+        """Return these settings with other, valid values, such as a model's own.
 
         Raises:
-            ConfigError: If they do not fit together; nothing else is checked again.
+            ConfigError: If they do not fit together.
         """
         changed = self.model_copy(update=dict(changes))
-        try:
-            changed._refuse_contradictions()
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        for contradiction in changed._contradictions():
+            raise ConfigError(contradiction)
         return changed
 
 
@@ -528,7 +434,7 @@ def _read_environment() -> dict[str, Any]:
     """Return the settings that the environment holds, by name.
 
     Raises:
-        ConfigError: Naming every variable with our prefix that is no setting.
+        ConfigError: Naming every variable with our prefix that is not a setting.
     """
     known = {f"{PREFIX}{name.upper()}" for name in ServerConfig.model_fields}
     ours = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
@@ -541,7 +447,7 @@ def _read_environment() -> dict[str, Any]:
             " specification (environment)"
         )
     if unknown:
-        raise ConfigError("\n".join(f"{name}: unknown setting{hint(name.upper(), known)} (environment)" for name in unknown))
+        raise ConfigError("\n".join(f"{name}: {_unknown(name.upper(), known)} (environment)" for name in unknown))
     return EnvSettingsSource(ServerConfig)()
 
 
@@ -567,7 +473,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _explain(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
-    """Return one line about one wrong setting; several settings that do not fit together are named by the text itself."""
+    """Return one line about a wrong setting, or about several that do not fit together."""
     if not detail["loc"]:
         return str(detail["ctx"]["error"])
     name = str(detail["loc"][0])
@@ -576,14 +482,19 @@ def _explain(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
         case "missing":
             return f"{name}: not set; give --{name}, {PREFIX}{name.upper()} or a line in the configuration file"
         case "extra_forbidden":
-            return f"{name}: unknown setting{hint(name, set(ServerConfig.model_fields))}{origin}"
+            return f"{name}: {_unknown(name, set(ServerConfig.model_fields))}{origin}"
         case "value_error":
             return f"{name}: {detail['ctx']['error']}{origin}"
         case _:
             return f"{name}: {detail['input']!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}{origin}"
 
 
+def _unknown(name: str, known: set[str]) -> str:
+    setting = name.removeprefix(PREFIX).lower()
+    return f"is gone: {GONE[setting]}" if setting in GONE else f"unknown setting{hint(name, known)}"
+
+
 def hint(name: str, known: set[str]) -> str:
-    """Return a guess at what was meant by a name that is not known, to be put behind it, or nothing."""
+    """Return a suggestion to append to an unknown name, or nothing."""
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""

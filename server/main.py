@@ -117,7 +117,7 @@ class Service:
         registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
-        self.metrics = Metrics(registry, config.latency_buckets, _version())
+        self.metrics = Metrics(registry, _version())
         self.repository: Repository = Repository()
         self._loader = VersionLoader(
             config, self.metrics, keys, num_models=lambda: len(self.manager.models), on_change=self._on_change
@@ -127,7 +127,6 @@ class Service:
             lambda name: self.manager.models[name].evict(),
             keep_seconds=config.keep_loaded_seconds,
             bound_bytes=config.models_memory_bytes,
-            wait_seconds=config.load_wait_seconds,
         )
         self.manager = ModelManager(
             source.folder,

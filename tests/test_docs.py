@@ -38,14 +38,6 @@ def is_told(cell: str, default: object) -> bool:
     return not isinstance(default, str) or cell == default
 
 
-def test_every_setting_is_described_as_it_is() -> None:
-    rows = table_rows("operations.md")
-    for name, field in ServerConfig.model_fields.items():
-        default, text = rows[name]
-        assert text == field.description
-        assert default == "required" if field.is_required() else is_told(default, field.default)
-
-
 def test_every_call_and_state_of_the_admin_service_is_described() -> None:
     text = (ROOT / "docs/models.md").read_text(encoding="utf-8")
     for method in repository_pb2.DESCRIPTOR.services_by_name["Repository"].methods:
@@ -57,7 +49,7 @@ def test_every_call_and_state_of_the_admin_service_is_described() -> None:
 def test_every_metric_is_described_as_it_is() -> None:
     rows = table_rows("metrics.md")
     registry = CollectorRegistry()
-    labels = Metrics(registry, (1.0,)).labels
+    labels = Metrics(registry).labels
     names = set()
     for metric in registry.collect():
         name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")

@@ -1,4 +1,4 @@
-"""Bring what the chart repeats up to date: the server's settings, the rules, the dashboards, and the table of values in the docs.
+"""Bring what repeats the settings, rules and dashboards up to date: the chart, and the tables of settings and values in the docs.
 
 Rules are repeated with a placeholder in every selector, which a release replaces by matchers of its own series.
 
@@ -18,8 +18,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/dragoman"
 SCHEMA = CHART / "values.schema.json"
-DOCUMENT = ROOT / "docs/kubernetes.md"
-BEGIN, END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
+# Read by the chart, which refuses these settings by name.
+GONE_FILE = CHART / "files/gone.json"
 # What the chart sets itself, from other values.
 MANAGED = frozenset(
     {
@@ -44,10 +44,11 @@ BY_NAME = re.compile(r'(?:job|horizontalpodautoscaler)=~"[^"]*dragoman[^"]*"')
 
 def settings_schema() -> dict[str, Any]:
     """Return the JSON schema of each setting that `config` may hold, by name."""
-    from dragoman.server.config import ServerConfig
+    from dragoman.server.config import GONE, ServerConfig
 
     schema = ServerConfig.model_json_schema()
-    return {name: _plain(field, schema.get("$defs", {})) for name, field in schema["properties"].items() if name not in MANAGED}
+    fields = {name: _plain(field, schema.get("$defs", {})) for name, field in schema["properties"].items() if name not in MANAGED}
+    return fields | {name: {"description": f"Gone: {reason}."} for name, reason in GONE.items()}
 
 
 def model_file_schema() -> dict[str, Any]:
@@ -142,11 +143,28 @@ def schema_text() -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def table(schema: dict[str, Any]) -> str:
-    """Return the values as a table of the documents: name, default, description."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    rows = [f"| `{name}` | {default} | {text} |" for name, default, text in _rows(schema, values, "")]
-    return "\n".join(["| value | default | |", "|---|---|---|", *rows]) + "\n"
+def settings_rows() -> Iterator[tuple[str, str, str]]:
+    """Yield each setting of the server: name, default, description."""
+    from dragoman.server.config import ServerConfig
+
+    for name, field in ServerConfig.model_fields.items():
+        if field.is_required():
+            default = "required"
+        elif field.default_factory is not None:
+            default = "`host`"
+        else:
+            default = "" if field.default in (None, ()) else _number(field.default)
+        yield name, default, str(field.description)
+
+
+def _number(value: object) -> str:
+    """Return a default as it is written in a configuration file."""
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def values_rows(schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield each value of the chart: name, default, description."""
+    return _rows(schema, yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")), "")
 
 
 def _rows(schema: dict[str, Any], values: Any, path: str) -> Iterator[tuple[str, str, str]]:
@@ -165,19 +183,26 @@ def _cell(value: Any) -> str:
     return f"`{text}`" if text and len(text) <= 60 else "" if not text else "see `values.yaml`"
 
 
-def document_text(schema: dict[str, Any]) -> str:
-    """Return docs/kubernetes.md with the table as it is."""
-    before, begin, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"generate.py: {DOCUMENT}: the marks of the table are missing")
-    return f"{before}{BEGIN}\n{table(schema)}\n{END}{after}"
+def document_text(document: Path, what: str, rows: Iterator[tuple[str, str, str]]) -> str:
+    """Return a document with the rows in its table, which stands between two marks."""
+    begin, end = f"<!-- {what}s: begin -->\n", f"<!-- {what}s: end -->\n"
+    before, found, rest = document.read_text(encoding="utf-8").partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise SystemExit(f"generate.py: {document}: the marks of the table are missing")
+    lines = [f"| {what} | default | |", "|---|---|---|", *(f"| `{name}` | {default} | {text} |" for name, default, text in rows)]
+    return "\n".join([f"{before}{begin}", *lines, f"\n{end}{after}"])
 
 
 def wanted() -> dict[Path, str | None]:
     """Return what each generated file must hold; None for one that must go."""
+    from dragoman.server.config import GONE
+
     text = schema_text()
-    files: dict[Path, str | None] = {SCHEMA: text, DOCUMENT: document_text(json.loads(text))}
+    files: dict[Path, str | None] = {SCHEMA: text, GONE_FILE: json.dumps(GONE, indent=2, ensure_ascii=False, sort_keys=True) + "\n"}
+    values, settings = ROOT / "docs/kubernetes.md", ROOT / "docs/operations.md"
+    files[values] = document_text(values, "value", values_rows(json.loads(text)))
+    files[settings] = document_text(settings, "setting", settings_rows())
     for copies, (originals, pattern, copy_of) in COPIES.items():
         files |= {path: None for path in copies.glob(pattern)}
         files |= {copies / path.name: copy_of(path) for path in originals.glob(pattern)}

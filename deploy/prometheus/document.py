@@ -19,7 +19,7 @@ SUFFIXES = {"counter": "_total", "info": "_info"}
 def declared() -> dict[str, tuple[str, tuple[str, ...], str]]:
     """Return each metric's type, labels and description, by its full name."""
     registry = CollectorRegistry()
-    labels = Metrics(registry, (1.0,)).labels
+    labels = Metrics(registry).labels
     found = {}
     for metric in registry.collect():
         name = metric.name + SUFFIXES.get(metric.type, "")

@@ -22,8 +22,6 @@ def gpu_check(
     ] = None,
     max_slots: Annotated[int | None, typer.Option(help="As the server's.")] = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(help="As the server's.")] = None,
-    gpu_attention_kernels: Annotated[str | None, typer.Option(help="As the server's.")] = None,
-    gpu_graphs: Annotated[str | None, typer.Option(help="As the server's; with never no step is captured.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings of the server, TOML; flags and environment go before it.")] = None,
 ) -> None:
     """Try everything that serving a bundle on a GPU takes; the exit code is 0 if all of it works.
@@ -34,24 +32,10 @@ def gpu_check(
     from dragoman.server.runtime.device.check import KERNEL_VARIABLE, GpuCheck, Wanted, cuda_findings
 
     os.environ[KERNEL_VARIABLE] = "1"  # read when a session is made
-    flags = {
-        "models": bundle.parent,
-        "device": device,
-        "max_slots": max_slots,
-        "gpu_memory_gib": gpu_memory_gib,
-        "gpu_attention_kernels": gpu_attention_kernels,
-        "gpu_graphs": gpu_graphs,
-    }
+    flags = {"models": bundle.parent, "device": device, "max_slots": max_slots, "gpu_memory_gib": gpu_memory_gib}
     settings = load(flags, config)
     ordinal = _ordinal(settings.device)
-    wanted = Wanted(
-        settings.max_slots,
-        settings.prefill_tokens_per_step,
-        settings.gpu_memory_bytes,
-        settings.gpu_row_buckets,
-        settings.gpu_capacity_buckets,
-        settings.gpu_graphs,
-    )
+    wanted = Wanted(settings.max_slots, max_bytes=settings.gpu_memory_bytes)
 
     def open_device() -> "Device":
         if ordinal is None:
@@ -60,7 +44,7 @@ def gpu_check(
             return HostDevice()
         from dragoman.server.runtime.device.cuda import CudaDevice
 
-        return CudaDevice(ordinal, attention_kernels=settings.gpu_attention_kernels)
+        return CudaDevice(ordinal)
 
     def findings() -> "Iterator[Finding]":
         has_device = True

@@ -72,26 +72,17 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
         log.warning("CUDA graphs are off, steps are begun one kernel at a time", model=manifest.name, reason=reason)
 
     runner = DeviceRunner(
-        CudaDevice(choice.ordinal, attention_kernels=device.attention_kernels),
+        CudaDevice(choice.ordinal),
         DeviceModel.of(bundle.directory, manifest),
-        Buckets.of(limits.max_slots, *sizes, device.row_buckets, device.capacity_buckets),
+        Buckets.of(limits.max_slots, *sizes),
         prefill_tokens=limits.prefill_tokens_per_step,
         max_bytes=device.max_memory_bytes,
-        capture=device.graphs,
-        is_ahead=device.is_ahead,
         warn=warn,
     )
     log.info("device memory divided", model=manifest.name, slot_bytes=runner.plan.slot_bytes, **runner.memory)
     if is_warmed_up:
         runner.warm_up()
-    log.info(
-        "device chosen",
-        model=manifest.name,
-        device=runner.device,
-        asked_for=device.name,
-        reason=choice.reason,
-        attention_kernels=device.attention_kernels,
-    )
+    log.info("device chosen", model=manifest.name, device=runner.device, asked_for=device.name, reason=choice.reason)
     return runner
 
 

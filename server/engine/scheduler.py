@@ -25,6 +25,10 @@ class QueueIsFull(Exception):
         self.limit = limit
 
 
+# Running requests stall no longer than encoding so many takes; with 2,048, throughput on the CPU was the same and stalls longer.
+PREFILL_TOKENS_PER_STEP = 512
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the scheduler keeps to.
@@ -41,7 +45,7 @@ class Limits:
     max_slots: int
     max_waiting_requests: int
     max_waiting_tokens: int
-    prefill_tokens_per_step: int
+    prefill_tokens_per_step: int = PREFILL_TOKENS_PER_STEP
     max_ahead: int = 0
 
 

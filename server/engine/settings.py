@@ -1,13 +1,12 @@
 """What an engine is started with: one struct, which crosses to its process as JSON."""
 
-from typing import Literal
-
 import msgspec
 
-from dragoman.export.attention_kernels import USUAL
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.telemetry.logs import LogFormat
 
+# Waiting requests whose sources are encoded beside others': more would wait too long in memory, fewer fill no batch.
+MAX_AHEAD = 16
 USUAL_SLOTS_PER_REQUEST = 16
 """Rows that a request may take at least, where there are so many and no setting says otherwise."""
 
@@ -18,22 +17,12 @@ class DeviceSettings(msgspec.Struct, frozen=True):
     Attributes:
         name: `auto`, `cpu`, `cuda` or `cuda:N`.
         max_memory_bytes: Of a CUDA device, that may be taken; 0 for nine tenths of what is free.
-        row_buckets: Numbers of rows that a CUDA graph is captured for; none for the usual ones.
-        capacity_buckets: Positions that caches on a CUDA device are laid out for; none for the usual ones.
-        attention_kernels: That sessions on CUDA may use, see `dragoman.export.attention_kernels`.
-        graphs: When steps on CUDA are captured as graphs, see `dragoman.server.runtime.device.steps`.
-        is_ahead: Whether steps on CUDA are begun before they are asked for.
         weights_cache: Folder of files through which engines on the CPU share their weights; empty for copies of their own.
     """
 
     name: str = "auto"
     max_memory_bytes: int = 0
-    row_buckets: tuple[int, ...] = ()
-    capacity_buckets: tuple[int, ...] = ()
     weights_cache: str = ""
-    attention_kernels: str = USUAL
-    graphs: Literal["idle", "start", "never"] = "idle"
-    is_ahead: bool = True
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
@@ -43,11 +32,9 @@ class EngineSettings(msgspec.Struct, frozen=True):
         endpoint: ZeroMQ address to listen on.
         bundle: Directory of the model.
         num_threads: Of ONNX Runtime.
-        max_slots: See `Limits`, as the next three.
+        max_slots: See `Limits`, as the next two.
         max_waiting_requests: See `Limits`.
         max_waiting_tokens: See `Limits`.
-        prefill_tokens_per_step: See `Limits`.
-        is_warmed_up: Whether to run the model on made-up sources before reporting `Ready`.
         log_level: See `dragoman.server.config`, as the next.
         log_format: See `dragoman.server.config`.
         version: The bundle's, which the front end has read too; the engine refuses any other. Empty for whichever is there.
@@ -55,7 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         device: Where the model runs.
         cores: That its process keeps to; none for all.
         max_slots_per_request: See `slots_per_request`; 0 for the usual ones.
-        max_ahead: See `Limits`.
+        is_warmed_up: Whether the model is run on made-up sources before `Ready` is reported.
     """
 
     endpoint: str
@@ -64,8 +51,6 @@ class EngineSettings(msgspec.Struct, frozen=True):
     max_slots: int
     max_waiting_requests: int
     max_waiting_tokens: int
-    prefill_tokens_per_step: int
-    is_warmed_up: bool
     log_level: str
     log_format: LogFormat
     version: str = ""
@@ -73,7 +58,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     device: DeviceSettings = DeviceSettings()
     cores: tuple[int, ...] = ()
     max_slots_per_request: int = 0
-    max_ahead: int = 0
+    is_warmed_up: bool = True
 
     @property
     def slots_per_request(self) -> int:
@@ -83,9 +68,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     @property
     def limits(self) -> Limits:
         """Return what the scheduler keeps to."""
-        return Limits(
-            self.max_slots, self.max_waiting_requests, self.max_waiting_tokens, self.prefill_tokens_per_step, self.max_ahead
-        )
+        return Limits(self.max_slots, self.max_waiting_requests, self.max_waiting_tokens, max_ahead=MAX_AHEAD)
 
 
 def slots_per_request(max_slots: int, max_slots_per_request: int) -> int:

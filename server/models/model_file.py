@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails
 from dragoman.export.fields import one_line, shown
 from dragoman.model.files import read_bounded
 from dragoman.server.config import (
+    GONE,
     MAX_FILE_BYTES,
     ConfigError,
     Count,
@@ -224,6 +225,8 @@ def _explain(detail: ErrorDetails) -> str:
     field = one_line(".".join(parts), 120)
     match detail["type"]:
         case "extra_forbidden":
+            if parts[-1] in GONE:
+                return f"{field}: is gone: {GONE[parts[-1]]}"
             return f"{field}: unknown field{hint(parts[-1], _names_beside(parts))}"
         case "value_error":
             return one_line(f"{field}: {detail['ctx']['error']}")

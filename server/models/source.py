@@ -23,6 +23,10 @@ from dragoman.server.stores.store import StoppedError, StoreError
 
 # Versions beyond those that a policy wants, in case that the newest is refused.
 NUM_SPARE = 1
+# Stores charge for requests, and versions come hours apart; SIGHUP has a store read at once.
+POLL_SECONDS = 30.0
+# Of files as they came, from which a version is put together again without asking the store.
+CACHE_GIB = 20.0
 
 log = structlog.get_logger("dragoman.stores")
 
@@ -40,13 +44,13 @@ class ModelSource:
         self._stopping, self._looking = threading.Event(), asyncio.Lock()
         # Until it is known which versions are served, all may be.
         self._is_used: Callable[[Path], bool] = lambda directory: True
-        self._poll_seconds, self._files = config.store_poll_seconds, config.model_files
+        self._poll_seconds, self._files = POLL_SECONDS if config.models_poll_seconds else 0.0, config.model_files
         if isinstance(config.models, Path):
             self.folder = config.models
             return
-        self.folder = config.models_folder or default_folder(config.models)
+        self.folder = default_folder(config.models)
         self._address = Address.parse(config.models)
-        order = Order(Cache(self.folder / CACHE_FOLDER, config.store_cache_gib), keys, is_stopped=self._stopping.is_set)
+        order = Order(Cache(self.folder / CACHE_FOLDER, CACHE_GIB), keys, is_stopped=self._stopping.is_set)
         try:
             self._mirror = Mirror(self._address, self.folder, order, self._choose, lambda directory: self._is_used(directory))
         except StoreError as error:

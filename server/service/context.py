@@ -14,6 +14,7 @@ from dragoman.server.engine.messages import ANYBODY, Share
 from dragoman.server.errors import ServiceError, UnexpectedFault
 from dragoman.server.service.callers import Caller
 from dragoman.server.service.ids import new_incident
+from dragoman.server.service.in_flight import Window
 from dragoman.server.telemetry.logs import Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.trace_context import read_trace_context
@@ -48,6 +49,7 @@ class Call:
         code: Name of the status it ended with; empty until then. Its answer may still be on the way.
         refusal: Why it was turned away before any work; see `ServiceError`.
         span: What traces it; None if nothing does.
+        window: Its in-flight window, if it is large or has several requests.
     """
 
     method: str
@@ -71,6 +73,7 @@ class Call:
     code: str = ""
     refusal: str = ""
     span: "CallSpan | None" = None
+    window: Window | None = None
 
     @classmethod
     def begin(cls, method: str, *, is_counted: bool = True, has_items: bool = False, is_awaited: bool = True) -> "Call":
@@ -78,6 +81,10 @@ class Call:
         task = asyncio.current_task()
         assert task is not None
         return cls(method, task, is_counted, has_items, is_awaited)
+
+    def caller_or(self, address: str) -> str:
+        """Return the name of its caller or, where callers are not known, an address."""
+        return address if self.caller is None else self.caller.name
 
     def enter(self, caller: Caller, *, is_counted: bool = True) -> None:
         """Have its caller's limits let it in; see `Caller.enter`.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dragoman.server.service.callers import NO_DEADLINES, Callers, Deadlines
 from dragoman.server.service.context import Records
 from dragoman.server.service.generate import Generation
+from dragoman.server.service.in_flight import REQUESTS_PER_SLOT, InFlight
 from dragoman.server.service.live_statistics import Viewing
 from dragoman.server.service.ports import Models
 from dragoman.server.service.readiness import Readiness, ReadyRule
@@ -30,6 +31,7 @@ class Core:
         models: What is loaded; may change while the server runs.
         generation: What generates and scores.
         calls: What runs.
+        in_flight: What calls that are large, or of several requests, have in flight.
         callers: Who may call; None if anybody may, without limits.
         readiness: Whether the server is ready while its models are as they are.
         viewing: Those who look at what engines do.
@@ -59,6 +61,7 @@ class Core:
         self.callers = callers
         self.generation = Generation(models, metrics, deadlines)
         self.calls = RunningCalls(Records(metrics, tracer), callers)
+        self.in_flight = InFlight(lambda: REQUESTS_PER_SLOT * max((model.max_slots for model in models.all()), default=1))
         self.viewing = Viewing(models, lambda: self.is_ready, self.calls.draining)
 
     @property

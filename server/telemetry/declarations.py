@@ -12,7 +12,7 @@ between the tokens of its longest answer (vLLM observes every token).
 docs/metrics.md repeats what is declared here; `make chart` brings it up to date.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
@@ -20,6 +20,13 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from dragoman.server.telemetry.histogram import Histogram
 
+# Objectives are edges of buckets, so the edges are those that objectives are usually set at.
+# fmt: off
+LATENCY_BUCKETS = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
+    1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0,
+)
+# fmt: on
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 LOAD_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
@@ -34,13 +41,8 @@ class Declarations:
         labels: Names of each metric's labels, by its full name.
     """
 
-    def __init__(self, registry: CollectorRegistry, latency_buckets: Sequence[float]) -> None:
-        """Declare them.
-
-        Args:
-            registry: Where they are collected.
-            latency_buckets: Upper bounds of the latency histograms, seconds.
-        """
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Declare them in a registry."""
         self.labels: dict[str, tuple[str, ...]] = {}
 
         self._of_engines: list[Gauge | Counter] = []
@@ -56,7 +58,7 @@ class Declarations:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return keep(Counter(self._declare(name, *labels), text, ["model", *labels], registry=registry), labels)
 
-        def histogram(name: str, text: str, buckets: Iterable[float] = latency_buckets) -> Histogram:
+        def histogram(name: str, text: str, buckets: Iterable[float] = LATENCY_BUCKETS) -> Histogram:
             return Histogram(self._declare(name), text, tuple(buckets), registry)
 
         self.num_requests_running = gauge("num_requests_running", "Requests in slots.")

@@ -1,7 +1,7 @@
 """What the server tells Prometheus: of requests and engines as others report it, of processes and GPUs as it asks."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 from prometheus_client import CollectorRegistry, Gauge, Info, disable_created_metrics, make_wsgi_app
@@ -34,12 +34,11 @@ class Metrics:
         versions: What tells versions of models apart.
     """
 
-    def __init__(self, registry: CollectorRegistry, latency_buckets: Sequence[float], version: str = "unknown") -> None:
+    def __init__(self, registry: CollectorRegistry, version: str = "unknown") -> None:
         """Start with nothing counted.
 
         Args:
             registry: Where they are collected.
-            latency_buckets: Upper bounds of the latency histograms, seconds.
             version: Version of the server, for `dragoman_build_info`.
         """
         # For the whole process: a series beside each counter and histogram that nobody asks for.
@@ -47,7 +46,7 @@ class Metrics:
         self._registry = registry
         self._models: dict[str, ModelMetrics] = {}
         self._engines: dict[tuple[str, int], EngineMetrics] = {}
-        self._declared = Declarations(registry, latency_buckets)
+        self._declared = Declarations(registry)
         Info("dragoman_build", "What runs.", registry=registry).info({"version": version})
         self.callers = CallerMetrics(registry)
         self.reloads = ReloadMetrics(registry)

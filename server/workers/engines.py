@@ -110,7 +110,7 @@ def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, in
     if config.replicas or config.num_threads:
         num_replicas = config.replicas or 1
         return num_replicas, config.num_threads or max(1, num_cores // num_replicas)
-    if may_be_on_gpu or config.engine == "inline":
+    if may_be_on_gpu:
         return 1, num_cores
     return choose_replicas(num_cores)
 
@@ -143,7 +143,7 @@ def make_engine(
     """
     name = bundle.manifest.name
     settings = engine_settings(config, bundle, plan)
-    policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
+    policy = RestartPolicy(watchdog_seconds=config.watchdog_seconds)
 
     def observe(statistics: Statistics) -> None:
         if is_observed():
@@ -178,7 +178,7 @@ def make_engine(
             name,
             settings[0],
             policy,
-            is_inline=config.engine == "inline",
+            is_inline=False,
             on_statistics=observe,
             on_change=on_engine_change,
             on_restart=lambda: note_death(0),
@@ -204,16 +204,7 @@ def make_engine(
 
 def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> list[EngineSettings]:
     """Return what each engine of a model is started with."""
-    device = DeviceSettings(
-        config.device,
-        config.gpu_memory_bytes,
-        config.gpu_row_buckets,
-        config.gpu_capacity_buckets,
-        weights_folder(config.weights_cache, plan.num_replicas),
-        config.gpu_attention_kernels,
-        config.gpu_graphs,
-        config.gpu_steps_ahead,
-    )
+    weights_cache = weights_folder(config.weights_cache, plan.num_replicas)
     settings = EngineSettings(
         endpoint="",
         bundle=str(bundle.directory),
@@ -222,13 +213,10 @@ def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> l
         max_slots_per_request=config.max_slots_per_request,
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_tokens=config.max_waiting_tokens,
-        prefill_tokens_per_step=config.prefill_tokens_per_step,
-        max_ahead=config.max_ahead,
-        is_warmed_up=config.warmup,
         log_level=config.log_level,
         log_format=config.log_format,
         version=bundle.manifest.version,
         digest=bundle.digest,
-        device=device,
+        device=DeviceSettings(config.device, config.gpu_memory_bytes, weights_cache),
     )
     return [replace(settings, cores=cores) for cores in plan.cores]

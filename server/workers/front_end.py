@@ -68,7 +68,6 @@ class FrontEnd:
         """
         self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
         self._models = models
-        models.waiting.max_seconds = config.load_wait_seconds
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
         self._callers = read_callers(config, metrics, deadlines, usage_of)
         self.core = Core(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))

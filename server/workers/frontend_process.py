@@ -50,6 +50,7 @@ from dragoman.server.workers.operators import FarOperators
 from dragoman.server.workers.processors import end_process, give_back_large_blocks, keep_what_is_there
 from dragoman.server.workers.served import FarEngine, FrontEngine, HandedFiles, ServedVersions
 from dragoman.server.workers.shared_counters import UsageTable
+from dragoman.server.workers.supervisor import INITIAL_BACKOFF_SECONDS
 
 SIGN_OF_LIFE_SECONDS = 1.0
 # Writing down what has been counted takes milliseconds, more where there are many callers; so much longer it is let be after that.
@@ -77,7 +78,7 @@ class FrontEndProcess:
         self._files = HandedFiles(start.files)
         self._config = read_config(start, self._files)
         self._registry = CollectorRegistry()
-        metrics = Metrics(self._registry, self._config.latency_buckets, start.version)
+        metrics = Metrics(self._registry, start.version)
         self._repository: Repository = Repository()
         self._metrics = metrics
         self._served = ServedVersions(
@@ -192,7 +193,7 @@ class FrontEndProcess:
             name,
             desk,
             self._start.identity,
-            retry_seconds=self._config.restart_backoff_initial_seconds,
+            retry_seconds=INITIAL_BACKOFF_SECONDS,
             on_statistics=lambda _: None,  # the desk tells them once, to the process it lives in
             on_change=self._publish,
         )

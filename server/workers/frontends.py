@@ -138,7 +138,7 @@ class FrontEnds:
         except BundleError as error:
             raise FrontEndCannotStart(str(error)) from error
         config = self._config
-        policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
+        policy = RestartPolicy(watchdog_seconds=config.watchdog_seconds)
         self._front_ends = [
             KeptFrontEnd(
                 number,

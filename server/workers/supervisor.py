@@ -23,6 +23,8 @@ log = structlog.get_logger("dragoman.supervisor")
 
 STOP_SECONDS = 1.0
 STABLE_SECONDS = 60.0
+# A first crash is replaced at once; a model that crashes at each start must not take the processors that others need.
+INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 30.0
 WATCH_SECONDS = 1.0
 LAST_WORDS_SECONDS = 0.5
 
@@ -57,8 +59,8 @@ class RestartPolicy:
         watchdog_seconds: Silence after which a process counts as hung; it sends a sign of life every second.
     """
 
-    initial_backoff_seconds: float = 0.5
-    max_backoff_seconds: float = 30.0
+    initial_backoff_seconds: float = INITIAL_BACKOFF_SECONDS
+    max_backoff_seconds: float = MAX_BACKOFF_SECONDS
     watchdog_seconds: float = 30.0
 
     def backoff_seconds(self, previous: float | None, ready_seconds: float) -> float:

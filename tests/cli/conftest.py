@@ -82,10 +82,10 @@ def start() -> Iterator[Callable[..., subprocess.Popen]]:
     """Start a command as a process of its own, which is killed if it still runs at the end."""
     started = []
 
-    def start(*arguments: object, stdout: object = subprocess.PIPE) -> subprocess.Popen:
+    def start(*arguments: object, stdout: object = subprocess.PIPE, **more: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "dragoman", *map(str, arguments)]
         pipes = {"stdin": subprocess.PIPE, "stdout": stdout, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes))
+        started.append(subprocess.Popen(command, cwd=ROOT, env=environment(**more), **pipes))
         return started[-1]
 
     yield start

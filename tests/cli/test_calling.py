@@ -47,8 +47,8 @@ def test_a_command_says_that_the_server_is_not_there(run_command: Run, files: Pa
 
 def test_a_store_that_does_not_answer_fails_pull_and_serve_alike(start, tmp_path: Path) -> None:
     store = "https://127.0.0.1:1/models/"
-    for command in (("pull", store, tmp_path / "a"), ("serve", "--models", store, "--models-folder", tmp_path / "b")):
-        process = start(*command)
+    for command in (("pull", store, tmp_path / "a"), ("serve", "--models", store)):
+        process = start(*command, XDG_CACHE_HOME=str(tmp_path))
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 1 and f"dragoman: {store}bundle.json: " in err.decode()
 

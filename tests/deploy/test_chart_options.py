@@ -33,7 +33,7 @@ OPTIONS: list[Values] = [
     {"models.files": {"en-de": {"versions": {"latest": 2}, "weights": {"4": 0.1}}, "en-fr": None}},
     {"models.signatures.configMapName": "keys"},
     {"models.signatures.secretName": "keys"},
-    {"config": {"max_connection_age_seconds": None, "num_threads": 4, "restart_backoff_initial_seconds": 0.25}},
+    {"config": {"max_connection_age_seconds": None, "num_threads": 4, "keepalive_seconds": 0.25}},
     {"probes": {"type": "grpc", "startup": {"failureThreshold": 720}}},
     {"service": {"type": "NodePort", "headless": {"enabled": False}, "annotations": {"a": "b"}, "appProtocol": "grpc"}},
     {"service.headless.annotations": {"a": "b"}, "metrics.serviceMonitor": MONITOR},
@@ -230,6 +230,7 @@ TEMPLATES: list[tuple[Values, str]] = [
         "enable queueSeconds, requestsWaiting, slotsInUse or cpu",
     ),
     ({"podDisruptionBudget.maxUnavailable": None}, "set minAvailable or maxUnavailable"),
+    ({"config": {"warmup": False}}, "config.warmup is gone: a model is always warmed up before it is ready"),
 ]
 
 

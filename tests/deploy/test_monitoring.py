@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from deploy.grafana import generate, objectives
-from dragoman.server.config import LATENCY_BUCKETS
+from dragoman.server.telemetry.declarations import LATENCY_BUCKETS
 from dragoman.server.telemetry.metrics import Metrics
 from tests.deploy.conftest import ROOT, Render, Values, load
 
@@ -73,7 +73,7 @@ def test_queries_read_series_that_exist_and_every_metric_is_read(dashboard: dict
     registry, known, asked = CollectorRegistry(), set(OTHERS), set[str]()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
-    ours = set(Metrics(registry, (1.0,)).labels)
+    ours = set(Metrics(registry).labels)
     known |= {rule["record"] for rule in all_rules() if "record" in rule}
     for metric in registry.collect():
         parts = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "info": ("_info",)}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dragoman.server.config import ConfigError, ServerConfig, load
+from dragoman.server.config import GONE, ConfigError, ServerConfig, load
 from dragoman.server.service.callers_file import read_book
 from dragoman.server.service.readiness import ReadyRule
 
@@ -34,19 +34,17 @@ def refusal(overrides: dict[str, Any] | None = None, config_file: Path | None = 
 def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="models: not set; give --models, DRAGOMAN_MODELS or a line"):
         load({})
-    text = 'models = "from-file"\nport = 1\nmax_slots = 1\nnum_threads = 1\nlog_level = "debug"\nlatency_buckets = [1, 2.5]\n'
+    text = 'models = "from-file"\nport = 1\nmax_slots = 1\nnum_threads = 1\nlog_level = "debug"\nhttp_allowed_hosts = ["a", "b"]\n'
     file = write(tmp_path / "dragoman.toml", text)
     monkeypatch.setenv("DRAGOMAN_CONFIG", str(file))
-    assert (load({}).port, load({}).latency_buckets) == (1, (1.0, 2.5))
+    assert (load({}).port, load({}).http_allowed_hosts) == (1, ("a", "b"))
     monkeypatch.setenv("DRAGOMAN_PORT", "2")
     monkeypatch.setenv("DRAGOMAN_MAX_SLOTS", "2")
-    monkeypatch.setenv("DRAGOMAN_LATENCY_BUCKETS", "0.5,2")
+    monkeypatch.setenv("DRAGOMAN_HTTP_ALLOWED_HOSTS", "c, d")
     config = load({"port": 3, "num_threads": None})
     assert (config.port, config.max_slots, config.num_threads, config.metrics_port) == (3, 2, 1, 8501)
-    assert (config.models, config.log_level, config.latency_buckets) == (Path("from-file"), "debug", (0.5, 2.0))
+    assert (config.models, config.log_level, config.http_allowed_hosts) == (Path("from-file"), "debug", ("c", "d"))
     assert load({}, write(tmp_path / "b.toml", 'models = "b"')).models == Path("b"), "a flag names another file"
-    for value in ("0.001,0.01, 1", [0.001, 0.01, 1]):
-        assert load({"latency_buckets": value}).latency_buckets == (0.001, 0.01, 1.0)
     config = ServerConfig(models=Path("bundles"))
     assert config.port == 8500, "its constructor reads arguments only"
     with pytest.raises(ValidationError, match="frozen"):
@@ -104,15 +102,7 @@ BOTH_9 = "port and admin_port are both 9"
         ({"port": 0, "metrics_port": 0}, None),
         ({"max_slots": 8, "max_slots_per_request": 9}, "max_slots_per_request (9) is more than max_slots (8)"),
         ({"max_slots": 8, "max_slots_per_request": 8}, None),
-        (
-            {"restart_backoff_initial_seconds": 5, "restart_backoff_max_seconds": 1},
-            "restart_backoff_max_seconds (1) is less than restart_backoff_initial_seconds (5)",
-        ),
         ({"pin_engines": True}, "pin_engines is set without num_threads, which says how many cores an engine gets"),
-        (
-            {"pin_engines": True, "num_threads": 1, "engine": "inline"},
-            "pin_engines is for engines in processes of their own, and engine is inline",
-        ),
         ({"tls_key": ...}, "tls_key is set without tls_certificate"),
         ({"tls_client_ca": ...}, "tls_client_ca is set without tls_certificate and tls_key"),
         ({"metrics_tls_key": ...}, "metrics_tls_key is set without metrics_tls_certificate"),
@@ -154,6 +144,16 @@ def test_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch, name: str
         assert reason in refusal()
 
 
+def test_a_setting_that_went_is_named_with_what_to_do_wherever_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not GONE.keys() & ServerConfig.model_fields.keys()
+    for name, reason in GONE.items():
+        assert refusal({name: "1"}) == f"{name}: is gone: {reason} (flag --{name.replace('_', '-')})"
+    file = write(tmp_path / "a.toml", "warmup = true\n")
+    assert refusal(config_file=file) == f"warmup: is gone: {GONE['warmup']} ({file})"
+    monkeypatch.setenv("DRAGOMAN_WARMUP", "true")
+    assert refusal() == f"DRAGOMAN_WARMUP: is gone: {GONE['warmup']} (environment)"
+
+
 VALUES = {
     "port": ("65536", "-1", "http"),
     "host": ("",),
@@ -164,10 +164,7 @@ VALUES = {
     "max_message_bytes": ("10", str(2**31)),
     "device": ("gpu",),
     "gpu_memory_gib": ("-1", "1e300"),
-    "gpu_row_buckets": ("4,2",),
-    "gpu_attention_kernels": ("flash,xqa", ""),
     "log_format": ("xml",),
-    "latency_buckets": ("1,1", "0,1", "1,inf", "nan", "fast", ","),
     "tls_certificate": ("/no/such/file",),
     "ready_when": ("any,en-de",),
     "tracing_endpoint": ("collector:4317", "grpc://collector:4317", "http://collector", "http://a b:1", "http://u:p@c:1"),
@@ -230,6 +227,6 @@ def test_example_of_the_manual_is_a_configuration(tmp_path: Path, monkeypatch: p
     assert (config.models, config.tls_key, config.tls_client_ca) == (Path("bundles"), Path("tls/server.key"), None)
     whole = load({}, write(tmp_path / "dragoman.toml", re.sub(r"^# ", "", example, flags=re.MULTILINE)))
     assert (whole.tls_client_ca, whole.tracing_sample_ratio) == (Path("tls/clients.pem"), 0.01)
-    assert whole.model_fields_set >= {"tracing_endpoint", "latency_buckets", "auth_tokens_file"}
+    assert whole.model_fields_set >= {"tracing_endpoint", "auth_tokens_file"}
     book = read_book(write(tmp_path / "callers.toml", callers), has_client_certificates=True)
     assert book.entries["web"].limits.max_requests == 100 and book.entries["nightly"].limits.requests_burst == 20

@@ -53,7 +53,6 @@ def test_model_gets_a_replica_for_every_four_cores() -> None:
         (16, "int8", {"replicas": 5}, [(5, 3)]),
         (16, "int8", {"replicas": 32}, [(32, 1)]),
         (16, "int8", {"replicas": 2, "num_threads": 1}, [(2, 1)]),
-        (16, "int8", {"engine": "inline"}, [(1, 16)]),
         (16, "fp32 int8", {}, [(2, 4), (2, 4)]),
         (2, "fp32 int8 int8", {}, [(1, 1)] * 3),
         (16, "fp16 int8", {}, [(1, 8), (2, 4)]),  # what may run on a GPU has one engine
@@ -80,7 +79,7 @@ def test_replicas_and_threads(
         assert [(plan.num_replicas, plan.num_threads) for plan in plan_engines(config, bundles).values()] == expected
 
 
-@pytest.mark.parametrize("settings", [{"device": "cuda"}, {"device": "cuda:1"}, {"engine": "inline"}])
+@pytest.mark.parametrize("settings", [{"device": "cuda"}, {"device": "cuda:1"}])
 def test_several_replicas_are_for_processes_on_the_cpu(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="replicas are"):
         load({"models": "bundles", "replicas": 2} | settings)
@@ -107,9 +106,7 @@ def test_version_that_comes_later_has_its_part_of_the_cores_and_is_pinned_to_non
 
 
 def test_engines_are_started_with_the_settings_of_the_device(tiny_bundle: Path) -> None:
-    gpu = {"memory_gib": 2**20, "row_buckets": [3, 5], "capacity_buckets": [64], "attention_kernels": "math", "graphs": "start"}
-    settings = {f"gpu_{name}": value for name, value in gpu.items()} | {"gpu_steps_ahead": False, "weights_cache": "off"}
-    config = load({"models": tiny_bundle.parent, "device": "cuda:1"} | settings)
+    config = load({"models": tiny_bundle.parent, "device": "cuda:1", "gpu_memory_gib": 2**20, "weights_cache": "off"})
     (found,) = engine_settings(config, Bundle.open(tiny_bundle), EnginePlan(1, ((),)))
-    assert found.device == DeviceSettings("cuda:1", 2**50, (3, 5), (64,), "", "math", "start", False)
+    assert found.device == DeviceSettings("cuda:1", 2**50, "")
     assert msgspec.json.decode(msgspec.json.encode(found), type=EngineSettings) == found

@@ -34,7 +34,7 @@ LONGEST = "sample 3 alone"  # the first of those that have as many tokens as the
 @contextlib.asynccontextmanager
 async def engine_of(directory: Path, *, is_inline: bool = True, **fields: Any) -> AsyncIterator[SupervisedEngine]:
     """Run a bundle; in this process unless its own is wanted."""
-    limits = {"max_waiting_requests": 100, "max_waiting_tokens": 1000, "prefill_tokens_per_step": 100}
+    limits = {"max_waiting_requests": 100, "max_waiting_tokens": 1000}
     about = {"endpoint": "", "bundle": str(directory), "is_warmed_up": False, "log_level": "error", "log_format": "json"}
     settings = EngineSettings(**{"num_threads": 1, "max_slots": 4, **limits, **about, **fields})
     callbacks: Any = {"on_statistics": lambda _: None, "on_change": lambda: None, "on_restart": lambda: None}

@@ -28,7 +28,7 @@ class Watched:
 
     def __init__(self, bundle: Path, policy: RestartPolicy = QUICK, *, is_inline: bool = False, **fields: Any) -> None:
         limits = {"num_threads": 1, "max_slots": 2, "max_waiting_requests": 100, "max_waiting_tokens": 1000}
-        about = {"prefill_tokens_per_step": 100, "is_warmed_up": False, "log_level": "error", "log_format": "json"}
+        about = {"is_warmed_up": False, "log_level": "error", "log_format": "json"}
         settings = EngineSettings(endpoint="", bundle=str(bundle), **{**limits, **about, **fields})
         self.statistics: list[Statistics] = []
         self.readiness: list[bool] = []

@@ -46,8 +46,7 @@ def oracle(folder: Path) -> Callable[[str], Oracle]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    """Pieces of prompts are 8 tokens long: a quarter of what is read between two steps."""
-    with serving(folder / "bundles", "--prefill-tokens-per-step", "32", "--max-slots", "24") as running:
+    with serving(folder / "bundles", "--max-slots", "24") as running:
         yield running
 
 

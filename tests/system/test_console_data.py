@@ -14,12 +14,12 @@ from aiohttp import ClientSession
 
 from tests.system.harness.http_client import events
 from tests.system.harness.models import ModelFolder
-from tests.system.harness.server import QUICK_RESTARTS, ROOT, Server, kill, serving, stopped
+from tests.system.harness.server import ROOT, Server, kill, serving, stopped
 
 pytestmark = pytest.mark.e2e
 
 ASSETS = ROOT / "server/protocols/console/assets"
-FLAGS = ("--num-threads", "1", "--warmup", "false", "--max-slots", "4", "--http-admin", "true", *QUICK_RESTARTS)
+FLAGS = ("--num-threads", "1", "--max-slots", "4", "--http-admin", "true")
 TOKENS = {name: {"Authorization": f"Bearer {name}-s"} for name in ("alice", "bob", "anna", "bert", "wrong")} | {"nobody": {}}
 ALICE, BOB, ANNA = TOKENS["alice"], TOKENS["bob"], TOKENS["anna"]
 MAX_VIEWERS, MAX_VIEWERS_PER_CALLER = 16, 4

@@ -23,7 +23,6 @@ from tests.system.conftest import ONLY_LINUX
 from tests.system.harness.callers import CALL_SECONDS, RETRYING, Caller, Callers, Outcome, bearer, connection, generate, outcome
 from tests.system.harness.http2 import HEADERS, Http2
 from tests.system.harness.server import (
-    QUICK_RESTARTS,
     ROOT,
     Event,
     Server,
@@ -162,7 +161,7 @@ def test_a_killed_frontend_costs_only_its_own_calls(endless: Path) -> None:
 
 
 def test_retries_are_answered_when_processes_are_killed_or_hang(topology: tuple[str, ...], endless: Path, tmp_path: Path) -> None:
-    flags = ("--num-threads", "1", "--max-slots", "4", "--max-waiting-requests", "8", "--watchdog-seconds", "2", *QUICK_RESTARTS)
+    flags = ("--num-threads", "1", "--max-slots", "4", "--max-waiting-requests", "8", "--watchdog-seconds", "2")
     with serving(endless / "alpha", *topology, *flags, environment={"TMPDIR": str(tmp_path)}) as server:
         server.wait_until_whole()
         with Callers(server, kinds=RETRYING, num=12, max_new_tokens=30) as callers:

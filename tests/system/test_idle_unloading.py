@@ -12,6 +12,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from dragoman.client.sync import Client
+from dragoman.v1.generation_pb2 import GenerateRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.system.conftest import ONE_ENGINE, ONLY_LINUX
 from tests.system.harness.callers import Callers, connection, generate
 from tests.system.harness.models import ModelFolder
@@ -19,7 +21,7 @@ from tests.system.harness.server import LONG, Event, Server, kill, resident_byte
 
 pytestmark = pytest.mark.e2e
 
-FAST = ("--num-threads", "1", "--max-slots", "4", "--warmup", "false")
+FAST = ("--num-threads", "1", "--max-slots", "4")
 NEVER_IDLE = ("--keep-loaded", "1h")
 TOPOLOGIES = pytest.mark.parametrize(
     "flags", [ONE_ENGINE, pytest.param(("--front-ends", "2"), id="two frontends", marks=ONLY_LINUX)]
@@ -66,7 +68,7 @@ def test_many_models_in_the_memory_of_one_give_way_to_each_other_and_lose_nothin
         models.copy("one", models.path / name, name)
     shares = [1 / rank for rank in range(1, len(names) + 1)]
     most, is_over = [0, 0], threading.Event()
-    with serving(models.path, *FAST, *flags, *NEVER_IDLE, "--models-memory-gib", "0.15", "--load-wait-seconds", "60") as server:
+    with serving(models.path, *FAST, *flags, *NEVER_IDLE, "--models-memory-gib", "0.15") as server:
 
         def watch() -> None:
             while not is_over.wait(0.02):
@@ -91,9 +93,9 @@ def test_many_models_in_the_memory_of_one_give_way_to_each_other_and_lose_nothin
 
 
 def test_a_call_that_cannot_wait_for_a_model_is_refused_and_a_later_one_is_answered(endless: Path) -> None:
-    flags = (*NEVER_IDLE, "--load-wait-seconds", "0.02")
-    with serving(endless, *FAST, *flags) as server, connection(server) as channel:
-        refusal = generate(channel).exception()
+    with serving(endless, *FAST, *NEVER_IDLE) as server, connection(server) as channel:
+        hasty = GenerateRequest(model="alpha", text="a dog runs", max_new_tokens=2)
+        refusal = GenerationStub(channel).Generate.future(hasty, timeout=0.5).exception()
         assert (refusal.code(), refusal.details()) == (grpc.StatusCode.UNAVAILABLE, "model 'alpha' is being loaded")
         server.wait_for(Event.MODEL_LOADED, model="alpha")
         assert generate(channel).result().answers

@@ -17,7 +17,7 @@ from dragoman.client.sync import Client
 from tests.system.conftest import ONLY_LINUX
 from tests.system.harness.callers import NO_RETRY
 from tests.system.harness.models import seal
-from tests.system.harness.server import QUICK_RESTARTS, Event, Server, kill, processes, serving, start_in_vain, wait_until
+from tests.system.harness.server import Event, Server, kill, serving, start_in_vain, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -146,13 +146,6 @@ def test_an_fp16_bundle_is_served_on_the_cpu(shipped_bundle: Callable[..., Path]
         assert -20 < client.score("A dog.", "Ein Hund.").log_prob < 0
 
 
-def test_an_engine_may_run_in_the_servers_process(endless: Path) -> None:
-    with serving(endless, "--engine", "inline") as server, Client(server.address) as client:
-        assert processes(server) == {server.process.pid}
-        assert [model.name for model in client.models()] == ["alpha", "beta"] and client.is_ready("beta")
-        assert client.generate("a dog runs", model="beta", max_new_tokens=2).finish_reason == "length"
-
-
 @ONLY_LINUX
 def test_a_server_writes_nothing_but_its_sockets_and_loads_no_more_than_it_needs(endless: Path, tmp_path: Path) -> None:
     """The file system may be read-only. No process loads PyTorch, only engines ONNX Runtime; they may keep to a core."""
@@ -178,7 +171,7 @@ def test_a_server_writes_nothing_but_its_sockets_and_loads_no_more_than_it_needs
     assert list(temporary.iterdir()) == [] and list(home.rglob("*")) == []
 
 
-QUICK = ("--num-threads", "1", *QUICK_RESTARTS)
+QUICK = ("--num-threads", "1")
 WELL_AND_TWO = ("--ready-when", "alpha", "--front-ends", "2")
 
 

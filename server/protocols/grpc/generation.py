@@ -4,12 +4,10 @@ Errors are raised as `server.errors` and become statuses where they are counted:
 """
 
 from collections.abc import AsyncIterator
-from typing import Any
 
-from dragoman.server.protocols.grpc.bulk import Batch
-from dragoman.server.protocols.grpc.inflight import Streams
 from dragoman.server.protocols.grpc.interceptors import Context, current_call
-from dragoman.server.protocols.grpc.reading import Several
+from dragoman.server.protocols.grpc.reading import BulkRequest
+from dragoman.server.protocols.grpc.streams import MAX_TOGETHER_BYTES, Batch
 from dragoman.server.protocols.v1.descriptions import Descriptions
 from dragoman.server.protocols.v1.messages import (
     MessageLimit,
@@ -19,6 +17,7 @@ from dragoman.server.protocols.v1.messages import (
     to_stream_response,
     write_response,
 )
+from dragoman.server.service.context import Call
 from dragoman.server.service.service import Core
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
@@ -26,23 +25,21 @@ from dragoman.v1 import generation_pb2, generation_pb2_grpc
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     """Serves every RPC of the service. Method names are the protocol's."""
 
-    def __init__(self, core: Core, max_message_bytes: int, streams: Streams) -> None:
+    def __init__(self, core: Core, max_message_bytes: int) -> None:
         """Serve what the core does.
 
         Args:
             core: What answers.
             max_message_bytes: Largest message that gRPC sends.
-            streams: What streams of requests share.
         """
         self._core = core
         self._limit = MessageLimit(max_message_bytes)
         self._descriptions = Descriptions(core.models, max_message_bytes)
-        self._streams = streams
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> generation_pb2.GenerateResponse:
         """Return the whole answer."""
         response = generation_pb2.GenerateResponse()
-        await self._generate(request, context, response)
+        await self._generate(request, current_call.get(), context, response)
         return response
 
     async def GenerateStream(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
@@ -54,11 +51,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     async def GenerateBatch(self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: Context) -> None:
         """Write the answer to each request of a stream when it is there."""
-        await self._serve_batch(requests, context, is_bulk=False)
+        await Batch(self._generate, self._core, context).serve(requests)
 
-    async def GenerateBulk(self, requests: AsyncIterator[Several], context: Context) -> None:
+    async def GenerateBulk(self, requests: AsyncIterator[BulkRequest], context: Context) -> None:
         """Write the answers to the requests of a stream as they are there, several in a message."""
-        await self._serve_batch(requests, context, is_bulk=True)
+        together = min(MAX_TOGETHER_BYTES, self._limit.max_bytes)
+        await Batch(self._generate, self._core, context, together).serve(requests)
 
     async def Score(self, request: generation_pb2.ScoreRequest, context: Context) -> generation_pb2.ScoreResponse:
         """Return the scores of a pair."""
@@ -75,16 +73,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         """Describe one model."""
         return self._descriptions.of(self._core.generation.model(request.model, current_call.get().caller, request.model_version))
 
-    async def _serve_batch(self, requests: AsyncIterator[Any], context: Context, *, is_bulk: bool) -> None:
-        peer = context.peer()
-        with self._streams.open(current_call.get(), peer) as hand:
-            batch = Batch(self._generate, self._core, context, hand, self._streams.turns(peer), is_bulk=is_bulk)
-            await batch.serve(requests)
-
     async def _generate(
-        self, request: generation_pb2.GenerateRequest, context: Context, response: generation_pb2.GenerateResponse
+        self, request: generation_pb2.GenerateRequest, call: Call, context: Context, response: generation_pb2.GenerateResponse
     ) -> None:
         """Write the whole answer into a message."""
         wanted = to_generate_request(request)
-        generated = await self._core.generation.generate(wanted, current_call.get(), context.time_remaining(), self._limit)
+        generated = await self._core.generation.generate(wanted, call, context.time_remaining(), self._limit)
         await write_response(generated, self._limit.max_bytes, response)

@@ -11,16 +11,18 @@ from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from dragoman.server.errors import IdleStream, InvalidRequest, NotOffered, UnknownService
-from dragoman.server.protocols.grpc.inflight import Places
 from dragoman.server.protocols.grpc.interceptors import GENERATION, HEALTH, Context
 from dragoman.server.protocols.grpc.reading import Refused
 from dragoman.server.protocols.openinference.service import INFERENCE
+from dragoman.server.service.in_flight import StreamLimit
 from dragoman.server.service.ports import Model
 
 LIVENESS = "liveness"
 OVERALL = ("", "readiness", GENERATION.full_name, INFERENCE.full_name)
 # A watcher's name is kept for as long as it watches; no model has a longer one.
 MAX_NAME_LENGTH = 1024
+# Each watcher is a task. A client watches a service or two, and gRPC's clients a connection each.
+MAX_WATCHES, MAX_WATCHES_PER_CONNECTION = 1024, 16
 
 
 class Watcher:
@@ -36,17 +38,12 @@ class Watcher:
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings no types
     """Holds the answers and gives them. Method names are the protocol's."""
 
-    def __init__(self, max_watches: int, max_watches_per_connection: int) -> None:
-        """Start alive and not ready.
-
-        Args:
-            max_watches: Streams of `Watch` in all.
-            max_watches_per_connection: Of them on one connection.
-        """
+    def __init__(self) -> None:
+        """Start alive and not ready."""
         self._statuses: dict[str, int] = {}
         self._watchers: set[Watcher] = set()
         self._behind: set[Watcher] = set()
-        self._places = Places("max_watches", max_watches, max_watches_per_connection)
+        self._streams = StreamLimit("max_watches", MAX_WATCHES, MAX_WATCHES_PER_CONNECTION)
         self._all_told = asyncio.Event()
         self._all_told.set()
         self.update((), is_ready=False, is_draining=False)
@@ -112,7 +109,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
         if len(request.service) > MAX_NAME_LENGTH:
             raise InvalidRequest("service", f"{len(request.service)} characters; at most {MAX_NAME_LENGTH} are allowed")
         watcher = Watcher(request.service)
-        with self._places.take(context.peer()):
+        with self._streams.stream(context.peer()):
             self._watchers.add(watcher)
             self._note(watcher)
             try:
@@ -161,7 +158,7 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it
         """Describe all of them; a stream ends when nothing has come for so long."""
         super().__init__(NAMES)
         self._idle_seconds = idle_seconds
-        self._places = Places("reflection streams", MAX_STREAMS, MAX_STREAMS_PER_CONNECTION)
+        self._streams = StreamLimit("reflection streams", MAX_STREAMS, MAX_STREAMS_PER_CONNECTION)
 
     async def ServerReflectionInfo(
         self, requests: AsyncIterator[ServerReflectionRequest | Refused], context: Context
@@ -173,7 +170,7 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it
             InvalidRequest: If a question cannot be read, or is too long.
             IdleStream: If no question comes.
         """
-        with self._places.take(context.peer()):
+        with self._streams.stream(context.peer()):
             async with aclosing(super().ServerReflectionInfo(self._checked(requests), context)) as responses:
                 async for response in responses:
                     yield response

@@ -1,28 +1,38 @@
 """Interceptors around every RPC: authentication, request context, status mapping."""
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import isasyncgenfunction
 from typing import Any, NoReturn, TypeAlias
+from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_status import rpc_status
 
-from dragoman.server.errors import Cancelled, ConnectionLimit, DeadlineExceeded, InvalidRequest, ServiceError, Unauthenticated
-from dragoman.server.protocols.grpc.inflight import Pace, owner_of
-from dragoman.server.protocols.grpc.reading import Arrivals, OfConnections, Refused, large_bytes_read, reader, reader_of_several
-from dragoman.server.protocols.several_requests import Counted, LargeRequests
+from dragoman.server.errors import (
+    Cancelled,
+    ConnectionLimit,
+    DeadlineExceeded,
+    InvalidRequest,
+    QueueFull,
+    ServiceError,
+    Unauthenticated,
+)
+from dragoman.server.protocols.bulk import BulkEnvelope
+from dragoman.server.protocols.grpc.reading import Refused, bulk_parser, large_bytes_read, reader
 from dragoman.server.protocols.v1.messages import to_message
 from dragoman.server.service.callers import NO_DEADLINES, Caller, Callers, Deadlines
 from dragoman.server.service.context import Call
+from dragoman.server.service.in_flight import InFlight, MessageRate, Receiving, StreamLimit
 from dragoman.server.service.running import RunningCalls
 from dragoman.v1 import generation_pb2
 
@@ -79,7 +89,7 @@ def declared(service: ServiceDescriptor, usual: Method, **others: Method) -> dic
 
 
 def _read_bulk(_: Read, max_characters: Callable[[], int]) -> Read:
-    return reader_of_several(reader(generation_pb2.GenerateRequest.FromString, max_characters))
+    return bulk_parser(reader(generation_pb2.GenerateRequest.FromString, max_characters))
 
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["Generation"]
@@ -112,6 +122,8 @@ TIMEOUT_ROUNDING = 0.01
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
+# Each stream of requests may have a large message half sent.
+MAX_STREAMS_PER_CONNECTION = 64
 Behaviour: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
 
 # Set for each RPC in its own task, so it is as private as an argument; gRPC leaves no other way from interceptor to servicer.
@@ -134,9 +146,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         calls: RunningCalls,
         max_characters: Callable[[], int] = lambda: sys.maxsize,
         peer_names: "Callable[[Context], Sequence[str]]" = _no_names,
-        pace: Pace | None = None,
+        rate: MessageRate | None = None,
         deadlines: Callable[[Call], Deadlines] = lambda _: NO_DEADLINES,
         methods: Methods = OWN_METHODS,
+        in_flight: InFlight | None = None,
     ) -> None:
         """Put every RPC among these calls.
 
@@ -144,18 +157,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             calls: Those that run.
             max_characters: Says how many characters of a text a model could use; of a large request no more are kept.
             peer_names: Returns the names in the client's certificate.
-            pace: How fast messages of a connection are taken up; None for as fast as they come.
+            rate: Limits the messages of a connection; None for any rate.
             deadlines: Says how long a call may take, whose message may never come.
             methods: How calls of RPCs are treated.
+            in_flight: What large calls, and those of several requests, share.
         """
         self._calls = calls
         self._max_characters = max_characters
         self._peer_names = peer_names
-        self._pace = pace
+        self._rate = rate
         self._deadlines = deadlines
         self._methods = methods
-        self._large = LargeRequests()
-        self._arrivals = OfConnections(Arrivals)
+        self._in_flight = in_flight or InFlight(lambda: 1)
+        self._streams = StreamLimit("max_batch_streams_per_connection", math.inf, MAX_STREAMS_PER_CONNECTION)
+        self._receiving: WeakValueDictionary[str, Receiving] = WeakValueDictionary()  # of connections
         self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
 
     async def intercept_service(
@@ -180,7 +195,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def _read(self, context: Context) -> Any:
         """Return the message of an RPC that has one; `Refused` if there is none to come, or it takes too long."""
-        message = await self._arrivals.of(context.peer()).take(context.read)
+        peer = context.peer()
+        receiving = self._receiving.get(peer)
+        if receiving is None:
+            receiving = self._receiving[peer] = Receiving()
+        try:
+            message = await receiving.receive(context.read)
+        except QueueFull as error:
+            return Refused(error)
         if message is not grpc.aio.EOF:
             return message
         await asyncio.sleep(GONE_SECONDS)
@@ -191,8 +213,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         arrival = time.monotonic()
         try:
             message = await self._read(context) if request is None else request
-            if self._pace is not None:
-                await self._pace.wait(context.peer())
+            if self._rate is not None:
+                await self._rate.wait(context.peer())
             _check_readable(message)
             return await inner(message, context)
         except Exception as error:
@@ -214,8 +236,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except asyncio.CancelledError:  # gone before its message came
                 self._calls.records.finish(call, cancellation_code(context, call.arrival))
                 raise
-        num_more = len(request) - 1 if isinstance(request, Counted) else 0
-        if num_more:
+        num_more = num_requests(request) - 1
+        if num_more > 0:
             call.has_items = True
         try:
             with self._calls.serving(
@@ -226,22 +248,27 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 own_ending=ending,
                 is_sent_later=True,
             ):
-                if self._pace is not None:
+                if self._rate is not None:
                     peer, is_paced = context.peer(), True
-                    await self._pace.wait(peer)
-                    if num_more:
-                        self._pace.count(peer, num_more)
-                    request = self._pace.read(request, peer) if has_items else request
+                    await self._rate.wait(peer)
+                    if num_more > 0:
+                        self._rate.count(peer, num_more)
+                    request = self._rate.read(request, peer, num_requests) if has_items else request
                 _check_readable(request)
-                if not (num_bytes := large_bytes_read.get()):
+                num_bytes = large_bytes_read.get()
+                if not num_bytes and not call.has_items:
                     return await inner(request, context)
-                with self._large.one_more(num_bytes, owner_of(call, context.peer())):
+                with ExitStack() as stack:
+                    if has_items and treated.is_counted:
+                        stack.enter_context(self._streams.stream(context.peer()))
+                    address = context.peer().rpartition(":")[0]
+                    call.window = stack.enter_context(self._in_flight.window(call.caller_or(address), num_bytes))
                     return await inner(request, context)
         except ServiceError as error:
             # Refused before it was counted: so that refusals of a connection come no faster than answers. Not during the end.
-            if self._pace is not None and not is_paced and not self._calls.draining.is_set():
+            if self._rate is not None and not is_paced and not self._calls.draining.is_set():
                 with suppress(ConnectionLimit):
-                    await self._pace.wait(context.peer())
+                    await self._rate.wait(context.peer())
             await context.abort_with_status(to_status(error, call.request_id))
 
     async def _read_in_time(self, call: Call, context: Context) -> Any:
@@ -255,6 +282,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 return await self._read(context)
         except TimeoutError:
             return Refused(DeadlineExceeded(f"the server's deadline ({limit} seconds) passed before the request came"))
+
+
+def num_requests(message: Any) -> int:
+    """Return the number of requests in a message."""
+    return len(message) if isinstance(message, BulkEnvelope) else 1
 
 
 def _check_readable(request: Any) -> None:

@@ -12,10 +12,10 @@ from dragoman.server.config import ConfigError, ServerConfig, is_loopback
 from dragoman.server.protocols.grpc.interceptors import AuthInterceptor, CallInterceptor, Context, current_call
 from dragoman.server.protocols.grpc.server import connection_options, credentials, peer_names
 from dragoman.server.protocols.openinference.service import INFERENCE, load_order, unload_order
-from dragoman.server.protocols.several_requests import LARGE_BYTES
 from dragoman.server.protocols.tls import TlsFiles
 from dragoman.server.protocols.v1.descriptions import to_listing, to_model
 from dragoman.server.service.administration import Administration, ModelStatus, Operator
+from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.running import RunningCalls
 from dragoman.v1 import repository_pb2, repository_pb2_grpc
 

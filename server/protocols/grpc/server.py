@@ -13,10 +13,10 @@ from dragoman.server.addresses import in_url
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.protocols.grpc.generation import GenerationServicer
 from dragoman.server.protocols.grpc.health import Health, Reflection
-from dragoman.server.protocols.grpc.inflight import Pace, Streams
 from dragoman.server.protocols.grpc.interceptors import OWN_METHODS, AuthInterceptor, CallInterceptor, Context
 from dragoman.server.protocols.openinference.service import OPEN_INFERENCE_METHODS, InferenceServicer
 from dragoman.server.protocols.tls import Contents, TlsFiles
+from dragoman.server.service.in_flight import MessageRate
 from dragoman.server.service.service import CLOSE_SECONDS, TELL_SECONDS, Core
 from dragoman.v1 import generation_pb2_grpc
 
@@ -24,6 +24,12 @@ from dragoman.v1 import generation_pb2_grpc
 OTHER_FILES = 256
 # Pings more often than is allowed that are forgiven until something is sent; gRPC's own default.
 MAX_PING_STRIKES = 2
+# A client may ask every 10 s whether the server is there; our own clients do so every 20 s, gRPC's at most every 10 s.
+MIN_PING_INTERVAL_SECONDS = 10.0
+# With TLS over a slow link a handshake takes a second or two.
+HANDSHAKE_SECONDS = 10.0
+# Time for the answer to a ping: with `keepalive_seconds` a client that vanished is noticed within a minute.
+PING_TIMEOUT_SECONDS = 20.0
 
 
 def connection_options(config: ServerConfig) -> list[tuple[str, Any]]:
@@ -31,15 +37,15 @@ def connection_options(config: ServerConfig) -> list[tuple[str, Any]]:
     options: list[tuple[str, Any]] = [
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),
         # Until the client has sent its SETTINGS, and then until it has acknowledged ours; gRPC's own defaults are minutes.
-        ("grpc.server_handshake_timeout_ms", _milliseconds(config.handshake_seconds)),
-        ("grpc.http2.settings_timeout", _milliseconds(config.handshake_seconds)),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(HANDSHAKE_SECONDS)),
+        ("grpc.http2.settings_timeout", _milliseconds(HANDSHAKE_SECONDS)),
         # Notice clients that vanished within a minute, and allow clients to do the same.
         ("grpc.keepalive_time_ms", _milliseconds(config.keepalive_seconds)),
-        ("grpc.keepalive_timeout_ms", _milliseconds(config.keepalive_timeout_seconds)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(PING_TIMEOUT_SECONDS)),
         # gRPC core pings for reasons of its own, too, and waits a minute for the answer to those, whatever the option above says.
-        ("grpc.http2.ping_timeout_ms", _milliseconds(config.keepalive_timeout_seconds)),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(PING_TIMEOUT_SECONDS)),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", _milliseconds(config.min_ping_interval_seconds)),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _milliseconds(MIN_PING_INTERVAL_SECONDS)),
         ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
     ]
     if config.max_connections:
@@ -183,9 +189,11 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
     Raises:
         ConfigError: If the port is taken or credentials cannot be used.
     """
-    pace = Pace(config.max_messages_per_second) if config.max_messages_per_second else None
+    rate = MessageRate(config.max_messages_per_second) if config.max_messages_per_second else None
     methods = {**OWN_METHODS, **OPEN_INFERENCE_METHODS}
-    around = CallInterceptor(core.calls, core.generation.max_characters, peer_names, pace, core.generation.deadlines, methods)
+    around = CallInterceptor(
+        core.calls, core.generation.max_characters, peer_names, rate, core.generation.deadlines, methods, core.in_flight
+    )
     interceptors: list[grpc.aio.ServerInterceptor] = [around]
     tls = TlsFiles.of(config)
     if core.callers is not None:
@@ -195,15 +203,13 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
                 "bearer tokens travel unencrypted: set tls_certificate and tls_key, or end TLS before us"
             )
     server = grpc.aio.server(interceptors=interceptors, options=_options(config))
-    health = Health(config.max_watches, config.max_watches_per_connection)
-    streams = Streams(core, config.max_batch_streams_per_connection)
-    generation = GenerationServicer(core, config.max_message_bytes, streams)
+    health = Health()
+    generation = GenerationServicer(core, config.max_message_bytes)
     generation_pb2_grpc.add_GenerationServicer_to_server(generation, _Unregistered(server))  # type: ignore[no-untyped-call]
-    inference = InferenceServicer(core, config.max_message_bytes, streams)
+    inference = InferenceServicer(core, config.max_message_bytes)
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, _Unregistered(server))  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health, server)  # registered: a probe does not wait behind all other calls
-    if config.reflection:
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), _Unregistered(server))
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), _Unregistered(server))
     return GrpcServer(server, _listen(server, config, None if tls is None else credentials(tls)), core, health, tls)
 
 

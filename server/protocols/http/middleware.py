@@ -8,10 +8,11 @@ from functools import partial
 from aiohttp import web
 
 from dragoman.server.errors import Cancelled, ServiceError
+from dragoman.server.protocols.bulk import BulkEnvelope
 from dragoman.server.protocols.http.requests import Bodies, Endpoint, Exchange, Manner, owner_of, peer_names, timeout_of
-from dragoman.server.protocols.several_requests import Counted
 from dragoman.server.service.callers import NO_DEADLINES
 from dragoman.server.service.context import Call
+from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.running import RunningCalls
 from dragoman.server.service.service import Core
 
@@ -83,8 +84,10 @@ class Around:
             except (asyncio.CancelledError, ConnectionError):  # gone before all of it came
                 calls.records.finish(call, Cancelled.code)
                 raise
-        if isinstance(exchange.message, Counted) and len(exchange.message) > 1:
+        if isinstance(exchange.message, BulkEnvelope) and len(exchange.message) > 1:
             call.has_items = True
+        if call.has_items and call.window is None:
+            call.window = around.enter_context(self._core.in_flight.window(owner_of(call, request)))
         try:
             with calls.serving(
                 call,
@@ -121,7 +124,8 @@ class Around:
         exchange.timeout_seconds = timeout_of(request)
         if endpoint.read is None:
             return
-        around.enter_context(self._bodies.room(request, owner_of(call, request)))
+        if (num_bytes := self._bodies.size(request)) > LARGE_BYTES:
+            call.window = around.enter_context(self._core.in_flight.window(owner_of(call, request), num_bytes))
         deadlines = self._core.generation.deadlines(call)
         seconds, limit = exchange.remaining_seconds, ""
         if deadlines != NO_DEADLINES:

@@ -12,7 +12,6 @@ from google.rpc.status_pb2 import Status
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest, ServiceError
 from dragoman.server.protocols.http.requests import Endpoint, Exchange, check_kind, decode, one_line
 from dragoman.server.protocols.http.responses import headers_of, status_of
-from dragoman.server.protocols.several_requests import LARGE_BYTES
 from dragoman.server.protocols.v1.descriptions import Descriptions, to_listing, to_model
 from dragoman.server.protocols.v1.messages import (
     MessageLimit,
@@ -24,6 +23,7 @@ from dragoman.server.protocols.v1.messages import (
     write_response,
 )
 from dragoman.server.service.administration import CarryOut, Listing, Operator, Order, Verb
+from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.sentences import on_thread
 from dragoman.server.service.service import Core
 from dragoman.v1 import generation_pb2, repository_pb2

@@ -1,7 +1,6 @@
 """The Open Inference Protocol over HTTP, with Triton's extensions."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -11,11 +10,11 @@ from msgspec import UNSET, Meta, Struct, field
 
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, NotOffered, NotReady, ServiceError
-from dragoman.server.protocols.grpc.inflight import Allowance, Hand, requests_per_stream
+from dragoman.server.protocols.bulk import BulkEnvelope, Items
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.native import carried_out
 from dragoman.server.protocols.http.origins import Origins
-from dragoman.server.protocols.http.requests import Endpoint, Exchange, decode, owner_of
+from dragoman.server.protocols.http.requests import Endpoint, Exchange, decode
 from dragoman.server.protocols.http.responses import HttpRefusal, headers_of, status_of
 from dragoman.server.protocols.openinference.answers import Answering
 from dragoman.server.protocols.openinference.descriptions import Descriptions, server_metadata
@@ -32,9 +31,9 @@ from dragoman.server.protocols.openinference.tensors import (
     from_values,
     shown,
 )
-from dragoman.server.protocols.several_requests import LARGE_BYTES, Counted, Items
 from dragoman.server.service.administration import CarryOut, Order
 from dragoman.server.service.ids import check_request_id
+from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.outcomes import RETRY_SECONDS
 from dragoman.server.service.sentences import on_thread
 from dragoman.server.service.service import Core
@@ -72,7 +71,7 @@ class _Index(Struct, forbid_unknown_fields=True):
     repository_name: str = ""
 
 
-class Posted(Counted):
+class Posted(BulkEnvelope):
     """A request as it was read.
 
     Attributes:
@@ -409,7 +408,6 @@ class InferenceApi:
         self._max_message_bytes = max_message_bytes
         self._reader = Reader(core.generation.max_characters, origins)
         self._descriptions = Descriptions(core.models, core.generation)
-        self._allowance = Allowance()
 
     def endpoints(self) -> Iterable[Endpoint]:
         """Return what it answers as calls of somebody's."""
@@ -494,7 +492,7 @@ class InferenceApi:
         if len(inference) > 1:
             if inference.is_streamed:
                 raise InvalidRequest(STREAM, f"goes with one text only, and there are {len(inference)}")
-            last = await self._answering(exchange).whole(inference, call, lambda: self._hold(exchange))
+            last = await self._answering(exchange).whole(inference, call)
         else:
 
             async def write(piece: inference_pb2.ModelInferResponse) -> None:
@@ -515,14 +513,11 @@ class InferenceApi:
         inference = exchange.message.inference
         if inference.is_streamed:
             raise InvalidRequest(STREAM, "goes with generate_stream only")
-        return await self._answering(exchange).whole(inference, exchange.call, lambda: self._hold(exchange))
+        return await self._answering(exchange).whole(inference, exchange.call)
 
     def _answering(self, exchange: Exchange) -> Answering:
         items = Items(self._core.calls.records, exchange.call, own_ending)
         return Answering(self._core, items, lambda: exchange.remaining_seconds, self._max_message_bytes)
-
-    def _hold(self, exchange: Exchange) -> AbstractContextManager[Hand]:
-        return self._allowance.held(requests_per_stream(self._core), owner_of(exchange.call, exchange.http))
 
     def _not_ready(self, what: str) -> web.Response:
         return self.refuse(NotReady(f"{what} is not ready", RETRY_SECONDS), "")

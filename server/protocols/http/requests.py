@@ -5,8 +5,7 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
@@ -16,7 +15,6 @@ from aiohttp import web
 
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest, ServiceError
 from dragoman.server.protocols.http.responses import EventStream, HttpRefusal
-from dragoman.server.protocols.several_requests import LARGE_BYTES, LargeRequests
 from dragoman.server.service.context import Call
 
 # Kinds of names that say who a client is, as Python's ssl has them; an address says only where somebody was.
@@ -185,36 +183,24 @@ def _check_keys(pairs: list[tuple[str, Any]]) -> None:
 
 
 class Bodies:
-    """Reads bodies, large ones in equal parts for those who send some."""
+    """Reads bodies."""
 
     def __init__(self, max_bytes: int) -> None:
         """Read bodies of at most so many bytes."""
         self._max_bytes = max_bytes
-        self._large = LargeRequests()
 
-    @contextmanager
-    def room(self, request: web.Request, owner: str) -> Iterator[None]:
-        """Have room for a body within the `with`; one whose size is not told, or that is compressed, is taken for the largest.
-
-        Args:
-            request: Whose body it is.
-            owner: Whose the request is.
+    def size(self, request: web.Request) -> int:
+        """Return the bytes that a body counts for; one whose size is not told, or that is compressed, counts as the largest.
 
         Raises:
             HttpRefusal: If it is larger than bodies may be.
-            QueueFull: If too many large ones of the owner's are under way.
         """
         told = request.content_length
         if told is not None and told > self._max_bytes:
             raise self._too_large()
-        if "Content-Encoding" in request.headers:
-            told = None
-        num_bytes = told if told is not None else self._max_bytes if request.can_read_body else 0
-        if num_bytes <= LARGE_BYTES:
-            yield
-            return
-        with self._large.one_more(num_bytes, owner):
-            yield
+        if told is not None and "Content-Encoding" not in request.headers:
+            return told
+        return self._max_bytes if request.can_read_body else 0
 
     async def read(self, request: web.Request, seconds: float | None, limit: str) -> bytes:
         """Return a body, decompressed, when all of it has come.

@@ -116,6 +116,7 @@ class Speaking(web.RequestHandler):
 
 
 BACKLOG = 512
+HANDSHAKE_SECONDS = 10.0
 
 log = structlog.get_logger("dragoman.http")
 
@@ -144,7 +145,7 @@ class Arriving(asyncio.Protocol):
         self._early += data
 
     async def _shake(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        loop, seconds = asyncio.get_running_loop(), self._listening.handshake_seconds
+        loop, seconds = asyncio.get_running_loop(), HANDSHAKE_SECONDS
         try:
             secure = await loop.start_tls(transport, self, context, server_side=True, ssl_handshake_timeout=seconds)
         except OSError:  # what is no handshake, or takes too long, among them
@@ -167,7 +168,6 @@ class Listening:
     Attributes:
         port: Where it listens.
         context: Shakes hands; None without TLS.
-        handshake_seconds: How long that may take.
     """
 
     def __init__(self, config: ServerConfig, tls: TlsFiles | None) -> None:
@@ -186,7 +186,6 @@ class Listening:
         self._shaking: set[asyncio.Task[None]] = set()
         self.port: int = self._sockets[0].getsockname()[1]
         self.context: ssl.SSLContext | None = None
-        self.handshake_seconds = config.handshake_seconds
 
     @property
     def is_full(self) -> bool:

@@ -11,16 +11,16 @@ from aiohttp import web
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import InvalidRequest, NotReady, ServiceError
-from dragoman.server.protocols.grpc.inflight import REQUESTS_PER_SLOT
+from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import Endpoint, Exchange
 from dragoman.server.protocols.http.responses import HttpRefusal, headers_of, status_of
 from dragoman.server.protocols.libretranslate.languages import ALIASES, Detected, Detector, LibreLanguages
 from dragoman.server.protocols.libretranslate.reading import JSON, Asked, Reader, key_of, shown
-from dragoman.server.protocols.several_requests import Items
 from dragoman.server.protocols.v1.messages import MessageLimit
 from dragoman.server.service.callers import Caller
+from dragoman.server.service.in_flight import REQUESTS_PER_SLOT
 from dragoman.server.service.outcomes import RETRY_SECONDS
 from dragoman.server.service.ports import Model
 from dragoman.server.service.requests import GenerateRequest
@@ -78,7 +78,7 @@ class Translation:
         self._generation, self._records = core.generation, core.calls.records
         self._max_bytes, self._limit = max_bytes, MessageLimit(max_bytes)
 
-    async def of_all(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange, num_kept: int = 0) -> list[list[str]]:
+    async def of_all(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange, num_kept: int = 0) -> Sequence[list[str]]:
         """Return the answers of each text, the best one first.
 
         Args:
@@ -90,31 +90,24 @@ class Translation:
         Raises:
             ServiceError: If one has none.
         """
-        answers: list[list[str]] = [[] for _ in texts]
-        left = iter(enumerate(texts))
-        exchange.call.is_counted = False  # from now on its requests are
-        items = Items(self._records, exchange.call, own_ending)
-        run = _Run(wanted, items, exchange, self._seconds(exchange), self._max_bytes)
+        call = exchange.call
+        assert call.window is not None
+        call.is_counted = False  # from now on its requests are
+        run = _Run(wanted, Items(self._records, call, own_ending), exchange, self._seconds(exchange), self._max_bytes)
         run.count_bytes(num_kept * (wanted.num_alternatives + 1))
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(len(texts), _num_in_hand(wanted, exchange.call.caller))):
-                    tasks.create_task(self._work(left, answers, run))
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
-        return answers
+
+        async def translate(index: int) -> list[str]:
+            answers = await self._one(texts[index], index, run)
+            run.count(answers)
+            return answers
+
+        return await call.window.run_each(len(texts), translate, _num_in_hand(wanted, call.caller))
 
     def _seconds(self, exchange: Exchange) -> float | None:
         """Return when the call has to have its answer, in seconds since it came, for all of its requests; None for any time."""
         call, left = exchange.call, exchange.remaining_seconds
         seconds, _ = self._generation.deadlines(call).time_left(call.arrival, left)
         return None if seconds is None else asyncio.get_running_loop().time() + seconds
-
-    async def _work(self, left: Iterator[tuple[int, str]], answers: list[list[str]], run: "_Run") -> None:
-        """Translate texts, one after the other, until none is left."""
-        for index, text in left:
-            answers[index] = await self._one(text, index, run)
-            run.count(answers[index])
 
     async def _one(self, text: str, index: int, run: "_Run") -> list[str]:
         """Serve one request, with a record of its own; its tokens count for the call's too."""

@@ -14,7 +14,7 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import check_kind, decode
 from dragoman.server.protocols.http.responses import HttpRefusal
-from dragoman.server.protocols.several_requests import LARGE_BYTES
+from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.sentences import on_thread
 
 URLENCODED = "application/x-www-form-urlencoded"

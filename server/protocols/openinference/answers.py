@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,7 +10,7 @@ import msgspec
 
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, ServiceError
-from dragoman.server.protocols.grpc.inflight import Hand
+from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.openinference.requests import (
     LOG_PROBS,
     OUTPUTS,
@@ -26,12 +25,11 @@ from dragoman.server.protocols.openinference.requests import (
     told,
 )
 from dragoman.server.protocols.openinference.tensors import DATATYPES, to_raw
-from dragoman.server.protocols.several_requests import Items
 from dragoman.server.protocols.v1.messages import TOKENS_PER_SLICE, check_size, to_message
 from dragoman.server.service.answer_size import AnswerShape, ScoresShape
 from dragoman.server.service.answers import Answer, Generated, Piece
 from dragoman.server.service.context import Call
-from dragoman.server.service.requests import GenerateRequest
+from dragoman.server.service.in_flight import Window
 from dragoman.server.service.service import Core
 
 FINAL = "triton_final_response"
@@ -176,14 +174,9 @@ class ResponseLimit:
         raise NotImplementedError
 
 
-# Requests of one message that are begun before others have their turn.
-REQUESTS_PER_TURN = 16
-
 Response: TypeAlias = inference_pb2.ModelInferResponse
 # Says how many seconds are left until the caller's deadline; None if there is none.
 Remaining: TypeAlias = Callable[[], float | None]
-# Gives a call of several requests its hand.
-Holds: TypeAlias = Callable[[], AbstractContextManager[Hand]]
 
 
 def seconds_left(inference: Inference, arrival: float, remaining: float | None) -> float | None:
@@ -217,35 +210,18 @@ class Answering:
         self._remaining = remaining
         self._max_message_bytes = max_message_bytes
 
-    async def one(self, inference: Inference, call: Call) -> Generated:
-        """Return the answer to a message of one text.
-
-        Args:
-            inference: The message.
-            call: Its record.
-
-        Raises:
-            ServiceError: If there is none.
-        """
-        return await self._generate(inference, inference.requests[0], call, call.arrival)
-
-    async def whole(self, inference: Inference, call: Call, holds: Holds) -> Response:
+    async def whole(self, inference: Inference, call: Call) -> Response:
         """Return the answers to all texts of a message.
-
-        Args:
-            inference: The message.
-            call: Its record.
-            holds: Gives it a hand, if it has several texts.
 
         Raises:
             ServiceError: If one of them has none.
         """
         if len(inference) == 1:
-            answered = [await self.one(inference, call)]
+            answered: Sequence[Generated] = [await self._generate(inference, 0, call, call.arrival)]
         else:
+            assert call.window is not None
             call.is_counted = False  # its texts are
-            with holds() as hand:
-                answered = await self.each(inference, call.request_id, hand, asyncio.Event())
+            answered = await self.each(inference, call.request_id, call.window)
         return await to_response(inference, answered, call.request_id, self._max_message_bytes)
 
     async def in_pieces(
@@ -267,7 +243,8 @@ class Answering:
         if inference.is_streamed and has_several:
             raise InvalidRequest(STREAM, "goes with one answer only; num_return_sequences says that more are wanted")
         if inference.is_streamed is False or has_several:
-            return await to_response(inference, [await self.one(inference, call)], request_id, self._max_message_bytes)
+            generated = await self._generate(inference, 0, call, call.arrival)
+            return await to_response(inference, [generated], request_id, self._max_message_bytes)
         left, limit = seconds_left(inference, call.arrival, self._remaining()), ResponseLimit(self._max_message_bytes)
         async with self._generation.stream(request, call, left, limit) as pieces:
             async for piece in pieces:
@@ -278,60 +255,33 @@ class Answering:
                     await write(response)
         raise AssertionError("the last piece has the whole answer")
 
-    async def each(self, inference: Inference, request_id: str, hand: Hand, has_begun: asyncio.Event) -> list[Generated]:
+    async def each(
+        self, inference: Inference, request_id: str, window: Window, has_begun: asyncio.Event | None = None
+    ) -> Sequence[Generated]:
         """Return the answers to a message of several texts; one that fails ends them all.
 
-        Cancelling this cancels every request that runs.
+        No more run at once than the window has room for, nor than the caller's limits let in if nothing else of theirs runs.
 
         Args:
             inference: The message.
             request_id: Its id.
-            hand: What its stream, or the message, has in hand: no more are under way than that has room for, nor than its caller's
-                limits would let in if nothing else of theirs ran.
-            has_begun: Is set when the last one has begun, or none will.
+            window: Of its call.
+            has_begun: Set when the last one has begun, or none will.
 
         Raises:
-            ServiceError: What one of them failed with; its message says which.
+            ServiceError: Of the one that failed, with its number.
         """
-        arrival = time.monotonic()
-        tasks: list[asyncio.Task[Generated]] = []
-        caller = self._items.whole.caller
-        places = asyncio.Semaphore((caller and caller.most_at_once) or len(inference))
-        hand.hold(inference.ByteSize())
-        try:
-            async with asyncio.TaskGroup() as group:
-                for number, request in enumerate(inference.requests):
-                    await places.acquire()
-                    await hand.room()
-                    if number % REQUESTS_PER_TURN == 0:
-                        await asyncio.sleep(0)
-                    hand.read(0)
-                    tasks.append(group.create_task(self._item(inference, request, request_id, number, arrival)))
-                    tasks[-1].add_done_callback(lambda _: _give_back(hand, places))
-                has_begun.set()
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        finally:
-            has_begun.set()
-            hand.hold(-inference.ByteSize())
-        return [task.result() for task in tasks]
+        arrival, caller = time.monotonic(), self._items.whole.caller
 
-    async def _item(
-        self, inference: Inference, request: GenerateRequest, request_id: str, number: int, arrival: float
-    ) -> Generated:
-        """Answer one text of several."""
-        try:
-            with self._items.one(request_id, f"{request_id}#{number}", is_part=number > 0) as call:
-                return await self._generate(inference, request, call, arrival)
-        except ServiceError as error:
-            raise error.copy(f"{TEXT_INPUT}[{number}]: {error.message}") from None
+        async def serve(number: int) -> Generated:
+            try:
+                with self._items.one(request_id, f"{request_id}#{number}", is_part=number > 0) as call:
+                    return await self._generate(inference, number, call, arrival)
+            except ServiceError as error:
+                raise error.copy(f"{TEXT_INPUT}[{number}]: {error.message}") from None
 
-    async def _generate(self, inference: Inference, request: GenerateRequest, call: Call, arrival: float) -> Generated:
-        limit = ResponseLimit(self._max_message_bytes, len(inference))
-        return await self._generation.generate(request, call, seconds_left(inference, arrival, self._remaining()), limit)
+        return await window.run_each(len(inference), serve, None if caller is None else caller.most_at_once, has_begun)
 
-
-def _give_back(hand: Hand, places: asyncio.Semaphore) -> None:
-    hand.answered(0, 0)
-    hand.taken(0)
-    places.release()
+    async def _generate(self, inference: Inference, number: int, call: Call, arrival: float) -> Generated:
+        limit, left = ResponseLimit(self._max_message_bytes, len(inference)), seconds_left(inference, arrival, self._remaining())
+        return await self._generation.generate(inference.requests[number], call, left, limit)

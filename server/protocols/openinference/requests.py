@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 import msgspec
 
 from dragoman.server.errors import InvalidRequest
+from dragoman.server.protocols.bulk import BulkEnvelope, both_ends
 from dragoman.server.protocols.openinference.tensors import FLOATS, INTEGERS, Asked, Tensor, Wanted, read_tensors, shown
-from dragoman.server.protocols.several_requests import Counted, both_ends
 from dragoman.server.service.answers import Answer, Generated, TokenLogProb
 from dragoman.server.service.requests import GenerateRequest
 from dragoman.server.service.search_options import check_num_suppressed
@@ -375,7 +375,7 @@ MICROSECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Inference(Counted):
+class Inference(BulkEnvelope):
     """What a message asks for.
 
     Attributes:

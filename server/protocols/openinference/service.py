@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from dragoman.inference import inference_pb2, inference_pb2_grpc
 from dragoman.server.errors import InvalidRequest, NotOffered, ServiceError
-from dragoman.server.protocols.grpc.inflight import Streams
+from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.grpc.interceptors import (
     PROBE,
     QUESTION,
@@ -24,7 +24,6 @@ from dragoman.server.protocols.openinference.descriptions import Descriptions, s
 from dragoman.server.protocols.openinference.reading import infer_reader
 from dragoman.server.protocols.openinference.requests import STREAM, Inference
 from dragoman.server.protocols.openinference.stream import InferStream
-from dragoman.server.protocols.several_requests import Items
 from dragoman.server.service.administration import Order
 from dragoman.server.service.service import Core
 
@@ -85,17 +84,15 @@ REASONS = {
 class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     """Serves every RPC of the service. Method names are the protocol's."""
 
-    def __init__(self, core: Core, max_message_bytes: int, streams: Streams) -> None:
+    def __init__(self, core: Core, max_message_bytes: int) -> None:
         """Serve what the core does.
 
         Args:
             core: What answers.
             max_message_bytes: Largest message that gRPC sends.
-            streams: What streams of requests share.
         """
         self._core = core
         self._max_message_bytes = max_message_bytes
-        self._streams = streams
         self._descriptions = Descriptions(core.models, core.generation)
         for name, reason in REASONS.items():
             setattr(self, name, _refusing(reason))
@@ -151,14 +148,11 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         call = current_call.get()
         items = Items(self._core.calls.records, call, partial(own_ending, context, call.arrival))
         answering = Answering(self._core, items, context.time_remaining, self._max_message_bytes)
-        return await answering.whole(inference, call, partial(self._streams.hand, call, context.peer()))
+        return await answering.whole(inference, call)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Inference | Refused], context: Context) -> None:
         """Write answers to the requests of a stream as they go."""
-        peer = context.peer()
-        with self._streams.open(current_call.get(), peer) as hand:
-            stream = InferStream(self._core, context, hand, self._streams.turns(peer), self._max_message_bytes)
-            await stream.serve(requests)
+        await InferStream(self._core, context, self._max_message_bytes).serve(requests)
 
 
 def _refusing(reason: str) -> Callable[[Any, Context], Awaitable[NoReturn]]:

@@ -23,7 +23,7 @@ from dragoman.server.runtime.device.device import Device, DeviceError
 from dragoman.server.runtime.device.memory import GIB
 from dragoman.server.runtime.device.model import DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
-from dragoman.server.runtime.device.steps import Likeliest, Shape, When
+from dragoman.server.runtime.device.steps import Likeliest, Shape
 from dragoman.server.runtime.providers import (
     driver_obstacle,
     driver_versions,
@@ -41,7 +41,7 @@ SOURCE_TOKENS = 5
 AGAIN = "Export the checkpoint again with this release."
 FEWER_SLOTS = "Serve with fewer slots (--max-slots), or free memory of the device."
 OVER_PLAN = "More is taken than planned: lower --gpu-memory-gib by the difference, and report it."
-WITHOUT_GRAPHS = "Serving works without graphs, more slowly; --gpu-graphs never silences the warning."
+WITHOUT_GRAPHS = "Serving works without graphs, more slowly."
 REPORT = "This is a bug of ours or of ONNX Runtime: report it with this output and the versions that `pip freeze` says."
 
 
@@ -74,17 +74,11 @@ class Wanted:
         max_slots: Rows of the decode batch.
         prefill_tokens: Of a run of the encoder.
         max_bytes: Memory that may be taken; 0 for nine tenths of what is free.
-        row_buckets: Numbers of rows that steps are padded to; none for the usual ones.
-        capacity_buckets: Positions that caches are laid out for; none for the usual ones.
-        graphs: When steps are captured.
     """
 
     max_slots: int = 64
     prefill_tokens: int = 512
     max_bytes: int = 0
-    row_buckets: tuple[int, ...] = ()
-    capacity_buckets: tuple[int, ...] = ()
-    graphs: When = "idle"
 
 
 class GpuCheck:
@@ -130,10 +124,9 @@ class GpuCheck:
             runner = DeviceRunner(
                 device,
                 DeviceModel.of(bundle.directory, manifest),
-                Buckets.of(wanted.max_slots, *sizes, wanted.row_buckets, wanted.capacity_buckets),
+                Buckets.of(wanted.max_slots, *sizes),
                 prefill_tokens=wanted.prefill_tokens,
                 max_bytes=wanted.max_bytes,
-                capture=wanted.graphs,
                 is_ahead=False,
             )
         except (DeviceError, MemoryError) as error:
@@ -181,8 +174,6 @@ class GpuCheck:
             runner.capture(shape)
         if runner.graphs.is_disabled:
             return _one_line(runner.graphs.reason), WITHOUT_GRAPHS
-        if not runner.graphs.is_on:
-            return "off, as --gpu-graphs never asks; steps run plainly", ""
         is_whole = all(shape in runner.graphs for shape in shapes)
         text = f"{runner.graphs.num_captured} steps"
         return text if is_whole else f"memory is too short for some of them, {text} are captured", "" if is_whole else FEWER_SLOTS

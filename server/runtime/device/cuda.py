@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from dragoman.export.attention_kernels import OPTION, USUAL, kernel_bits
+from dragoman.export.attention_kernels import KERNEL_OPTIONS
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
 from dragoman.server.runtime.device.memory import is_out_of_memory
 from dragoman.server.runtime.providers import CUDA_PROVIDER
@@ -23,16 +23,14 @@ class CudaDevice:
 
     kind = "cuda"
 
-    def __init__(self, ordinal: int, runtime: Any = None, attention_kernels: str = USUAL) -> None:
+    def __init__(self, ordinal: int, runtime: Any = None) -> None:
         """Take a device that `providers.choose_device` has found usable.
 
         Args:
             ordinal: Its number.
             runtime: CUDA's; that of cuda-bindings where it is left out.
-            attention_kernels: That sessions may use, see `attention_kernels`.
         """
         self.ordinal = ordinal
-        self._kernel_bits = kernel_bits(attention_kernels)
         self._runtime: Any = runtime or import_module("cuda.bindings.runtime")
         self._call("cudaSetDevice", ordinal)
         self._kinds = self._runtime.cudaMemcpyKind
@@ -50,12 +48,11 @@ class CudaDevice:
         options.intra_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 3
-        settings = {
+        settings = KERNEL_OPTIONS | {
             "device_id": str(self.ordinal),
             "user_compute_stream": str(self._stream),
             "arena_extend_strategy": "kSameAsRequested",
             "enable_cuda_graph": str(int(is_captured)),
-            OPTION: str(self._kernel_bits),
             "use_tf32": "1",  # of products in single precision there is one, the logits', and its operands are halves
         }
         if max_arena_bytes:

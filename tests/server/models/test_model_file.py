@@ -59,6 +59,7 @@ def test_every_field_is_read_and_an_empty_file_has_the_defaults(read: Any) -> No
 REFUSED = [
     ("[label]\na = '1'", "label: unknown field; did you mean labels?"),
     ("[versions]\nlast = 3", "versions.last: unknown field; did you mean latest?"),
+    ("[settings]\nmax_ahead = 3", "settings.max_ahead: is gone: up to 16 waiting requests are encoded ahead"),
     ("[settings]\nmax_slotz = 3", "settings.max_slotz: unknown field; did you mean max_slots?"),
     ("versions = 3", "versions: 3: must be a table"),
     ("[versions]\nlatest = 0", "versions.latest: 0: input should be greater than or equal to 1"),

@@ -22,7 +22,7 @@ class World:
 
     def __init__(self, *models: Any, tracer: Any = None) -> None:
         self.registry = CollectorRegistry()
-        metrics = Metrics(self.registry, [1.0])
+        metrics = Metrics(self.registry)
         for model in models:
             metrics.add_model(model.name, model.version, "fp32", "cpu", 8)
         self.core, self.engine = Core(LoadedModels(*models), metrics, tracer), models[0].engine

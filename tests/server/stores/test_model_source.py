@@ -1,5 +1,6 @@
 """The source of a server's models: a folder, or a store that its folder follows."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,8 +21,14 @@ Make = Callable[..., Path]
 ADDRESS = "s3://models/all"
 
 
-def source_of(folder: Path, **settings: object) -> ModelSource:
-    return ModelSource(ServerConfig(models=ADDRESS, models_folder=folder, **settings), None)  # type: ignore[arg-type]
+@pytest.fixture(autouse=True)
+def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Models of a store are kept below the caches of this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+def source(keys: Keys | None = None, **settings: object) -> ModelSource:
+    return ModelSource(ServerConfig(models=ADDRESS, **settings), keys)  # type: ignore[arg-type]
 
 
 def versions(folder: Path) -> list[str]:
@@ -57,34 +64,34 @@ def test_versions_that_the_model_file_asks_for_are_fetched(
     (tmp_path / "files").mkdir()
     if own_file:
         (tmp_path / "files/en-de.toml").write_text(own_file)
-    source = source_of(tmp_path / "here", model_files=tmp_path / "files")
-    source.fetch()
-    assert versions(source.folder) == expected
+    followed = source(model_files=tmp_path / "files")
+    followed.fetch()
+    assert versions(followed.folder) == expected
     if model_file == b"[labels\n":
         put("11")
-        source.fetch()
-        assert versions(source.folder) == expected, "while the file cannot be used, none comes and none goes"
+        followed.fetch()
+        assert versions(followed.folder) == expected, "while the file cannot be used, none comes and none goes"
 
 
 def test_fetched_versions_suffice_while_the_store_is_away(
     put: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: Keys
 ) -> None:
     with pytest.raises(BundleError, match="s3://models/all: holds no bundle"):
-        source_of(tmp_path / "here").fetch()
+        source().fetch()
     put("1")
-    source_of(tmp_path / "here").fetch()
-    with pytest.raises(BundleError, match="is not signed"):
-        ModelSource(ServerConfig(models=ADDRESS, models_folder=tmp_path / "signed"), keys).fetch()
+    with monkeypatch.context() as other, pytest.raises(BundleError, match="is not signed"):
+        other.setenv("XDG_CACHE_HOME", str(tmp_path / "signed"))
+        source(keys).fetch()
+    source().fetch()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    source_of(tmp_path / "here").fetch()
-    assert versions(tmp_path / "here") == ["1"]
+    source().fetch()
+    assert versions(default_folder(ADDRESS)) == ["1"]
 
 
-def test_folder_is_used_as_it_is_and_each_address_has_one_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source = ModelSource(ServerConfig(models=str(tmp_path)), None)  # type: ignore[arg-type]
-    source.fetch()
-    assert source.folder == tmp_path and not source.is_followed
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_folder_is_used_as_it_is_and_each_address_has_one_of_its_own(tmp_path: Path) -> None:
+    plain = ModelSource(ServerConfig(models=str(tmp_path)), None)  # type: ignore[arg-type]
+    plain.fetch()
+    assert plain.folder == tmp_path and not plain.is_followed
     one, other = default_folder("s3://models/a"), default_folder("s3://models/b")
     assert one != other and one.is_relative_to(tmp_path) and one == default_folder("s3://models/a")
     for address in ("ftp://models", "s3://"):
@@ -95,12 +102,13 @@ def test_folder_is_used_as_it_is_and_each_address_has_one_of_its_own(monkeypatch
 @pytest.mark.e2e
 def test_server_follows_a_store(serve: Callable[..., object], s3: S3, tiny_bundle: Path, tmp_path: Path) -> None:
     s3.put(copy(tiny_bundle, tmp_path / "one", "en-de"), "all/en-de/1")
-    flags = ("--models-folder", str(tmp_path / "here"), "--store-poll-seconds", "0.2", "--models-poll-seconds", "0")
-    with serve(ADDRESS, *flags) as server, Client(server.address) as client:  # type: ignore[attr-defined]
+    with serve(ADDRESS, "--models-poll-seconds", "0") as server, Client(server.address) as client:  # type: ignore[attr-defined]
         assert client.generate("a dog runs", model="en-de", max_new_tokens=3).usage.generated_tokens
         s3.put(copy(tiny_bundle, tmp_path / "two", "fr-de"), "all/fr-de/1")
+        server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: len(client.models()) == 2, "a model that came into the store is served")
         assert client.generate("a dog runs", model="fr-de", max_new_tokens=3).usage.generated_tokens
         s3.remove("all/fr-de/")
+        server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: [model.name for model in client.models()] == ["en-de"], "one that is gone from it is not")
         assert server.terminate() == 0

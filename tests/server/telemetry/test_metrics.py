@@ -7,7 +7,6 @@ import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 
-from dragoman.server.config import LATENCY_BUCKETS
 from dragoman.server.engine.messages import Answer, Finished, Prefill, Request, Scored, ScoreRequest, Statistics, Step
 from dragoman.server.telemetry.declarations import Declarations
 from dragoman.server.telemetry.engine_metrics import EngineMetrics
@@ -24,7 +23,7 @@ class Shown:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.metrics = Metrics(self.registry, LATENCY_BUCKETS, "1.2.3")
+        self.metrics = Metrics(self.registry, "1.2.3")
         self.metrics.add_model("en-de", "v1", "fp32", "cpu", 16)
 
     def value(self, name: str, model: str = "en-de", **labels: str) -> float | None:
@@ -129,7 +128,7 @@ def test_failures_are_counted_by_status_and_cause_without_names_of_callers(shown
 def test_silence_is_counted_from_the_last_report_of_a_ready_engine(shown: Shown) -> None:
     now = [60.0]
     registry = CollectorRegistry()
-    series = EngineMetrics(Declarations(registry, LATENCY_BUCKETS), "en-fr", 1, clock=lambda: now[0])
+    series = EngineMetrics(Declarations(registry), "en-fr", 1, clock=lambda: now[0])
 
     def silence(at: float) -> float | None:
         now[0] = at

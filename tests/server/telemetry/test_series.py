@@ -96,6 +96,6 @@ def test_totals_of_those_that_ended_add_up(others: list[Counts]) -> None:
 def test_the_servers_own_metrics_are_told_of_once_each_where_nothing_is_added() -> None:
     """Everything is declared in every process, so that no family is lost that only others count in."""
     registry = CollectorRegistry()
-    Metrics(registry, (0.1, 1.0)).add_model("a", "1", "fp32", "cpu", 64)
+    Metrics(registry).add_model("a", "1", "fp32", "cpu", 64)
     assert values(SummedRegistry(registry, lambda: [])) == values(registry)
     assert generate_latest(SummedRegistry(registry, lambda: [])) == generate_latest(registry)

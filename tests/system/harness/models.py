@@ -21,7 +21,7 @@ from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 
 # What tests of versions have in common: looks follow each other quickly, and the calls of tests are short.
-FLAGS = ("--models-poll-seconds", "0.1", "--num-threads", "1", "--restart-backoff-initial-seconds", "0.1")
+FLAGS = ("--models-poll-seconds", "0.1", "--num-threads", "1")
 TRAINING_TEXTS = ["a dog runs over the grass", "the grass is green", "two dogs, and a cat", "Zwei Hunde laufen über das Gras."]
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "transformer": {"num_encoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "num_heads": 4},

@@ -23,8 +23,6 @@ ROOT = Path(__file__).resolve().parents[3]
 LONG = bool(os.environ.get("TEST_LONG"))
 """Whether scenarios run in their long form."""
 START_SECONDS, STOP_SECONDS = 120.0, 90.0
-# Processes that are killed again and again come back at once; the server's own pauses grow to half a minute.
-QUICK_RESTARTS = ("--restart-backoff-initial-seconds", "0.1", "--restart-backoff-max-seconds", "0.2")
 
 
 class Event:

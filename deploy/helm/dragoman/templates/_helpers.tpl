@@ -262,6 +262,10 @@ rollingUpdate:
 {{/* What the schema cannot say. */}}
 {{- define "dragoman.validate" -}}
 {{- $v := .Values -}}
+{{- $gone := .Files.Get "files/gone.json" | fromJson -}}
+{{- range $name, $_ := $v.config -}}
+{{- with get $gone $name -}}{{- fail (printf "config.%s is gone: %s" $name .) -}}{{- end -}}
+{{- end -}}
 {{- if and (eq $v.models.source "pvc") (not $v.models.pvc.claimName) -}}{{- fail "models.pvc.claimName: needed with models.source: pvc" -}}{{- end -}}
 {{- if eq $v.models.source "oci" -}}
 {{- if not $v.models.oci.reference -}}{{- fail "models.oci.reference: needed with models.source: oci" -}}{{- end -}}

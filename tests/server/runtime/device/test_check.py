@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +63,11 @@ CASES: list[tuple[dict[str, Any], list[str], list[tuple[str, str]]]] = [
     ({"max_bytes": 2**20}, ["load"], [("load", "not even one slot fits"), ("load", "--max-slots")]),
     ({"kind": Unloadable}, ["load"], [("load", "ONNX Runtime cannot load it: no kernel. ")]),
     ({"has_one_shortage": True}, ["capture"], [("capture", "2 steps"), ("capture", "--max-slots"), ("replay", "2 steps have the")]),
-    ({"capture_error": CAPTURE_ERROR}, ["capture"], [("capture", "900"), ("capture", "--gpu-graphs never")]),
-    ({"capture_error": CAPTURE_ERROR, "graphs": "never"}, [], [("capture", "never"), ("replay", "nothing is captured")]),
+    (
+        {"capture_error": CAPTURE_ERROR},
+        ["capture"],
+        [("capture", "900"), ("capture", "works without graphs"), ("replay", "nothing is captured")],
+    ),
     ({"kind": Greedy}, ["memory"], [("memory", "--gpu-memory-gib")]),
 ]
 
@@ -75,9 +77,9 @@ def test_findings_come_in_the_order_of_serving_and_advise_where_one_fails(
     half_bundle: Path, attributes: dict[str, Any], failing: list[str], parts: list[tuple[str, str]]
 ) -> None:
     device = attributes.get("kind", FailingDevice)(max_bytes=attributes.get("max_bytes", 4 * 2**30))
-    for name in attributes.keys() - {"kind", "max_bytes", "graphs"}:
+    for name in attributes.keys() - {"kind", "max_bytes"}:
         setattr(device, name, attributes[name])
-    found = findings(half_bundle, device, replace(WANTED, graphs=attributes.get("graphs", "idle")))
+    found = findings(half_bundle, device)
     assert list(found) == (BEFORE if failing == ["load"] else ALL) and failed(found) == failing
     assert all(bool(finding.advice) is not finding.is_good for finding in found.values())
     assert all(part in str(found[name]) for name, part in parts), list(map(str, found.values()))
@@ -142,10 +144,10 @@ def command(*arguments: object, **environment: str) -> subprocess.CompletedProce
 def test_command_rehearses_without_a_gpu_with_the_servers_settings(half_bundle: Path, tmp_path: Path) -> None:
     """A flag goes before the environment, the environment before the file, as in the server."""
     file = tmp_path / "dragoman.toml"
-    file.write_text('models = "/elsewhere"\ndevice = "cpu"\nmax_slots = 2\ngpu_row_buckets = [1, 2]\n')
-    given = {"DRAGOMAN_CONFIG": str(file), "DRAGOMAN_MAX_SLOTS": "3", "DRAGOMAN_GPU_GRAPHS": "never"}
+    file.write_text('models = "/elsewhere"\ndevice = "cpu"\nmax_slots = 2\n')
+    given = {"DRAGOMAN_CONFIG": str(file), "DRAGOMAN_MAX_SLOTS": "3"}
     for bundle, flags, environment, code, parts in (
-        (half_bundle, [], given, 0, ["load: 3 slots", "capture: off"]),
+        (half_bundle, [], given, 0, ["load: 3 slots"]),
         (half_bundle, ["--max-slots", "4", "--config", file], {}, 0, ["load: 4 slots"]),
         (half_bundle, ["--device", "cuda"], {}, 1, ["FAIL  libraries: "]),
         (half_bundle, ["--device", "tpu"], {}, 2, ["device: 'tpu' is not auto, cpu, cuda or cuda:N (flag --device)"]),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dragoman.export.attention_kernels import USUAL, kernel_bits
 from dragoman.server.runtime.device import cuda
 from dragoman.server.runtime.device.cuda import CUDA_PROVIDER, CudaDevice
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
@@ -33,8 +32,7 @@ class FakeCuda:
         return lambda *_: self.calls.append(name) or self.results.get(name) or made.get(name, (0,))
 
 
-@pytest.mark.parametrize(("kernels", "bits"), [(USUAL, "3"), ("cudnn", "8"), ("auto", "0"), ("flash, math", "17")])
-def test_sessions_get_kernels_memory_and_graphs_as_asked(monkeypatch: pytest.MonkeyPatch, kernels: str, bits: str) -> None:
+def test_sessions_get_kernels_memory_and_graphs_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
         def __init__(self, path: Path, options: Any, providers: Any) -> None:
             self.settings = providers[0][1]
@@ -43,17 +41,11 @@ def test_sessions_get_kernels_memory_and_graphs_as_asked(monkeypatch: pytest.Mon
             return [CUDA_PROVIDER]
 
     monkeypatch.setattr(cuda.onnxruntime, "InferenceSession", Session)
-    device = CudaDevice(0, FakeCuda(), kernels)
+    device = CudaDevice(0, FakeCuda())
     for limit, is_captured in ((7, False), (8, True)):
         settings: Any = device.open_session(Path("a.onnx"), max_arena_bytes=limit, is_captured=is_captured).settings  # type: ignore[attr-defined]
-        assert (settings["sdpa_kernel"], settings["gpu_mem_limit"]) == (bits, str(limit))
+        assert (settings["sdpa_kernel"], settings["gpu_mem_limit"]) == ("3", str(limit))
         assert (settings["enable_cuda_graph"], settings["user_compute_stream"]) == (str(int(is_captured)), "77")
-
-
-@pytest.mark.parametrize("names", ["", "flash,", "xqa", "auto,flash"])
-def test_unknown_kernels_are_refused(names: str) -> None:
-    with pytest.raises(ValueError, match="is not auto, and none of flash, efficient, cudnn, math"):
-        kernel_bits(names)
 
 
 def test_errors_and_failed_captures_of_the_runtime() -> None:

@@ -1,0 +1,229 @@
+"""Streams of requests: each is served for itself, answered when it is done, and fails alone.
+
+A stream is not read further while its in-flight window is full, so HTTP/2 flow control holds back a caller who sends faster than
+the models answer, or reads slower. Of an answer that is not yet written only its bytes are kept.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from google.protobuf.message import Message
+from structlog.contextvars import bind_contextvars, unbind_contextvars
+
+from dragoman.server.errors import InvalidRequest, ServiceError, Unavailable
+from dragoman.server.protocols.bulk import Items
+from dragoman.server.protocols.grpc.interceptors import Context, current_call, own_ending
+from dragoman.server.protocols.grpc.reading import HEAD_BYTES, BulkRequest, Refused, join
+from dragoman.server.protocols.v1.messages import to_message
+from dragoman.server.service.context import Call
+from dragoman.server.service.ids import check_request_id
+from dragoman.server.service.in_flight import REQUESTS_PER_TURN
+from dragoman.server.service.outcomes import RETRY_SECONDS
+from dragoman.server.service.service import Core
+from dragoman.v1 import generation_pb2
+
+# Bytes of answers that go together in GenerateBulk; a larger one goes alone.
+MAX_TOGETHER_BYTES = 64 * 2**10
+NUM_REMEMBERED_IDS = 1024
+
+Request = TypeVar("Request")
+
+
+class RequestStream(ABC, Generic[Request]):
+    """One stream of requests."""
+
+    def __init__(self, core: Core, context: Context, max_together_bytes: int = 0) -> None:
+        """Start without requests, inside the RPC's task.
+
+        Args:
+            core: What answers.
+            context: Of the RPC.
+            max_together_bytes: Bytes of answers that a message may have, of which it can have several; 0 where it has one.
+        """
+        call = current_call.get()
+        assert call.window is not None
+        self.call, self.window, self.context = call, call.window, context
+        self.items = Items(core.calls.records, call, partial(own_ending, context, call.arrival))
+        self._draining = core.calls.draining
+        self._max_together_bytes = max_together_bytes
+        self._num_read = 0
+        self._answers: list[bytes] = []  # not written yet
+        self._is_writing_answers = False
+        self._writing = asyncio.Lock()  # gRPC takes one message at a time
+
+    async def serve(self, messages: AsyncIterator[Any]) -> None:
+        """Answer requests until the caller has sent all of them, or the server drains: then those that were read are answered.
+
+        Cancelling this cancels every request that runs.
+
+        Raises:
+            Unavailable: If the server drains before the caller has sent everything; what has no answer was not looked at.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(self._read(messages, tasks))
+                watching = tasks.create_task(_cancel_when(self._draining, reading))
+                reading.add_done_callback(lambda _: watching.cancel())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None  # an answer could not be written: the caller is gone
+        if reading.cancelled():
+            raise Unavailable("the server is shutting down", retry_after_seconds=RETRY_SECONDS)
+
+    @abstractmethod
+    async def begin(self, message: Any, tasks: asyncio.TaskGroup) -> None:
+        """Start the requests of a message, each when there is room; for the first one there is."""
+
+    @abstractmethod
+    async def answer(self, request: Request, index: int, call: Call) -> Message:
+        """Return the last response to a request.
+
+        Args:
+            request: The request.
+            index: Its number on the stream.
+            call: Its record, which has no id yet.
+
+        Raises:
+            ServiceError: If there is no answer.
+        """
+
+    @abstractmethod
+    def failure(self, error: ServiceError, request: Request, index: int, call: Call) -> Message:
+        """Return the response to a request that failed; arguments as `answer`."""
+
+    def start(self, request: Request, num_bytes: int, tasks: asyncio.TaskGroup) -> None:
+        """Start a request of so many bytes."""
+        self.window.begin(num_bytes)
+        tasks.create_task(self._run(request, num_bytes, self._num_read))
+        self._num_read += 1
+
+    async def write(self, message: Message | bytes) -> None:
+        """Write a message when the caller takes it."""
+        async with self._writing:
+            await self.context.write(message)
+
+    async def finish(self, request_bytes: int, data: bytes) -> None:
+        """Write the last response to a request; where a message can have several, together with others of the same moment."""
+        self.window.answered(request_bytes, len(data))
+        self._answers.append(data)
+        if self._is_writing_answers:
+            return
+        self._is_writing_answers = True
+        await asyncio.sleep(0)  # answers of the same turn of the event loop go together
+        while self._answers:
+            together = self._answers[: self._num_together()]
+            del self._answers[: len(together)]
+            await self.write(join(together) if self._max_together_bytes else together[0])
+            for answer in together:
+                self.window.end(len(answer))
+        self._is_writing_answers = False
+
+    async def _read(self, messages: AsyncIterator[Any], tasks: asyncio.TaskGroup) -> None:
+        async for message in messages:
+            await self.begin(message, tasks)
+            del message  # or it would be kept until the next one comes
+            await self.window.wait()
+
+    async def _run(self, request: Request, num_bytes: int, index: int) -> None:
+        """Serve one request, with a record of its own."""
+        unbind_contextvars("request_id")
+        bind_contextvars(batch_id=self.call.request_id)
+        try:
+            with self.items.recorded("", is_part=False) as call:
+                response = await self.answer(request, index, call)
+        except ServiceError as error:
+            response = self.failure(error, request, index, call)
+        data = response.SerializeToString()
+        del request, response
+        await self.finish(num_bytes, data)
+
+    def _num_together(self) -> int:
+        """Return the number of answers that fit one message; at least one."""
+        num_bytes = 0
+        for count, answer in enumerate(self._answers):
+            num_bytes += len(answer) + HEAD_BYTES
+            if count and num_bytes > self._max_together_bytes:
+                return count
+        return len(self._answers)
+
+
+GenerateRequest: TypeAlias = generation_pb2.GenerateRequest | Refused
+Generate: TypeAlias = Callable[[generation_pb2.GenerateRequest, Call, Context, generation_pb2.GenerateResponse], Awaitable[None]]
+
+
+class Batch(RequestStream[GenerateRequest]):
+    """A stream of GenerateBatch, or of GenerateBulk, where a message has several requests and several answers.
+
+    An id that is unfit is never sent back. Every answer has the number of its request on the stream, from 0.
+    """
+
+    def __init__(self, generate: Generate, core: Core, context: Context, max_together_bytes: int = 0) -> None:
+        """Start without requests; `generate` writes the answer to one request into a message."""
+        super().__init__(core, context, max_together_bytes)
+        self._generate = generate
+        self._ids = RecentIds()
+
+    async def begin(self, message: GenerateRequest | BulkRequest, tasks: asyncio.TaskGroup) -> None:
+        """Start the requests of a message; those that have not begun count with their bytes."""
+        if not isinstance(message, BulkRequest):
+            self.start(message, message.ByteSize(), tasks)
+            return
+        held = message.ByteSize()
+        self.window.hold(held)
+        for number in range(len(message)):
+            if number:
+                await self.window.wait()
+                if number % REQUESTS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+            request = message.take()
+            self.window.hold(message.ByteSize() - held)
+            held = message.ByteSize()
+            self.start(request, request.ByteSize(), tasks)
+
+    async def answer(self, request: GenerateRequest, index: int, call: Call) -> generation_pb2.GenerateBatchResponse:
+        """Return the answer to a request, whose id is checked first; errors as those of Generate."""
+        if isinstance(request, Refused):
+            call.request_id = request.request_id
+            raise request.error
+        call.request_id = check_request_id("request_id", request.request_id)
+        bind_contextvars(request_id=call.request_id)
+        if not call.request_id:
+            raise InvalidRequest("request_id", "is missing; each request of a batch needs one")
+        if not self._ids.add(call.request_id):
+            raise InvalidRequest("request_id", "was used on this stream before")
+        response = generation_pb2.GenerateBatchResponse(index=index, request_id=call.request_id)
+        await self._generate(request, call, self.context, response.response)
+        return response
+
+    def failure(
+        self, error: ServiceError, request: GenerateRequest, index: int, call: Call
+    ) -> generation_pb2.GenerateBatchResponse:
+        """Return the error of a request."""
+        failed = to_message(error, call.request_id)
+        return generation_pb2.GenerateBatchResponse(index=index, request_id=call.request_id, error=failed)
+
+
+class RecentIds:
+    """The last ids of a stream, `NUM_REMEMBERED_IDS` at least, as digests of eight bytes."""
+
+    def __init__(self) -> None:
+        self._newest: set[bytes] = set()
+        self._older: set[bytes] = set()
+
+    def add(self, request_id: str) -> bool:
+        """Remember an id; return whether it is new."""
+        digest = blake2b(request_id.encode(), digest_size=8).digest()
+        if digest in self._newest or digest in self._older:
+            return False
+        if len(self._newest) >= NUM_REMEMBERED_IDS:
+            self._older, self._newest = self._newest, set()
+        self._newest.add(digest)
+        return True
+
+
+async def _cancel_when(event: asyncio.Event, task: asyncio.Task[None]) -> None:
+    await event.wait()
+    task.cancel()

@@ -1,0 +1,362 @@
+"""In-flight windows: the requests, bytes and streams that callers and connections may have under way, whatever the protocol.
+
+A call has a window if it is large or has several requests. All windows of a frontend share one allowance of requests and one of
+bytes: every caller with something in flight has an equal share, and of that each of its windows; each window may always have one
+request. Single small requests have none: the dispatcher's queue bounds them.
+"""
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from dragoman.server.errors import ConnectionLimit, QueueFull
+
+T = TypeVar("T")
+
+# For each slot of the largest model: one request that decodes and one that is ready to take its slot.
+REQUESTS_PER_SLOT = 2
+# Each takes about 10 KB while it is served, whatever it asks for.
+MAX_REQUESTS = 1024
+MAX_BYTES = 32 * 2**20
+# Hardly a request that a model can answer is larger; the bytes of smaller ones are counted in streams alone.
+LARGE_BYTES = 64 * 2**10
+# With so many bytes of answers not yet written, a stream is not read further.
+MAX_UNWRITTEN_BYTES = 256 * 2**10
+# Requests of one message that are begun before other tasks get a turn.
+REQUESTS_PER_TURN = 16
+RETRY_SECONDS = 1.0
+
+
+class _Caller:
+    """A caller, or an address where callers are not known: its open windows, those in use, and their bytes."""
+
+    __slots__ = ("num_busy", "num_bytes", "num_windows")
+
+    def __init__(self) -> None:
+        self.num_windows = self.num_busy = self.num_bytes = 0
+
+
+class InFlight:
+    """The allowance that all windows of a frontend share."""
+
+    def __init__(
+        self, max_requests_per_window: Callable[[], int], max_requests: int = MAX_REQUESTS, max_bytes: int = MAX_BYTES
+    ) -> None:
+        """Start without windows.
+
+        Args:
+            max_requests_per_window: Returns the most requests of one window.
+            max_requests: Of all windows together.
+            max_bytes: Of all windows together.
+        """
+        self._max_requests_per_window = max_requests_per_window
+        self._max_requests, self._max_bytes = max_requests, max_bytes
+        self._callers: dict[str, _Caller] = {}
+        self._num_busy = 0  # callers
+        self._waiting: set[Window] = set()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in flight."""
+        return sum(caller.num_bytes for caller in self._callers.values())
+
+    @contextmanager
+    def window(self, caller: str, num_bytes: int = 0) -> "Iterator[Window]":
+        """Open a call's window within the `with`.
+
+        Args:
+            caller: Name of the caller, or its address.
+            num_bytes: Of the call's message, if it is large.
+
+        Raises:
+            QueueFull: If the message exceeds the caller's share of bytes; alone it may be of any size.
+        """
+        owner = self._callers.setdefault(caller, _Caller())
+        owner.num_windows += 1
+        window = Window(self, owner, self._max_requests_per_window())
+        try:
+            if owner.num_bytes and num_bytes and owner.num_bytes + num_bytes > self._max_bytes // self._num_busy:
+                raise QueueFull("request: too many large ones are under way", retry_after_seconds=RETRY_SECONDS)
+            window.hold(num_bytes)
+            yield window
+        finally:
+            self._waiting.discard(window)
+            self.change(window, -window.num_requests, -window.num_bytes)
+            owner.num_windows -= 1
+            if not owner.num_windows:
+                del self._callers[caller]
+
+    def has_room(self, window: "Window") -> bool:
+        """Return whether a window has room for another request."""
+        if not window.num_requests:
+            return True
+        caller = window.caller
+        num_bytes = self._max_bytes // self._num_busy
+        return (
+            window.num_requests < min(window.max_requests, self._max_requests // self._num_busy // caller.num_busy)
+            and window.num_unwritten_bytes <= MAX_UNWRITTEN_BYTES
+            and window.num_bytes < num_bytes // caller.num_busy
+            and caller.num_bytes < num_bytes
+        )
+
+    def change(self, window: "Window", num_requests: int, num_bytes: int) -> None:
+        """Count requests and bytes more, or less, and wake the windows that have room now."""
+        caller, was_busy = window.caller, window.is_busy
+        before = self._share(caller)
+        window.num_requests += num_requests
+        window.num_bytes += num_bytes
+        caller.num_bytes += num_bytes
+        if was_busy != window.is_busy:
+            caller.num_busy += -1 if was_busy else 1
+            if caller.num_busy == (0 if was_busy else 1):
+                self._num_busy += -1 if was_busy else 1
+        if window in self._waiting:
+            window.changed.set()
+        if len(self._waiting) > (window in self._waiting) and self._share(caller) > before:
+            for other in self._waiting:
+                if self.has_room(other):
+                    other.changed.set()
+
+    async def wait(self, window: "Window") -> None:
+        """Wait until a window has room for another request."""
+        if self.has_room(window):
+            return
+        self._waiting.add(window)
+        try:
+            while not self.has_room(window):
+                window.changed.clear()
+                await window.changed.wait()
+        finally:
+            self._waiting.discard(window)
+
+    def _share(self, caller: _Caller) -> tuple[int, bool]:
+        """Return a value that rises when a caller's change has made room for other windows."""
+        callers = max(1, self._num_busy)
+        return self._max_requests // callers // max(1, caller.num_busy), caller.num_bytes < self._max_bytes // callers
+
+
+class Window:
+    """In-flight window of one call.
+
+    Attributes:
+        caller: Whose it is.
+        max_requests: Most requests in flight.
+        num_requests: Requests read whose answers are not written.
+        num_bytes: Of requests that are not answered, and of answers that are not written.
+        num_unwritten_bytes: Of those answers.
+        changed: Set when it may have room again.
+    """
+
+    __slots__ = ("_all", "caller", "changed", "max_requests", "num_bytes", "num_requests", "num_unwritten_bytes")
+
+    def __init__(self, in_flight: InFlight, caller: _Caller, max_requests: int) -> None:
+        self._all = in_flight
+        self.caller = caller
+        self.max_requests = max_requests
+        self.num_requests = self.num_bytes = self.num_unwritten_bytes = 0
+        self.changed = asyncio.Event()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is in flight."""
+        return self.num_requests > 0 or self.num_bytes > 0
+
+    async def wait(self) -> None:
+        """Wait until there is room for another request."""
+        await self._all.wait(self)
+
+    def hold(self, num_bytes: int) -> None:
+        """Count bytes, more or less, of a message whose requests have not begun."""
+        if num_bytes:
+            self._all.change(self, 0, num_bytes)
+
+    def begin(self, num_bytes: int = 0) -> None:
+        """Count a request."""
+        self._all.change(self, 1, num_bytes)
+
+    def answered(self, request_bytes: int, answer_bytes: int) -> None:
+        """Count the bytes of an answer instead of those of its request."""
+        self.num_unwritten_bytes += answer_bytes
+        self._all.change(self, 0, answer_bytes - request_bytes)
+
+    def end(self, num_bytes: int = 0) -> None:
+        """Stop counting a request whose answer, of so many bytes, is written."""
+        self.num_unwritten_bytes -= num_bytes
+        self._all.change(self, -1, -num_bytes)
+
+    async def run_each(
+        self,
+        count: int,
+        serve: Callable[[int], Coroutine[Any, Any, T]],
+        most: int | None = None,
+        has_begun: asyncio.Event | None = None,
+    ) -> Sequence[T]:
+        """Serve the requests of one message, each begun when there is room; the first one that fails cancels the others.
+
+        Args:
+            count: Number of requests.
+            serve: Serves the request of a number, in a task of its own.
+            most: Requests at once; None for as many as have room.
+            has_begun: Set when the last request has begun, or none will.
+
+        Returns:
+            Their results, in order.
+
+        Raises:
+            Exception: Of the first one that failed.
+        """
+        tasks: list[asyncio.Task[T]] = []
+        places = asyncio.Semaphore(most or count)
+
+        def end(_: object) -> None:
+            self.end()
+            places.release()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(count):
+                    await places.acquire()
+                    await self.wait()
+                    if number % REQUESTS_PER_TURN == 0:
+                        await asyncio.sleep(0)
+                    self.begin()
+                    tasks.append(group.create_task(serve(number)))
+                    tasks[-1].add_done_callback(end)
+                if has_begun is not None:
+                    has_begun.set()
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        finally:
+            if has_begun is not None:
+                has_begun.set()
+        return [task.result() for task in tasks]
+
+
+class StreamLimit:
+    """Bounds streams that may stay open for ever, in all and for each connection."""
+
+    def __init__(self, name: str, total: float, per_connection: int) -> None:
+        """Start with none open.
+
+        Args:
+            name: Of the limit, in errors.
+            total: Streams at once.
+            per_connection: Of them on one connection.
+        """
+        self._name, self._total, self._per_connection = name, total, per_connection
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def stream(self, connection: str) -> Iterator[None]:
+        """Count a stream of a connection within the `with`.
+
+        Raises:
+            ConnectionLimit: If there are too many.
+        """
+        if self._open[connection] >= self._per_connection:
+            raise ConnectionLimit(f"{self._name}: {self._per_connection} on one connection", retry_after_seconds=RETRY_SECONDS)
+        if self._open.total() >= self._total:
+            raise ConnectionLimit(f"{self._name}: all {self._total} are taken", retry_after_seconds=RETRY_SECONDS)
+        self._open[connection] += 1
+        try:
+            yield
+        finally:
+            self._open[connection] -= 1
+            if not self._open[connection]:
+                del self._open[connection]
+
+
+class MessageRate:
+    """Token bucket of messages for each connection; messages above the rate wait."""
+
+    # Seconds' worth of messages that may come at once; longest wait; more connections than there may be by default.
+    BURST_SECONDS = 1.0
+    MAX_WAIT_SECONDS = 5.0
+    MAX_CONNECTIONS = 8192
+
+    def __init__(self, messages_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start with full buckets."""
+        self._rate, self._clock = messages_per_second, clock
+        self._full: OrderedDict[str, float] = OrderedDict()  # when a bucket is full again; connections quiet for longest first
+
+    def count(self, connection: str, num_messages: int = 1, max_seconds: float = float("inf")) -> float:
+        """Count messages of a connection; return the seconds that the last one has to wait.
+
+        Raises:
+            ConnectionLimit: If that is more than `max_seconds`; nothing is counted then.
+        """
+        now = self._clock()
+        full = max(self._full.get(connection, 0.0), now) + num_messages / self._rate
+        seconds = full - now - self.BURST_SECONDS
+        if seconds > max_seconds:
+            reason = f"max_messages_per_second: {self._rate:g} on one connection"
+            raise ConnectionLimit(reason, retry_after_seconds=seconds - max_seconds)
+        self._full[connection] = full
+        self._full.move_to_end(connection)
+        if len(self._full) > self.MAX_CONNECTIONS:
+            self._full.popitem(last=False)
+        return max(0.0, seconds)
+
+    async def wait(self, connection: str) -> None:
+        """Wait until a message of a connection may be served.
+
+        Raises:
+            ConnectionLimit: If that takes too long; raised after the longest wait: refusals come no faster than answers.
+        """
+        try:
+            seconds = self.count(connection, 1, self.MAX_WAIT_SECONDS)
+        except ConnectionLimit:
+            await asyncio.sleep(self.MAX_WAIT_SECONDS)
+            raise
+        if seconds:
+            await asyncio.sleep(seconds)
+
+    async def read(self, messages: AsyncIterator[T], connection: str, num_requests: Callable[[T], int]) -> AsyncIterator[T]:
+        """Yield the messages of a stream no faster than its connection may send them; one of several requests counts as so many."""
+        async for message in messages:
+            seconds = self.count(connection, max(1, num_requests(message)))
+            yield message
+            del message
+            if seconds:
+                await asyncio.sleep(seconds)
+
+
+class Receiving:
+    """Messages of one connection's unary calls that have not come whole.
+
+    The transport keeps the bytes that have come of each, so a bounded number is received at once. Small messages come with their
+    call; the others wait for a place, and each one that waits puts a deadline on the one that has been received for longest.
+    """
+
+    MAX_MESSAGES = 16
+    MAX_SECONDS = 5.0
+
+    __slots__ = ("__weakref__", "_places", "_started")
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(self.MAX_MESSAGES)
+        self._started: OrderedDict[asyncio.Timeout, float] = OrderedDict()  # those without a deadline
+
+    async def receive(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Return the message.
+
+        Raises:
+            QueueFull: If it takes too long while others wait.
+        """
+        if self._places.locked() and self._started:
+            timeout, started = self._started.popitem(last=False)
+            timeout.reschedule(started + self.MAX_SECONDS)
+        async with self._places:
+            try:
+                async with asyncio.timeout(None) as timeout:
+                    self._started[timeout] = asyncio.get_running_loop().time()
+                    try:
+                        return await read()
+                    finally:
+                        self._started.pop(timeout, None)
+            except TimeoutError:
+                reason = f"request: it did not come within {self.MAX_SECONDS:g} s, and others wait"
+                raise QueueFull(reason, retry_after_seconds=RETRY_SECONDS) from None
