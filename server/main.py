@@ -303,7 +303,7 @@ class Service:
             bundles += model.open_first()[:1]
         self._loader.pin(plan_engines(self.config, bundles, own))
         for name, model in self.manager.models.items():
-            model.hold_first()
+            model.set_first_route()
             if model.route is not None:
                 self.repository.publish(name, model.route)
                 self._describe(name)

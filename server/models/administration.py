@@ -75,7 +75,7 @@ class Administrator:
             asked, name = one.overrides, resolve_version(one, version) if version else ""
             if not name:
                 asked = replace(asked, is_unloaded=False, pinned=None, unloaded=frozenset())
-                if one.would_want(asked).default is None:
+                if one.target(asked).default is None:
                     raise NotPossible(why_not_served(one, asked))
                 await self._lead(one, asked, lambda: one.route is not None, is_undone=False)
                 return
@@ -99,7 +99,7 @@ class Administrator:
                 return
             pinned = None if asked.pinned == name else asked.pinned
             asked = replace(asked, loaded=asked.loaded - {name}, unloaded=asked.unloaded | {name}, pinned=pinned)
-            if one.would_want(asked).default is None:
+            if one.target(asked).default is None:
                 raise NotPossible(f"version: {name} is the last that can be served; unload the model to have none")
             await self._lead(one, asked, lambda: not is_name_served(one, name))
 
@@ -110,9 +110,9 @@ class Administrator:
 
         async def reload(one: ModelReconciler) -> None:
             await self._look()
-            one.forgive()
+            one.retry_refused()
             await one.settled()
-            wanted = one.would_want(one.overrides, version_names_of(one))
+            wanted = one.target(one.overrides, version_names_of(one))
             missing = [found.name for found in wanted.versions if not is_served(one, found.name)]
             reasons = [why_refused(one, name) or f"version {name} is not served" for name in missing]
             reasons = [*filter(None, (one.found.problem, one.found.file_problem)), *reasons]
@@ -251,14 +251,14 @@ class Administrator:
         """
         before = one.overrides
         if version is not None:
-            one.forgive({version})
-        one.ask(asked)
+            one.retry_refused({version})
+        one.override(asked)
         await one.settled()
         if is_done():
             return
         reason = (version is not None and why_refused(one, version)) or why_not_served(one, asked)
         if is_undone:
-            one.ask(before)
+            one.override(before)
         raise NotPossible(reason)
 
     async def _look(self) -> None:

@@ -72,8 +72,8 @@ class FoundModel:
         directory: Folder of its versions, or its bundle.
         versions: In natural order of their names, the newest last; while there is a problem, those from before it.
         file: Its `model.toml`, or the last one that could be used.
-        problem: Why the folder cannot be used; empty if it can.
-        file_problem: Why the present `model.toml` is not in use, a line a reason; without any usable one there are no versions.
+        problem: UnloadCause the folder cannot be used; empty if it can.
+        file_problem: UnloadCause the present `model.toml` is not in use, a line a reason; without any usable one there are no versions.
         left_out: Entries of the folder that are no versions, a line each with the reason.
         look: State of its file, for the next scan.
     """

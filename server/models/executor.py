@@ -98,7 +98,7 @@ class Executor:
         self._wake, self._metrics = wake, loader.metrics
         self.loaded = Loaded(found.name, Idle(self.keep_seconds, time.monotonic()))
         self.loading: asyncio.Task[None] | None = None
-        self._name, self._told_waiting = found.name, ""
+        self._name, self._waiting_reason = found.name, ""
         self._drains: dict[Version, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_published = asyncio.Event()
@@ -139,14 +139,15 @@ class Executor:
             case actions.GiveUp():
                 assert loaded.route is not None
                 model = loaded.route.default
-                await self._tell(await self._adopt_stand_in(Opened(model.bundle, model.tokenizers, model.frames), model.label))
+                opened = Opened(model.bundle, model.tokenizers, model.frames)
+                await self._tell_frontends(await self._adopt_stand_in(opened, model.label))
             case actions.Refuse(version, refused):
                 self.refuse(version, refused)
                 versions.swapped(self._name, "refused")
                 self._drain(version)
             case actions.RollBack(version, refused):
                 assert loaded.canary is not None
-                await self._take_back([version], refused, loaded.canary.fallback, "rolled_back")
+                await self._roll_back([version], refused, loaded.canary.fallback, "rolled_back")
             case actions.Promote():
                 assert loaded.canary is not None
                 tried, loaded.canary = loaded.canary.versions, None
@@ -175,17 +176,17 @@ class Executor:
         is_asleep = route is not None and route.default.is_asleep
         check = next_canary(loaded, route, self.found.file.swap, self.outcomes, time.monotonic())
         try:
-            await self._tell(route)
+            await self._tell_frontends(route)
         except CannotServe as error:
             if is_asleep:  # what serves goes on, and sleep is tried again
                 log.error("a front end does not let a model sleep", model=self._name, reason=str(error))
                 loaded.route = before
                 self.wake_later()
             else:
-                await self._take_back(new, Refused(Cause.FRONT_END, str(error)), before, "refused", canary)
+                await self._roll_back(new, Refused(Cause.FRONT_END, str(error)), before, "refused", canary)
             return False
         loaded.canary = check
-        self._tell_apart()
+        self._update_states()
         if not (is_asleep or was_asleep):
             if check is None and new and before is not None and not before.is_stand_in:
                 self._metrics.versions.swapped(self._name, "done")
@@ -202,15 +203,15 @@ class Executor:
     async def _publish_again(self) -> bool:
         """Tell frontends of the present route, which failed before."""
         try:
-            await self._tell(self.loaded.route)
+            await self._tell_frontends(self.loaded.route)
         except CannotServe as error:
             log.error("a front end still does not serve as it is to", model=self._name, reason=str(error))
             self.wake_later()
             return False
-        self._tell_apart()
+        self._update_states()
         return True
 
-    async def _tell(self, route: Route | None) -> None:
+    async def _tell_frontends(self, route: Route | None) -> None:
         """Have frontends answer by a route; until all do, no version ends."""
         self.loaded.route = route
         self._is_published.clear()
@@ -222,7 +223,7 @@ class Executor:
             self.history.note(route.default.label)
         self._on_published(self._name)
 
-    async def _take_back(
+    async def _roll_back(
         self, versions: Sequence[Version], refused: Refused, route: Route | None, outcome: str, canary: Canary | None = None
     ) -> None:
         """Refuse versions, and restore the route and the canary check before them."""
@@ -230,11 +231,11 @@ class Executor:
         for version in versions:
             self.refuse(version, refused)
         try:
-            await self._tell(route)
+            await self._tell_frontends(route)
         except Exception as error:  # the refused versions end all the same, and the route is published again later
             is_expected = isinstance(error, CannotServe)
             log.error("a front end does not serve as before", model=self._name, reason=str(error), exc_info=not is_expected)
-        self._tell_apart()
+        self._update_states()
         for version in versions:
             self._drain(version)
         self._log_route()
@@ -244,7 +245,7 @@ class Executor:
         else:  # nothing that is wanted has changed
             self.wake_later()
 
-    def _tell_apart(self) -> None:
+    def _update_states(self) -> None:
         """Set the states of versions that are up."""
         route, canary = self.loaded.route, self.loaded.canary
         for version in self.loaded.versions:
@@ -273,7 +274,7 @@ class Executor:
         self.loaded.versions.append(Version(self._name, NOWHERE, State.STANDBY, loaded=model))
         return Route.to(model, is_stand_in=True)
 
-    async def _make_way(self, opened: Opened, label: str) -> None:
+    async def _end_all(self, opened: Opened, label: str) -> None:
         """End all versions, so that there is memory for another one; requests are refused for now."""
         async with self.lock:
             if self.loaded.route is not None and self.loaded.route.is_stand_in:
@@ -281,7 +282,7 @@ class Executor:
             others = [one for one in self.loaded.versions if one.is_up]
             route = await self._adopt_stand_in(opened, label)
             self.loaded.canary = None
-            await self._tell(route)
+            await self._tell_frontends(route)
         for one in others:
             self._drain(one)
         await asyncio.gather(*self._drains.values())
@@ -308,11 +309,11 @@ class Executor:
             if mode == "wake" and (refused.cause is Cause.MEMORY or (refused.cause in PASSING and version.was_proved)):
                 await self._end(version)
                 version.enter(State.ASLEEP)
-                self._fail_to_wake(refused)
+                self._note_failed_wake(refused)
                 return
             self.refuse(version, refused, is_told=is_told)
             await self._end(version)
-            if version.state is not State.REFUSED:  # it was forgiven meanwhile
+            if version.state is not State.REFUSED:  # it was retried meanwhile
                 self.loaded.remove(version)
             if mode == "wake":
                 versions.woken(self._name, "refused")
@@ -336,7 +337,7 @@ class Executor:
             case "describe":
                 await self._open(version)
                 await self._front_of().adopt(sleeping := self._sleeping(version))
-                self._lay_down(version, sleeping)
+                self._describe_asleep(version, sleeping)
             case "wake":
                 async with loader.turn:
                     await self._start(version, mode)
@@ -348,7 +349,7 @@ class Executor:
                     if mode == "beside":
                         await self._start(version, mode)
                         return
-                await self._make_way(opened, version.label)  # without the turn: requests may take as long as they like
+                await self._end_all(opened, version.label)  # without the turn: requests may take as long as they like
                 async with loader.turn:
                     await self._start(version, mode)
 
@@ -370,7 +371,7 @@ class Executor:
             version.label,
             version.replicas,
             on_death=partial(self._note_death, version),
-            is_observed=lambda: version.has_been_proved,
+            is_observed=lambda: version.is_self_tested,
         )
         version.enter(State.STARTING)
         seconds = None if mode == "first" else loader.load_seconds
@@ -428,10 +429,10 @@ class Executor:
 
     # Idle unloading.
 
-    async def _sleep(self, why: actions.Why) -> None:
+    async def _sleep(self, why: actions.UnloadCause) -> None:
         """Have everything that is up be about to end, and descriptions take its place."""
         idle = self.loaded.idle
-        idle.is_asleep, idle.why, idle.is_asked = True, why, False
+        idle.is_asleep, idle.why, idle.is_evicted = True, why, False
         up = [version for version in self.loaded.versions if version.is_up and not version.is_stand_in]
         try:
             sleeping = [self._sleeping(version) for version in up]
@@ -447,11 +448,11 @@ class Executor:
             successor = self.loaded.add(version.found)
             successor.open(version.opened)
             successor.was_proved = True
-            self._lay_down(successor, model)
+            self._describe_asleep(successor, model)
 
-    def lay_down_first(self, version: Version) -> None:
+    def describe_first(self, version: Version) -> None:
         """Have a version be asleep from the start."""
-        self._lay_down(version, self._sleeping(version))
+        self._describe_asleep(version, self._sleeping(version))
 
     def _sleeping(self, version: Version) -> LoadedModel:
         """Return the description of a version while it is asleep; raise `ConfigError` if it could not be loaded again."""
@@ -459,22 +460,22 @@ class Executor:
         device = "" if version.loaded is None else version.loaded.device
         return self._loader.sleeping(version.opened, self.found.file, version.label, device)
 
-    def _lay_down(self, version: Version, sleeping: LoadedModel) -> None:
+    def _describe_asleep(self, version: Version, sleeping: LoadedModel) -> None:
         version.sleeping = sleeping
         self._keep_stand_in(sleeping)
         version.enter(State.ASLEEP)
 
-    def _fail_to_wake(self, refused: Refused) -> None:
+    def _note_failed_wake(self, refused: Refused) -> None:
         self.loaded.idle.note_failure(refused.reason, time.monotonic())
         log.warning("a model cannot be woken", model=self._name, cause=refused.cause.value, reason=refused.reason)
         self._metrics.versions.woken(self._name, "failed")
-        self._told_waiting = PASSING[refused.cause]
+        self._waiting_reason = PASSING[refused.cause]
         self.refuse_waiting()
 
     def refuse_waiting(self) -> None:
         """Refuse requests that wait for a model that could not be loaded a moment ago."""
         if seconds := self.loaded.idle.retry_seconds(time.monotonic()):
-            self._front_of().refuse_waiting(self._name, self._told_waiting, seconds)
+            self._front_of().refuse_waiting(self._name, self._waiting_reason, seconds)
 
     # End.
 

@@ -93,7 +93,7 @@ class ModelManager:
                 except Exception:
                     log.exception("cannot take note of a model, the others go on", model=model.name)
             for name in self.models.keys() - {model.name for model in found}:
-                self.models[name].lose()
+                self.models[name].note_removed()
 
     def uses(self, directory: Path) -> bool:
         """Return whether the version of a folder is loaded, asleep or on its way; callable on any thread."""
@@ -124,7 +124,7 @@ class ModelManager:
             self.models[model.name] = self._make(model)
             self._run(model.name)
         else:
-            self.models[model.name].find(model)
+            self.models[model.name].update(model)
 
     def _note_problem(self, problem: str) -> None:
         if problem != self.problem:

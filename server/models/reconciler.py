@@ -55,7 +55,7 @@ class ModelReconciler:
         self.loaded = self._executor.loaded
         self._loader, self._placement = loader, placement
         self._is_lost = self._is_over = False
-        self._told = ""
+        self._logged_problem = ""
         self._changed, self._settled = asyncio.Event(), asyncio.Event()
 
     # State.
@@ -82,7 +82,7 @@ class ModelReconciler:
         return self._is_lost and self.route is None and self._executor.loading is None and not is_loaded
 
     @property
-    def told_problems(self) -> tuple[str, ...]:
+    def all_problems(self) -> tuple[str, ...]:
         """Everything that is not as wanted, refused versions aside, a line each."""
         found = self.found
         problems = [*found.problem.splitlines(), *found.file_problem.splitlines(), *found.left_out, *self.problems]
@@ -93,7 +93,7 @@ class ModelReconciler:
     def troubles(self) -> list[str]:
         """Return a line for each refused version, and for everything else that is not as wanted; callable on any thread."""
         refused = [version for version in self.loaded.with_files() if version.state is State.REFUSED and version.cause]
-        return [*(f"version {one.label} is refused ({one.cause}): {one.reason}" for one in refused), *self.told_problems]
+        return [*(f"version {one.label} is refused ({one.cause}): {one.reason}" for one in refused), *self.all_problems]
 
     def readings(self) -> list[VersionReading]:
         """Return the states of its versions, for metrics; callable on any thread."""
@@ -123,50 +123,50 @@ class ModelReconciler:
         return Candidate(
             self.name,
             memory_bytes=sum(max(one.reserved_bytes, self._loader.resident_bytes(model)) for one, model in with_engines),
-            is_leaving=idle.is_asked or any(one.is_draining or one.state is State.RETIRING for one, _ in with_engines),
+            is_leaving=idle.is_evicted or any(one.is_draining or one.state is State.RETIRING for one, _ in with_engines),
             may_leave=idle.may_sleep and not idle.is_asleep and (not is_waking or any(one.is_up for one, _ in with_engines)),
-            is_busy=seen.is_loading or seen.is_awaited or is_waking or idle.is_asked or loaded.canary is not None,
+            is_busy=seen.is_loading or seen.is_awaited or is_waking or idle.is_evicted or loaded.canary is not None,
             num_held=seen.holding.num_held,
             warm_until=seen.holding.warm_until,
             awake_since=idle.awake_since,
         )
 
-    def would_want(self, overrides: Overrides, forgiven: Container[str] = ()) -> Wanted:
+    def target(self, overrides: Overrides, retried: Container[str] = ()) -> Wanted:
         """Return what would be served by other wishes, and if versions of some names had not been refused."""
-        return target_of(self.found, overrides, self.loaded, forgiven)
+        return target_of(self.found, overrides, self.loaded, retried)
 
     # Changes from outside.
 
-    def find(self, found: FoundModel) -> None:
+    def update(self, found: FoundModel) -> None:
         """Note the present contents of its folder."""
-        if found.problem and found.problem != self._told:
+        if found.problem and found.problem != self._logged_problem:
             log.error("the folder of a model cannot be used, what is served stays", model=self.name, reason=found.problem)
-        self._told, before, self._executor.found = found.problem, self.found, found
+        self._logged_problem, before, self._executor.found = found.problem, self.found, found
         if self._is_lost or (found.versions, found.file) != (before.versions, before.file):
             self._is_lost = False
             if (found.file.settings, found.file.swap.mode) != (before.file.settings, before.file.swap.mode):
-                self.loaded.forgive(None, OF_SETTINGS)
+                self.loaded.retry_refused(None, OF_SETTINGS)
             self.wake()
 
-    def lose(self) -> None:
+    def note_removed(self) -> None:
         """Note that its folder is gone."""
         if not self._is_lost:
             self._is_lost, self._executor.found = True, replace(self.found, versions=())
             self.wake()
 
-    def ask(self, overrides: Overrides) -> None:
+    def override(self, overrides: Overrides) -> None:
         """Note the wishes of operators."""
         self.overrides = overrides
         self.wake()
 
-    def forgive(self, names: Collection[str] | None = None) -> None:
+    def retry_refused(self, names: Collection[str] | None = None) -> None:
         """Try refused versions again: those of some names, or all."""
-        self.loaded.forgive(names)
+        self.loaded.retry_refused(names)
         self.wake()
 
     def evict(self) -> None:
         """Unload the model as soon as it can be, to free memory."""
-        self.loaded.idle.is_asked = True
+        self.loaded.idle.is_evicted = True
         self.wake()
 
     def wake(self) -> None:
@@ -201,14 +201,14 @@ class ModelReconciler:
             raise ConfigError(first.reason) if first.cause is Cause.SETTINGS else BundleError(first.reason)
         return opened
 
-    def hold_first(self) -> None:
+    def set_first_route(self) -> None:
         """Set the route of the start: to versions that are asleep, or to a stand-in until one serves."""
-        target, loaded, executor = self.would_want(self.overrides), self.loaded, self._executor
+        target, loaded, executor = self.target(self.overrides), self.loaded, self._executor
         for version in list(loaded.versions):
             if version.cause is not None:
                 executor.refuse(version, Refused(version.cause, version.reason))
             elif loaded.idle.is_asleep:
-                executor.lay_down_first(version)
+                executor.describe_first(version)
             elif version.opened is not None and version.found.name == target.default:
                 loaded.route = executor.add_stand_in(version.opened, version.label)
         if loaded.idle.is_asleep:
@@ -288,10 +288,10 @@ class ModelReconciler:
                     return
         if executor.loading is not None:
             return
-        loaded.idle.is_asked = False
+        loaded.idle.is_evicted = False
         if loaded.idle.is_asleep and executor.observe().is_awaited:
             executor.refuse_waiting()
-        if (problems := self.would_want(self.overrides).problems) != self.problems:
+        if (problems := self.target(self.overrides).problems) != self.problems:
             self.problems = problems
             for problem in problems:
                 log.warning("what is wanted of a model cannot be had", model=self.name, problem=problem)

@@ -62,7 +62,7 @@ def check_loaded(model: ModelReconciler) -> None:
 def why_not_served(model: ModelReconciler, asked: Overrides) -> str:
     """Return why wishes of an operator are not met."""
     found = model.found
-    problems = (found.problem, found.file_problem, *model.would_want(asked).problems)
+    problems = (found.problem, found.file_problem, *model.target(asked).problems)
     reasons = [why_refused(model, one.name) for one in reversed(found.versions)]
     told = "; ".join(dict.fromkeys(filter(None, (*reasons, *problems))))
     return told or ("the log says why" if found.versions else "its folder holds no version")
@@ -103,7 +103,7 @@ def status_of(model: ModelReconciler) -> ModelStatus:
         model.name,
         route is not None and route.default.engine.is_ready,
         tuple(statuses),
-        model.told_problems,
+        model.all_problems,
         Requested(
             asked.is_unloaded,
             tuple(sorted(asked.loaded)),

@@ -99,7 +99,7 @@ class Stage:
         self.versions = [one for one in self.versions if one.name not in names]
 
     def look(self) -> None:
-        self.keeper.find(self.found)
+        self.keeper.update(self.found)
 
     async def settle(self) -> None:
         """Scan, and wait until nothing is left to do."""
@@ -129,7 +129,7 @@ class Stage:
     async def led(self, *, is_persistent: bool = False) -> "AsyncIterator[Stage]":
         """Start the first versions and reconcile until this is left; no engine is left then."""
         self.keeper.open_first()
-        self.keeper.hold_first()
+        self.keeper.set_first_route()
         self.routes += filter(None, [self.keeper.route])
         tasks = []
         if is_persistent:

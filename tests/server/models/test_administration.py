@@ -33,7 +33,7 @@ class Idle:
     async def run(self) -> None:
         await asyncio.Event().wait()
 
-    def find(self, found: FoundModel) -> None: ...
+    def update(self, found: FoundModel) -> None: ...
 
 
 class World:
@@ -104,7 +104,7 @@ async def test_status_lists_every_version_and_every_problem(serve: Any) -> None:
         assert (two.share, two.version, two.state) == (0.75, "000000000002", "serving") and two.since > 1e9
         assert (one.name, one.state, one.since) == ("1", "serving", pytest.approx(two.since, abs=60))
         assert world.administrator.list(ANNA, MODEL) == [status]
-        world.stage.keeper.find(replace(world.stage.found, problem="a", file_problem="b\nc", left_out=("d",)))
+        world.stage.keeper.update(replace(world.stage.found, problem="a", file_problem="b\nc", left_out=("d",)))
         assert world.status.problems[:4] == ("a", "b", "c", "d")
 
 

@@ -37,12 +37,12 @@ class FakeModel:
         finally:
             self.num_running -= 1
 
-    def find(self, found: FoundModel) -> None:
+    def update(self, found: FoundModel) -> None:
         if self.error is not None:
             raise self.error
         self.found.append(found)
 
-    def lose(self) -> None:
+    def note_removed(self) -> None:
         self.num_lost += 1
 
     async def settled(self) -> None: ...

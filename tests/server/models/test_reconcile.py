@@ -25,7 +25,7 @@ from dragoman.server.models.reconcile import (
     Refuse,
     RollBack,
     Sleep,
-    Why,
+    UnloadCause,
     next_canary,
     reconcile,
 )
@@ -309,22 +309,22 @@ def seen(now: float, num_held: int = 0, last_used: float = 0.0, *, is_awaited: b
 
 # Seconds since it was loaded; requests, and seconds since the last; whether it is awaited, on probation, to be evicted.
 @pytest.mark.parametrize(
-    ("seconds", "num_held", "used_ago", "is_awaited", "has_canary", "is_asked", "why"),
+    ("seconds", "num_held", "used_ago", "is_awaited", "has_canary", "is_evicted", "why"),
     [
         (59.0, 0, 1e3, False, False, False, None),
-        (60.0, 0, 1e3, False, False, False, Why.IDLE),
+        (60.0, 0, 1e3, False, False, False, UnloadCause.IDLE),
         (90.0, 0, 59.5, False, False, False, None),
-        (90.0, 0, 60.0, False, False, False, Why.IDLE),
+        (90.0, 0, 60.0, False, False, False, UnloadCause.IDLE),
         (90.0, 1, 1e3, False, False, False, None),
         (90.0, 0, 1e3, True, False, False, None),
         (90.0, 0, 1e3, False, True, False, None),
-        (0.0, 3, 1e3, False, False, True, Why.MEMORY),
+        (0.0, 3, 1e3, False, False, True, UnloadCause.MEMORY),
         (0.0, 3, 1e3, True, False, True, None),
         (0.0, 0, 1e3, False, True, True, None),
     ],
 )
 def test_model_is_unloaded_when_it_is_idle_or_evicted(
-    seconds: float, num_held: int, used_ago: float, is_awaited: bool, has_canary: bool, is_asked: bool, why: Why | None
+    seconds: float, num_held: int, used_ago: float, is_awaited: bool, has_canary: bool, is_evicted: bool, why: UnloadCause | None
 ) -> None:
     idle = Idle(60.0, NOW)
     assert idle.is_asleep and idle.pause(seen(NOW)) is None, "it is not loaded at the start"
@@ -332,8 +332,8 @@ def test_model_is_unloaded_when_it_is_idle_or_evicted(
     idle.is_asleep = False
     idle.note_awake(NOW + 5)
     now = NOW + 5 + seconds
-    idle.is_asked, observed = is_asked, seen(now, num_held, now - used_ago, is_awaited=is_awaited)
-    assert idle.why_unload(observed, has_canary=has_canary) is why
+    idle.is_evicted, observed = is_evicted, seen(now, num_held, now - used_ago, is_awaited=is_awaited)
+    assert idle.unload_cause(observed, has_canary=has_canary) is why
     if why is None and not is_awaited:
         assert idle.pause(observed) == pytest.approx(60.0 if num_held else max(0.001, 60.0 - min(seconds, used_ago)))
 
@@ -354,9 +354,9 @@ def test_failed_load_is_retried_with_a_growing_pause() -> None:
 
 def test_model_that_is_always_to_be_loaded_is_retried_by_itself_and_never_unloaded() -> None:
     idle = Idle(math.inf, NOW)
-    idle.is_asked = True
+    idle.is_evicted = True
     later = seen(NOW + 1e9)
-    assert not idle.is_asleep and idle.why_unload(later, has_canary=False) is None and idle.pause(later) is None
+    assert not idle.is_asleep and idle.unload_cause(later, has_canary=False) is None and idle.pause(later) is None
     idle = Idle(60.0, NOW)
     idle.keep_seconds = math.inf
     assert idle.is_wake_due(seen(NOW))

@@ -139,13 +139,13 @@ async def play(stage: Stage, events: str) -> None:
             case "die":
                 stage.engine(*names).die()
             case "pin" | "unload":
-                stage.keeper.ask(Overrides(pinned=names[0] if names else None, is_unloaded=event == "unload"))
+                stage.keeper.override(Overrides(pinned=names[0] if names else None, is_unloaded=event == "unload"))
             case "forgive":
-                stage.keeper.forgive()
+                stage.keeper.retry_refused()
             case "file":
                 stage.file = FILES[names[0]]
             case "lose":
-                stage.keeper.lose()
+                stage.keeper.note_removed()
             case "ask":
                 await stage.ask_for()
             case "evict":
@@ -238,7 +238,7 @@ class Rollouts(RuleBasedStateMachine):
 
     @rule(name=st.none() | NAMES, is_unloaded=st.booleans())
     def ask(self, name: str | None, is_unloaded: bool) -> None:
-        self.stage.keeper.ask(Overrides(pinned=name, is_unloaded=is_unloaded))
+        self.stage.keeper.override(Overrides(pinned=name, is_unloaded=is_unloaded))
         self.settle()
 
     @rule(name=st.sampled_from(DEFINED))
@@ -346,7 +346,7 @@ async def test_start_is_retried_until(ending: str) -> None:
             await until(lambda: stage.shown == {"1": "refused start", "2": "serving"})
             assert stage.steps("1")[-1] == "stop"
         else:
-            stage.keeper.lose()
+            stage.keeper.note_removed()
             await until(lambda: stage.keeper.is_gone and stage.routes[-1] is None)
 
 
