@@ -73,7 +73,7 @@ class FoundModel:
         versions: In natural order of their names, the newest last; while there is a problem, those from before it.
         file: Its `model.toml`, or the last one that could be used.
         problem: UnloadCause the folder cannot be used; empty if it can.
-        file_problem: UnloadCause the present `model.toml` is not in use, a line a reason; without any usable one there are no versions.
+        file_problem: Reasons, a line each, for which the present `model.toml` is not in use; there are no versions without a usable one.
         left_out: Entries of the folder that are no versions, a line each with the reason.
         look: State of its file, for the next scan.
     """
