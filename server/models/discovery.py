@@ -72,7 +72,7 @@ class FoundModel:
         directory: Folder of its versions, or its bundle.
         versions: In natural order of their names, the newest last; while there is a problem, those from before it.
         file: Its `model.toml`, or the last one that could be used.
-        problem: UnloadCause the folder cannot be used; empty if it can.
+        problem: Reason why the folder cannot be used; empty if it can.
         file_problem: Reasons, a line each, why the present `model.toml` is not in use; without a usable one there are no versions.
         left_out: Entries of the folder that are no versions, a line each with the reason.
         look: State of its file, for the next scan.
