@@ -26,12 +26,13 @@ from dragoman.server.models.reconcile import (
     RollBack,
     Sleep,
     UnloadCause,
+    is_in,
     next_canary,
     reconcile,
 )
 from dragoman.server.models.registry import Route
 from dragoman.server.models.use import Holding, Outcomes
-from dragoman.server.models.version import NOWHERE, Cause, Refused, State, Version
+from dragoman.server.models.version import NOWHERE, Cause, Opened, Refused, State, Version
 
 NOW = 1000.0
 FILES = {
@@ -221,6 +222,40 @@ def test_versions_of_the_next_canary_check(versions: str, to: str, is_ready: boo
     if check is not None:
         has_new = any(one.state is State.STANDBY and one.label in names for one in situation.loaded.versions)
         assert check.began == NOW + has_new, "a check goes on where no version is new"
+
+
+# Versions.
+
+
+def test_version_is_called_as_its_folder_or_as_its_content() -> None:
+    named, flat = Version("en-de", folder("7")), Version("en-de", folder(""))
+    assert (named.label, named.content, flat.label) == ("7", "", "")
+    bundle, nothing = SimpleNamespace(manifest=SimpleNamespace(version="abc")), None
+    for version in (named, flat):
+        version.open(Opened(bundle, nothing, nothing))  # type: ignore[arg-type]
+    assert (named.label, named.content, flat.label) == ("7", "abc", "abc")
+    flat.let_go()
+    assert (flat.label, flat.content, flat.opened) == ("abc", "abc", None)
+
+
+@pytest.mark.parametrize("state", State)
+def test_only_a_version_that_is_being_tried_is_blamed_for_a_death(state: State) -> None:
+    version = Version("en-de", folder("1"), state)
+    version.note_death()
+    assert version.has_died is (state in (State.PROVING, State.STANDBY, State.TRIAL))
+
+
+def test_replicas_get_the_lowest_free_consecutive_numbers() -> None:
+    versions = Loaded("en-de", Idle(60.0, 0.0))
+    one, two, three = (versions.add(folder(name)) for name in "123")
+    for version, num_replicas, expected in ((one, 2, range(0, 2)), (two, 1, range(2, 3)), (three, 2, range(3, 5))):
+        version.replicas = versions.free_replicas(num_replicas)
+        version.loaded = model(version.label)
+        assert version.replicas == expected
+    one.loaded = None
+    assert [versions.free_replicas(number) for number in (0, 2, 3)] == [range(0), range(0, 2), range(5, 8)]
+    route = Route(two.loaded, {"2": two.loaded})  # type: ignore[arg-type, dict-item]
+    assert is_in(two, route) and not is_in(three, route) and not is_in(two, None)
 
 
 # Canary checks.
