@@ -132,8 +132,7 @@ def _least(run: Callable[[int], float], argument: int, most: int = 7) -> float:
 def dragoman_steps(folder: Path, num_threads: int) -> dict[str, Any]:
     """Load a bundle, measure decode steps and score a pair."""
     from dragoman.export.bundle import Bundle
-    from dragoman.server.runtime.onnx import OnnxRunner
-    from dragoman.server.runtime.scorer import OnnxScorer
+    from dragoman.server.runtime.onnx import OnnxRunner, OnnxScorer
 
     before, started = memory_mib(), time.monotonic()
     opened = Bundle.open(folder, is_checked=False)

@@ -36,9 +36,8 @@ from benchmarks.harness.page import Page, output, parser
 from benchmarks.harness.processes import ENGINE, FRONTEND, Setting, dragoman, memory_mib
 from dragoman.model.corpus import read_lines
 from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.offline import OfflineTranslator
-from dragoman.server.runtime.runner import Runner
+from dragoman.server.runtime.runner import Candidates, Runner
 from dragoman.server.workers.processors import available_cores
 
 PARTS = ("growth", "searches", "replicas")

@@ -45,7 +45,7 @@ def open_session(
         write_to: Where to put the graph as the session computes it, `NAME.onnx`, and beside it in `NAME.data` its weights, those of
             products also in the session's own order. A session of these files, with the same ONNX Runtime on the same kind of
             processor, maps that order instead of keeping a copy, and computes the same bits. Before that, the order has to be
-            aligned, see `server.runtime.weights_layout`.
+            aligned, see `server.runtime.weights`.
 
     Raises:
         RuntimeError: If the files cannot be written, and for all else that ONNX Runtime has to say.

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Writes what is made of the .proto files: the Python stubs in dragoman/v1 and dragoman/inference, and the OpenAPI document of the HTTP
-# API. With --check, fails where what is committed differs.
+# Writes the Python stubs of the .proto files in dragoman/v1 and dragoman/inference. With --check, fails where those committed differ.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=.
@@ -15,4 +14,3 @@ if [ "$out" != . ]; then
     diff -q "$stub" "${stub#"$out"/}" || { echo "stubs are out of date: run make protos" >&2; exit 1; }
   done
 fi
-PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}" python protos/openapi.py "$@"

@@ -37,7 +37,6 @@ from pydantic_settings import (
 )
 
 from dragoman.model.errors import InputError
-from dragoman.server.durations import ALWAYS, parse_keeping
 from dragoman.server.service.readiness import ReadyRule
 
 PREFIX = "DRAGOMAN_"
@@ -92,6 +91,10 @@ Gibibytes = Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)]
 Replicas = Annotated[int, Field(ge=0, le=256)]
 Names = Annotated[tuple[str, ...], NoDecode]
 
+ALWAYS = "always"
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+DURATION = re.compile(rf"([0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)({'|'.join(_UNITS)})")
+
 _DEVICE = r"auto|cpu|cuda(:[0-9]{1,3})?"
 
 
@@ -105,6 +108,19 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # any other name may come to mean any address
         return False
+
+
+def parse_duration(text: object) -> float:
+    """Return a time such as `90s`, `10m` or `1.5h`, or infinity for `always`, in seconds.
+
+    Raises:
+        ValueError: If it is neither, or has no unit.
+    """
+    if text == ALWAYS:
+        return math.inf
+    if not isinstance(text, str) or (found := DURATION.fullmatch(text)) is None:
+        raise ValueError(f"{text!r:.80} is not a time such as 90s, 10m or 1.5h, in quotes")
+    return float(found[1]) * _UNITS[found[2]]
 
 
 def _host(settings: dict[str, Any]) -> str:
@@ -312,7 +328,7 @@ class ServerConfig(BaseSettings):
     @field_validator("keep_loaded")
     @classmethod
     def _check_keep_loaded(cls, text: str) -> str:
-        if parse_keeping(text) <= 0:
+        if parse_duration(text) <= 0:
             raise ValueError(f"{text!r} is no time at all")
         return text
 
@@ -384,7 +400,7 @@ class ServerConfig(BaseSettings):
     @property
     def keep_loaded_seconds(self) -> float:
         """`keep_loaded`; infinite for always."""
-        return parse_keeping(self.keep_loaded)
+        return parse_duration(self.keep_loaded)
 
     @property
     def ready_rule(self) -> ReadyRule:

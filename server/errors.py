@@ -1,7 +1,7 @@
-"""The two families of errors a caller can see: faults of the request and faults of the server.
+"""The two families of errors that callers see: client faults and server faults.
 
-Each class carries the name of its status, one of `google.rpc.Code`; every face turns these into its own in one place. The message
-is for the caller: it names the field or the limit and never holds internal text.
+Each class has the name of its status, one of `google.rpc.Code`, which each protocol maps to its own in one place. The message is
+for the caller: it names the field or the limit and never contains internal text.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from typing import ClassVar, Self
 
 
 class ServiceError(Exception):
-    """What a caller may be told.
+    """An error for the caller.
 
     Attributes:
         code: Name of the status.
-        refusal: For metrics: why a request was turned away before any work; empty where it was not.
-        retry_after_seconds: When trying again makes sense; None where it does not.
+        refusal: Reason in the metrics of a request refused before any work; empty otherwise.
+        retry_after_seconds: When to retry; None for never.
     """
 
     code: ClassVar[str] = "UNKNOWN"
@@ -26,14 +26,14 @@ class ServiceError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
     def copy(self, message: str = "") -> Self:
-        """Return an equal error, with another message if one is given. Each task that waits is given an error of its own."""
+        """Return a copy, with another message if one is given: each waiting task raises an error of its own."""
         other = Exception.__new__(type(self), message or self.message)
         vars(other).update(vars(self), message=message or self.message)
         return other
 
 
 class ClientFault(ServiceError):
-    """The request cannot be served as it is."""
+    """A fault of the request."""
 
 
 class InvalidRequest(ClientFault):
@@ -67,12 +67,6 @@ class UnknownPair(ClientFault):
     refusal = "unknown_model"
 
     def __init__(self, asked: str, there: str) -> None:
-        """Say what there is.
-
-        Args:
-            asked: By the request, as it may be shown.
-            there: What models translate.
-        """
         super().__init__(f"target_language: no model translates {asked}; there: {there or 'none that tells its languages'}")
 
 
@@ -83,14 +77,7 @@ class UnknownVersion(ClientFault):
     refusal = "unknown_version"
 
     def __init__(self, model: str, asked: str, served: list[str], meant: Sequence[str] = ()) -> None:
-        """Say what there is.
-
-        Args:
-            model: Its name.
-            asked: By the request.
-            served: What may be asked for, a text for each version.
-            meant: Those of them that it may be, where it is not clear which.
-        """
+        """Name the versions served; `meant` are those that an ambiguous name may mean."""
         if meant:
             super().__init__(f"model_version: {asked!r} of model {model} may be {' or '.join(meant)}; ask for one by its name")
         else:
@@ -98,29 +85,22 @@ class UnknownVersion(ClientFault):
 
 
 class NotInRepository(ClientFault):
-    """An operator names a model, a version or a label that there is not."""
+    """An operator names a model, version or label that does not exist."""
 
     code = "NOT_FOUND"
 
     def __init__(self, field: str, asked: str, there: Sequence[str]) -> None:
-        """Say what there is.
-
-        Args:
-            field: Of the request.
-            asked: By the request, as it may be shown.
-            there: Names that could be asked for.
-        """
         super().__init__(f"{field}: {asked} is not there; there: {', '.join(there) or 'none'}")
 
 
 class NotPossible(ClientFault):
-    """An operator asks for what cannot be had as things are; nothing has changed."""
+    """An operator requests a change that is not possible now; nothing has changed."""
 
     code = "FAILED_PRECONDITION"
 
 
 class UnknownService(ClientFault):
-    """Health was asked of something that is not served."""
+    """Health of a service that is not served."""
 
     code = "NOT_FOUND"
 
@@ -129,13 +109,13 @@ class UnknownService(ClientFault):
 
 
 class NotOffered(ClientFault):
-    """The protocol has a method that this server does not offer."""
+    """A method of the protocol that this server does not implement."""
 
     code = "UNIMPLEMENTED"
 
 
 class Unauthenticated(ClientFault):
-    """The caller did not show a token we know."""
+    """No valid token."""
 
     code = "UNAUTHENTICATED"
     refusal = "unauthenticated"
@@ -148,29 +128,29 @@ class DeadlineExceeded(ClientFault):
 
 
 class IdleStream(DeadlineExceeded):
-    """The caller has sent nothing for too long on a stream that waits for nothing else."""
+    """A stream without requests for too long."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"nothing was asked for {seconds:g} s; open another stream")
 
 
 class DeadlineUnmet(DeadlineExceeded):
-    """The deadline is sure to pass before the answer is there; nothing was done for this request."""
+    """The deadline would pass before the answer is complete; refused before any work."""
 
     refusal = "deadline_unmet"
 
 
 class Cancelled(ClientFault):
-    """The caller cancelled or went away."""
+    """The caller cancelled or disconnected."""
 
     code = "CANCELLED"
 
 
 class QueueFull(ClientFault):
-    """Too much is waiting; nothing was done for this request.
+    """The queue is full; refused before any work.
 
     Attributes:
-        limit: Name of the caller's own limit that is behind it; empty for the queue's.
+        limit: Name of the caller's own limit that was reached; empty for the queue's.
     """
 
     code = "RESOURCE_EXHAUSTED"
@@ -182,7 +162,7 @@ class QueueFull(ClientFault):
 
 
 class LimitReached(ClientFault):
-    """A limit of the caller's own does not allow it now; nothing was done for this request."""
+    """A limit of the caller is reached; refused before any work."""
 
     code = "RESOURCE_EXHAUSTED"
     refusal = "limit"
@@ -193,36 +173,36 @@ class LimitReached(ClientFault):
 
 
 class ConnectionLimit(ClientFault):
-    """There is too much of something on one connection, or on all; the message begins with the limit's name."""
+    """A limit of one connection, or of all, is reached; the message begins with its name."""
 
     code = "RESOURCE_EXHAUSTED"
     refusal = "connection_limit"
 
 
 class ServerFault(ServiceError):
-    """The request was fine."""
+    """A fault of the server."""
 
 
 class Unavailable(ServerFault):
-    """The server is draining, or the model's engine is starting, restarting or gone; trying again is safe."""
+    """The server drains, or the model's engine is not running; a retry is safe."""
 
     code = "UNAVAILABLE"
 
 
 class NotReady(Unavailable):
-    """The model's engine is not there at the moment; nothing was done for this request."""
+    """The model's engine is not ready; refused before any work."""
 
     refusal = "not_ready"
 
 
 class Draining(Unavailable):
-    """The server takes nothing new; nothing was done for this request."""
+    """The server drains; refused before any work."""
 
     refusal = "draining"
 
 
 class UnexpectedFault(ServerFault):
-    """An exception nobody foresaw; the caller gets an id that the log has too, and nothing else."""
+    """An unexpected exception; the caller gets an incident id, which the log has too, and nothing else."""
 
     code = "INTERNAL"
 
@@ -231,6 +211,6 @@ class UnexpectedFault(ServerFault):
 
 
 class StepFailed(ServerFault):
-    """A prefill or decode step raised; the message quotes the incident id that the log has."""
+    """A prefill or decode step raised; the message quotes the incident id of the log."""
 
     code = "INTERNAL"

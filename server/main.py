@@ -21,8 +21,8 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.export.signing import Keys
 from dragoman.server import config as settings
-from dragoman.server.addresses import in_url
 from dragoman.server.config import ServerConfig
+from dragoman.server.listening import in_url
 from dragoman.server.models.discovery import FoundModel, find_models
 from dragoman.server.models.loader import VersionLoader
 from dragoman.server.models.manager import ModelManager
@@ -40,10 +40,9 @@ from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source, Watcher
 from dragoman.server.workers.engines import plan_engines
 from dragoman.server.workers.front_end import FrontEnd
-from dragoman.server.workers.frontend_supervisor import FrontEndCannotStart
 from dragoman.server.workers.frontends import FrontEnds
 from dragoman.server.workers.processors import Terminal, end_process, give_back_large_blocks, keep_what_is_there
-from dragoman.server.workers.supervisor import EngineCannotStart
+from dragoman.server.workers.supervisor import CannotStart, EngineCannotStart
 
 # How long after a hangup the terminal may still be there that is going.
 HANGUP_SECONDS = 1.0
@@ -178,7 +177,7 @@ class Service:
                     await stopping.wait()
                     self._operators.drain()
                     await front.drain(self.config.drain_seconds)
-            except (EngineCannotStart, FrontEndCannotStart) as error:
+            except CannotStart as error:
                 log.error("cannot serve", reason=str(error))
                 return 1
             finally:

@@ -1,7 +1,7 @@
-"""Files that may change while the server runs: seen to have changed, read again, and put to use if they are good.
+"""Files that may change while the server runs: read again when they change, and used if they are valid.
 
-What is looked at is their content: Kubernetes swaps a link above the files of a secret, which nothing of a file itself tells.
-A file that cannot be used changes nothing: what was read before stays in use, the log says so once, and a metric for as long.
+Changes are detected by content: Kubernetes swaps a link above the files of a secret, which does not show in their attributes. A
+file that is not valid changes nothing: the content before stays in use, with one line in the log and a metric.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ class Source:
     """Files that belong together, such as a certificate and its key.
 
     Attributes:
-        name: What the log and the metrics call it.
+        name: In log and metrics.
         paths: The files.
-        load: Reads them, on a thread of its own; raises `InputError` (`ConfigError`) for what cannot be used.
-        use: Gets what `load` returned, on the event loop's thread.
+        load: Reads them, in a thread; raises `InputError` (`ConfigError`) if they are not valid.
+        use: Takes the result of `load`, on the event loop.
         used: Fingerprint of the content in use.
-        seen: Fingerprint of the content that was there the last time.
-        refused: Fingerprint of the content that could not be used; None while what is there is in use.
+        seen: Fingerprint of the content at the last check.
+        refused: Fingerprint of content that was not valid; None while the files are in use.
     """
 
     name: str
@@ -47,37 +47,32 @@ class Source:
 
 
 class Watcher:
-    """Looks at sources now and then (`run`), and at once when it is told to (`check`)."""
+    """Polls sources (`run`), and checks them at once on demand (`check`)."""
 
     def __init__(self, metrics: ReloadMetrics, poll_seconds: float = POLL_SECONDS) -> None:
-        """Start with nothing to look at.
-
-        Args:
-            metrics: What counts.
-            poll_seconds: Pause between two looks.
-        """
+        """Start without sources."""
         self._metrics = metrics
         self._poll_seconds = poll_seconds
         self._sources: list[Source] = []
         self._checking = asyncio.Lock()
 
     def add(self, source: Source) -> None:
-        """Look at a source whose content, as it is now, is in use."""
+        """Watch a source whose current content is in use."""
         source.used = source.seen = fingerprint(source.paths)
         self._sources.append(source)
         self._metrics.add(source.name)
 
     async def run(self) -> None:
-        """Look for ever. Content is used when two looks have found the same: a file may be half written at the first."""
+        """Poll forever. Content is used when two polls have found the same: a file may be half written at the first."""
         while True:
             await asyncio.sleep(self._poll_seconds)
             try:
                 await self.look()
-            except Exception:  # such as that there is no room for a thread; the next look may be luckier
+            except Exception:  # such as no memory for a thread: the next poll may succeed
                 log.exception("cannot look whether files have changed")
 
     async def look(self) -> None:
-        """Look once, as `run` does."""
+        """Poll once."""
         async with self._checking:
             for source in self._sources:
                 found = await asyncio.to_thread(fingerprint, source.paths)
@@ -88,7 +83,7 @@ class Watcher:
                     await self._load(source, found)
 
     async def check(self) -> None:
-        """Read at once what has changed, and what could not be used, again; for somebody who asks for it."""
+        """Read changed files, and those that were not valid, at once."""
         async with self._checking:
             for source in self._sources:
                 source.seen = await asyncio.to_thread(fingerprint, source.paths)
@@ -99,7 +94,7 @@ class Watcher:
                     await self._load(source, source.seen)
 
     def _settle(self, source: Source) -> None:
-        """Note that what is there is in use, which it may be again after something that was not."""
+        """Note that the content is in use, possibly again after content that was not valid."""
         if source.refused is not None:
             source.refused = None
             self._metrics.set_stale(source.name, False)
@@ -125,7 +120,7 @@ class Watcher:
 
 
 def fingerprint(paths: Sequence[Path]) -> bytes:
-    """Return what tells the content of files from any other; what cannot be read has one, too."""
+    """Return a digest of the content of files; unreadable files have one, too."""
     total = hashlib.sha256()
     for path in paths:
         try:

@@ -15,7 +15,7 @@ SOURCES = [
 GRPC = ("server/main.py", "server/protocols/grpc/", "server/protocols/openinference/", "server/protocols/v1/")
 GRPC += ("dragoman/client/", "dragoman/load/", "dragoman/cli/")
 # Its messages over HTTP, in JSON.
-MESSAGES = (*GRPC, "server/protocols/http/native.py", "server/protocols/console/models.py")
+MESSAGES = (*GRPC, "server/protocols/http/", "server/protocols/console/data.py")
 # Library: the files and folders that may import it.
 HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health"), GRPC),

@@ -19,10 +19,9 @@ from dragoman.export.fields import BundleError
 from dragoman.export.half import DTYPES, halved
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.transformer import Transformer
-from dragoman.server.runtime.device.buckets import Buckets
-from dragoman.server.runtime.device.decoder import DeviceDecoder
 from dragoman.server.runtime.device.device import Device
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.model import Buckets, DeviceModel
+from dragoman.server.runtime.device.runner import DeviceRunner
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "model/pretrained/en-de"
@@ -92,7 +91,7 @@ def open_device(name: str) -> Device:
         DeviceError: If it cannot be used.
     """
     if name == "cpu":
-        from dragoman.server.runtime.device.host import HostDevice
+        from dragoman.server.runtime.device.device import HostDevice
 
         return HostDevice(torch.get_num_threads())
     from dragoman.server.runtime.device.cuda import CudaDevice
@@ -105,11 +104,13 @@ def open_device(name: str) -> Device:
 
 def open_decoder(
     device: Device, model: DeviceModel, max_rows: int, *, max_candidates: int | None = None, **settings: Any
-) -> DeviceDecoder:
+) -> DeviceRunner:
     """Load graphs on a device and capture its steps; without `max_candidates` for any number of candidates."""
     buckets = Buckets.of(max_rows, max_candidates or model.target_vocab_size, model.max_target_tokens, model.max_source_tokens)
-    decoder = DeviceDecoder(device, model, buckets, prefill_tokens=8192, **settings)
+    decoder = DeviceRunner(device, model, buckets, prefill_tokens=8192, **settings)
     decoder.warm_up()
+    while decoder.graphs.has_pending:
+        decoder.graphs.capture_next()
     return decoder
 
 
@@ -121,7 +122,7 @@ def random_sources(model: DeviceModel, count: int, shortest: int, longest: int, 
 
 
 def greedy(
-    decoder: DeviceDecoder, model: DeviceModel, sources: Sequence[list[int]], max_new_tokens: int
+    decoder: DeviceRunner, model: DeviceModel, sources: Sequence[list[int]], max_new_tokens: int
 ) -> list[tuple[list[int], list[float]]]:
     """Decode sources as a server does: a row that ends makes room for the next, so that rows stand at different positions.
 
@@ -138,7 +139,7 @@ def greedy(
             decoder.prefill([sources[i] for i in new], places)
             tokens[places], positions[places] = model.decoder_start_id, 0
             rows += new
-        found = decoder.decode(tokens[: len(rows)], positions[: len(rows)], 1)
+        found = decoder.step(tokens[: len(rows)], positions[: len(rows)], 1)
         tokens[: len(rows)] = found.ids[:, 0]
         positions[: len(rows)] += 1
         for i, log_prob in zip(rows, found.log_probs[:, 0].tolist(), strict=True):

@@ -9,9 +9,9 @@ import torch
 from benchmarks.gpu.models import greedy, open_decoder, random_sources
 from dragoman.model.decode import Hypothesis, greedy_search
 from dragoman.model.networks.transformer import Transformer
-from dragoman.server.runtime.device.decoder import DeviceDecoder
 from dragoman.server.runtime.device.device import Device
 from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.runner import DeviceRunner
 
 MAX_NEW_TOKENS, EAGER_BATCH, NUM_SLOTS = 96, 100, 64
 NUM_REPLAYED_STEPS = 6
@@ -62,7 +62,7 @@ def replay_against_plain(device: Device, graphs: DeviceModel, max_rows: int) -> 
         How many steps were compared, and the shapes that differed.
     """
     captured = open_decoder(device, graphs, max_rows, is_ahead=False)
-    plain = open_decoder(device, graphs, max_rows, is_ahead=False, capture="never")
+    plain = open_decoder(device, graphs, max_rows, is_ahead=False, has_graphs=False)
     sources = random_sources(graphs, max_rows, 3, 40, seed=7)
     num_steps, different = 0, list[str]()
     for num_rows in sorted({max(1, rows - less) for rows in captured.buckets.rows for less in (0, 1)}):
@@ -72,8 +72,8 @@ def replay_against_plain(device: Device, graphs: DeviceModel, max_rows: int) -> 
         positions = np.arange(num_rows, dtype=np.int64) % 3  # ragged
         for step in range(NUM_REPLAYED_STEPS):
             num_candidates = captured.buckets.candidates[step % len(captured.buckets.candidates)]
-            one = captured.decode(tokens, positions, num_candidates)
-            other = plain.decode(tokens, positions, num_candidates)
+            one = captured.step(tokens, positions, num_candidates)
+            other = plain.step(tokens, positions, num_candidates)
             num_steps += 1
             if one.ids.tobytes() != other.ids.tobytes() or one.log_probs.tobytes() != other.log_probs.tobytes():
                 different.append(f"{num_rows} rows, {num_candidates} candidates, step {step}")
@@ -85,14 +85,14 @@ def ahead_against_asked(device: Device, graphs: DeviceModel, num_rows: int) -> d
     """Compare steps that are begun ahead with steps that are asked for, bit for bit."""
     sources = random_sources(graphs, num_rows, 3, 40, seed=8)
     results: list[list[bytes]] = []
-    decoders: list[DeviceDecoder] = []
+    decoders: list[DeviceRunner] = []
     for is_ahead in (True, False):
         decoder = open_decoder(device, graphs, num_rows, is_ahead=is_ahead)
         decoder.prefill(sources, list(range(num_rows)))
         tokens, positions = np.full(num_rows, graphs.decoder_start_id, np.int64), np.zeros(num_rows, np.int64)
         bits = []
         for _ in range(32):
-            found = decoder.decode(tokens, positions, 1)
+            found = decoder.step(tokens, positions, 1)
             bits.append(found.ids.tobytes() + found.log_probs.tobytes())
             tokens, positions = found.ids[:, 0].copy(), positions + 1
         results.append(bits)
@@ -109,8 +109,8 @@ def mixed_searches(device: Device, graphs: DeviceModel, num_requests: int) -> di
     from dragoman.server.engine.engine import Engine
     from dragoman.server.engine.messages import Finished, Request, Sampling, SearchOptions
     from dragoman.server.engine.scheduler import Limits
-    from dragoman.server.engine.search.target import TargetSide
-    from dragoman.server.runtime.device.buckets import Buckets
+    from dragoman.server.engine.search.hypothesis import TargetSide
+    from dragoman.server.runtime.device.model import Buckets
     from dragoman.server.runtime.device.runner import DeviceRunner
 
     sizes = graphs.target_vocab_size, graphs.max_target_tokens, graphs.max_source_tokens

@@ -13,29 +13,29 @@ import torch
 
 from benchmarks.gpu.models import open_decoder, random_sources
 from dragoman.model.networks.transformer import Transformer
-from dragoman.server.runtime.device.decoder import DeviceDecoder
 from dragoman.server.runtime.device.device import Device
 from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.runner import DeviceRunner
 
 Measure = Callable[[Sequence[list[int]], int], float]
 """Decodes a batch of sources, so many tokens each, and returns the seconds that took."""
 
 SOURCE_TOKENS, WARM_STEPS, NUM_STEPS = 20, 10, 60
 WAYS: dict[str, dict[str, Any]] = {
-    "plain": {"capture": "never", "is_ahead": False},
-    "graphs": {"capture": "start", "is_ahead": False},
-    "graphs, ahead": {"capture": "start", "is_ahead": True},
+    "plain": {"has_graphs": False, "is_ahead": False},
+    "graphs": {"is_ahead": False},
+    "graphs, ahead": {},
 }
 
 
-def step_seconds(decoder: DeviceDecoder, model: DeviceModel, num_rows: int, num_steps: int) -> float:
+def step_seconds(decoder: DeviceRunner, model: DeviceModel, num_rows: int, num_steps: int) -> float:
     """Return the median time of a greedy step of so many rows, host and bus included."""
     decoder.prefill(random_sources(model, num_rows, SOURCE_TOKENS, SOURCE_TOKENS), list(range(num_rows)))
     tokens, positions = np.full(num_rows, model.decoder_start_id, np.int64), np.zeros(num_rows, np.int64)
     times = []
     for _ in range(WARM_STEPS + num_steps):
         started = time.perf_counter()
-        found = decoder.decode(tokens, positions, 1)
+        found = decoder.step(tokens, positions, 1)
         times.append(time.perf_counter() - started)
         tokens, positions = found.ids[:, 0].copy(), positions + 1
     return statistics.median(times[WARM_STEPS:])
@@ -88,13 +88,13 @@ def memory_bandwidth(device: Device) -> float:
     return 4 * 2 * size / statistics.median(times)
 
 
-def our_seconds(decoder: DeviceDecoder, model: DeviceModel, sources: Sequence[list[int]], num_tokens: int) -> float:
+def our_seconds(decoder: DeviceRunner, model: DeviceModel, sources: Sequence[list[int]], num_tokens: int) -> float:
     """Return the time to encode sources and to decode so many tokens of each, all in one batch."""
     started = time.perf_counter()
     decoder.prefill(sources, list(range(len(sources))))
     tokens, positions = np.full(len(sources), model.decoder_start_id, np.int64), np.zeros(len(sources), np.int64)
     for _ in range(num_tokens):
-        found = decoder.decode(tokens, positions, 1)
+        found = decoder.step(tokens, positions, 1)
         tokens, positions = found.ids[:, 0].copy(), positions + 1
     return time.perf_counter() - started
 

@@ -39,7 +39,7 @@ def gpu_check(
 
     def open_device() -> "Device":
         if ordinal is None:
-            from dragoman.server.runtime.device.host import HostDevice
+            from dragoman.server.runtime.device.device import HostDevice
 
             return HostDevice()
         from dragoman.server.runtime.device.cuda import CudaDevice

@@ -9,13 +9,13 @@ import zmq
 
 from dragoman.server.dispatch.desk import Desk
 from dragoman.server.engine.link import POLLIN
-from dragoman.server.engine.messages import Command, Down, Event, Hello
+from dragoman.server.engine.messages import Command, Event, Hello
 
 log = structlog.get_logger("dragoman.desk")
 
 
 class DeskServer:
-    """A ROUTER socket; front ends attach with `Hello` and are answered by identity, which begins with their own name.
+    """A ROUTER socket; front ends attach with `Hello` and are answered by identity, which is their own name.
 
     Attributes:
         endpoint: Where it listens.
@@ -58,8 +58,9 @@ class DeskServer:
 
     def detach(self, name: str) -> None:
         """End everything that a front end has asked for which is gone."""
-        for origin in [origin for origin in self._origins if _name_of(origin) == name.encode()]:
-            self._detach(origin)
+        if (origin := name.encode()) in self._origins:
+            self._origins.discard(origin)
+            self._desk.detach(origin)
 
     def close(self) -> None:
         """Listen no more; doing so again does nothing."""
@@ -76,10 +77,9 @@ class DeskServer:
             try:
                 command = self._decoder.decode(payload)
             except msgspec.MsgspecError:
-                log.error("a message from a front end cannot be read", front_end=_name_of(origin).decode(errors="replace"))
+                log.error("a message from a front end cannot be read", front_end=origin.decode(errors="replace"))
                 continue
             if isinstance(command, Hello):
-                self.detach(_name_of(origin).decode(errors="replace"))  # a front end has one attachment at a time
                 self._origins.add(origin)
                 self._desk.attach(origin, partial(self._send, origin))
             else:
@@ -89,21 +89,9 @@ class DeskServer:
         if self._socket.closed:
             return
         self._socket.send_multipart((origin, self._encoder.encode(event)), zmq.NOBLOCK)
-        if isinstance(event, Down):  # who has heard it attaches anew
-            self._loop.call_soon(self._detach, origin)
         # Sending may swallow what the descriptor would have said of a message that has arrived.
         if self._has_arrivals():
             self._loop.call_soon(self._receive)
 
-    def _detach(self, origin: bytes) -> None:
-        if origin in self._origins:
-            self._origins.discard(origin)
-            self._desk.detach(origin)
-
     def _has_arrivals(self) -> bool:
         return not self._socket.closed and bool(int(self._socket.getsockopt(zmq.EVENTS)) & POLLIN)
-
-
-def _name_of(origin: bytes) -> bytes:
-    """Return whose attachment it is: a front end's name, before what tells its attachments apart."""
-    return origin.partition(b"/")[0]

@@ -16,9 +16,9 @@ class DirectLink:
         self._desk = desk
         self._is_closed = False
 
-    def open(self, hear: Callable[[Event], None], on_broken: Callable[[], None]) -> None:
+    def open(self, receive: Callable[[Event], None], on_broken: Callable[[], None]) -> None:
         """See `Link`; nothing that is heard cannot be handled."""
-        self._hear = hear
+        self._hear = receive
 
     def send(self, command: Command) -> None:
         """See `Link`."""

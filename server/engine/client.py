@@ -1,10 +1,10 @@
-"""A front end's side of an engine: requests out, answers to whoever waits for them.
+"""A frontend's client of a model's dispatcher: requests out, answers to the tasks that await them.
 
-What an event-loop turn submits and cancels leaves as one message each; what one message brings is handed out in one pass.
+Submissions and cancellations of one event-loop turn leave as one message each; the events of one message are delivered in one pass.
 """
 
 import asyncio
-import time
+import itertools
 from collections.abc import AsyncGenerator, Callable
 
 from dragoman.server.engine.link import Link
@@ -12,7 +12,6 @@ from dragoman.server.engine.messages import (
     Cancel,
     Down,
     Event,
-    Fatal,
     Finished,
     Hello,
     Ready,
@@ -23,63 +22,95 @@ from dragoman.server.engine.messages import (
     ScoreRequest,
     Share,
     Statistics,
-    Stop,
     Submit,
     Tokens,
 )
+from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine.snapshot import Snapshot, Watch
-from dragoman.server.errors import QueueFull, Unavailable
+from dragoman.server.errors import NotReady, QueueFull, Unavailable
 
 Waiter = asyncio.Future[Finished] | asyncio.Queue[Tokens | Finished | Unavailable]
 
 
 class EngineClient:
-    """One attachment to one incarnation of an engine process, or to a desk before several; it does not survive their end.
+    """Client of one model's dispatcher, wherever that is. It outlives engines: requests fail while none is ready.
 
     Attributes:
-        ready: Resolves to the engine's `Ready`; fails with `Unavailable` if the engine cannot start.
-        last_heard: `time.monotonic()` of the last message.
-        failed: Set by `fail`; it takes no requests any more.
-        fatal: Why the engine cannot start, once it has said so.
+        name: Of the model.
+        settings: Of its engines, but for what is theirs alone.
+        num_replicas: Engines of the model.
+        ready: Message of an engine that is ready; None while the model is not.
+        device: Device that the model runs on; empty until it was ready once.
     """
 
-    def __init__(self, link: Link, on_statistics: Callable[[Statistics], None]) -> None:
-        """Attach; must be called within the event loop that uses it.
+    def __init__(
+        self,
+        name: str,
+        link: Link,
+        settings: EngineSettings,
+        num_replicas: int,
+        retry_seconds: float,
+        *,
+        on_statistics: Callable[[Statistics], None] = lambda _: None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Describe the client; `open` attaches it.
 
         Args:
-            link: To the engine; its own from now on.
-            on_statistics: Called with each report's statistics.
+            name: Of the model, for messages.
+            link: To the dispatcher; closed with the client.
+            settings: Of the engines.
+            num_replicas: Engines of the model.
+            retry_seconds: When requests should be retried that come while the model is not ready.
+            on_statistics: Called with each report's statistics, and with empty ones when the model is not ready any more.
+            on_change: Called when `is_ready` has changed.
         """
-        self._loop = asyncio.get_running_loop()
-        self._on_statistics = on_statistics
-        self._link = link
+        self.name, self.settings, self.num_replicas = name, settings, num_replicas
+        self.ready: Ready | None = None
+        self.device = ""
+        self._link, self._retry_seconds = link, retry_seconds
+        self._on_statistics, self._on_change = on_statistics, on_change
+        self._ids = itertools.count(1)
         self._waiters: dict[int, Waiter] = {}
         self._score_waiters: dict[int, asyncio.Future[Scored]] = {}
         self._to_submit: list[Request] = []
         self._to_score: list[ScoreRequest] = []
         self._to_cancel: list[int] = []
-        self._error: Unavailable | None = None
         self._num_submitted = 0
         self._num_places: int | None = None
         self._statistics = Statistics()
         self._callers_on_their_way: set[str] = set()
         self._watching: asyncio.Future[Snapshot] | None = None
-        self.ready: asyncio.Future[Ready] = self._loop.create_future()
-        self.last_heard = time.monotonic()
-        self.fatal: str | None = None
-        self.failed = asyncio.Event()
-        link.open(self._hear, lambda: self.fail(Unavailable("the engine cannot be understood")))
-        link.send(Hello())
+        self._is_ready = asyncio.Event()
 
     @property
-    def has_failed(self) -> bool:
-        """Whether `fail` was called."""
-        return self._error is not None
+    def is_ready(self) -> bool:
+        """Whether requests are taken now."""
+        return self.ready is not None
 
     @property
     def num_outstanding(self) -> int:
         """Requests that have not ended."""
         return len(self._waiters) + len(self._score_waiters)
+
+    def open(self) -> None:
+        """Attach to the dispatcher; must be called within the event loop that uses the client."""
+        self._loop = asyncio.get_running_loop()
+        self._link.open(self._receive, self._attach_anew)
+        self._link.send(Hello())
+
+    def close(self) -> None:
+        """Detach; requests that have not ended fail with `Unavailable`."""
+        self._link.close()
+        self._fail(Unavailable(f"the engine of model {self.name!r} ended", self._retry_seconds))
+
+    async def until_ready(self) -> None:
+        """Wait until the model is ready."""
+        await self._is_ready.wait()
+
+    def next_id(self) -> int:
+        """Return an id that no other request of this client has."""
+        return next(self._ids)
 
     def ensure_place(self, share: Share) -> None:
         """Do nothing if the engine's queue probably has a place for a caller; it says for sure when a request gets there.
@@ -92,7 +123,9 @@ class EngineClient:
 
         Raises:
             QueueFull: If there were no more places after the last step than have been taken since, or none for this caller.
+            NotReady: If the model is not ready.
         """
+        self._check()
         seconds = self._statistics.at_their_limit.get(share.caller)
         if seconds is not None:
             raise QueueFull("too many requests are waiting", seconds, limit="max_waiting")
@@ -105,7 +138,7 @@ class EngineClient:
         Raises:
             Unavailable: If the engine is gone, or goes before the answer.
         """
-        future: asyncio.Future[Finished] = self._loop.create_future()
+        future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self._submit(request, future)
         try:
             return await future
@@ -137,7 +170,7 @@ class EngineClient:
         Raises:
             Unavailable: If the engine is gone, or goes before the answer.
         """
-        future: asyncio.Future[Scored] = self._loop.create_future()
+        future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
         self._check()
         self._score_waiters[request.id] = future
         self._schedule_submissions()
@@ -147,32 +180,37 @@ class EngineClient:
         finally:
             self._forget(request.id)
 
-    @property
     def statistics(self) -> Statistics:
-        """What it said of itself last."""
+        """Return the statistics of the last report.
+
+        Raises:
+            NotReady: If the model is not ready.
+        """
+        self._check()
         return self._statistics
 
     def watch(self) -> asyncio.Future[Snapshot]:
-        """Ask what every slot does, unless that is asked already; return what will have the answer.
+        """Ask for a snapshot of every slot, unless one is asked for already; return a shared future, not to be cancelled.
 
-        It is shared: do not cancel it. It fails with `Unavailable` if the engine is gone, or goes before it answers.
+        Raises:
+            NotReady: If the model is not ready; the future fails with `Unavailable` if it ends before the answer.
         """
+        self._check()
         if self._watching is None or self._watching.done():
             self._watching = self._loop.create_future()
-            if self._error is not None:
-                self._end_watching(self._error)
-            else:
-                self._link.send(Watch())
+            self._link.send(Watch())
         return self._watching
 
-    def stop_engine(self) -> None:
-        """Tell the engine process to end."""
-        self._link.send(Stop())
+    def _attach_anew(self) -> None:
+        """Begin again after an unreadable message: answers may be lost, so every request fails."""
+        self._fail(Unavailable("the engine cannot be understood"))
+        self._num_submitted = 0
+        self._link.send(Hello())
 
-    def fail(self, error: Unavailable) -> None:
-        """End everything that waits with an error, once, and refuse what comes later with the same."""
-        self._error = error
-        self.failed.set()
+    def _fail(self, error: Unavailable) -> None:
+        """End everything that waits with an error, and refuse requests until the model is ready again."""
+        was_ready, self.ready = self.is_ready, None
+        self._is_ready.clear()
         waiters = [*self._waiters.values(), *self._score_waiters.values()]
         self._waiters, self._score_waiters = {}, {}
         for waiter in waiters:
@@ -181,13 +219,13 @@ class EngineClient:
             elif not waiter.done():
                 waiter.set_exception(error.copy())
         self._end_watching(error)
-        if not self.ready.done():
-            self.ready.set_exception(error)
-            self.ready.exception()  # seen, even where nobody waits for it
-
-    async def close(self) -> None:
-        """Detach; call `fail` before, if anything may still wait."""
-        self._link.close()
+        self._num_submitted -= len(self._to_submit)
+        self._to_submit, self._to_score = [], []
+        self._callers_on_their_way.clear()
+        self._num_places, self._statistics = None, Statistics()
+        if was_ready:
+            self._on_statistics(Statistics())
+            self._on_change()
 
     def _end_watching(self, error: Unavailable) -> None:
         if self._watching is not None and not self._watching.done():
@@ -213,8 +251,8 @@ class EngineClient:
             self._num_places -= 1
 
     def _check(self) -> None:
-        if self._error is not None:
-            raise self._error.copy()
+        if self.ready is None:
+            raise NotReady(f"model {self.name!r} is not ready", retry_after_seconds=self._retry_seconds)
 
     def _schedule_submissions(self) -> None:
         """Call it before the first submission of a turn is noted."""
@@ -242,21 +280,19 @@ class EngineClient:
         ids, self._to_cancel = self._to_cancel, []
         self._link.send(Cancel(ids))
 
-    def _hear(self, event: Event) -> None:
-        self.last_heard = time.monotonic()
+    def _receive(self, event: Event) -> None:
         match event:
-            case Report():
+            case Report() if self.ready is not None:
                 self._deliver(event)
             case Snapshot():
                 if self._watching is not None and not self._watching.done():
                     self._watching.set_result(event)
-            case Ready() if not self.ready.done():
-                self.ready.set_result(event)
-            case Fatal(reason):
-                self.fatal = reason
-                self.fail(Unavailable("the engine cannot start"))
+            case Ready() if self.ready is None:
+                self.ready, self.device = event, event.device
+                self._is_ready.set()
+                self._on_change()
             case Down(reason, retry_after_seconds):
-                self.fail(Unavailable(reason, retry_after_seconds))
+                self._fail(Unavailable(reason, retry_after_seconds))
 
     def _deliver(self, report: Report) -> None:
         for tokens in report.tokens:

@@ -20,17 +20,14 @@ from dragoman.server.engine.prefill import Prefills
 from dragoman.server.engine.reading import Readings
 from dragoman.server.engine.rows import Rows
 from dragoman.server.engine.scheduler import Limits, QueueIsFull, Scheduler
-from dragoman.server.engine.search.candidates import Candidates
-from dragoman.server.engine.search.choice import search_for, search_from
-from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
+from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide, num_common_tokens
 from dragoman.server.engine.search.search import Search
-from dragoman.server.engine.search.target import TargetSide
-from dragoman.server.engine.search.together import Advance, advances
+from dragoman.server.engine.search.searches import Advance, advances, search_for, search_from
 from dragoman.server.engine.sequence import Sequence
 from dragoman.server.engine.slots import Slots
 from dragoman.server.engine.snapshot import Snapshot
 from dragoman.server.engine.watched import Watched
-from dragoman.server.runtime.runner import Reader, Runner
+from dragoman.server.runtime.runner import Candidates, Reader, Runner
 
 log = structlog.get_logger("dragoman.engine")
 

@@ -9,7 +9,7 @@ from dragoman.export.processor import Platform
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scorer import Scorer
-from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.engine.search.hypothesis import TargetSide
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.engine.warmup import usual_costs, warm_up
 from dragoman.server.runtime.runner import Runner
@@ -60,9 +60,8 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
 
         log.info("device chosen", model=manifest.name, device="cpu", asked_for=device.name, reason=choice.reason)
         return OnnxRunner(bundle, limits.max_slots, num_threads, Weights.of(bundle, device.weights_cache))
-    from dragoman.server.runtime.device.buckets import Buckets
     from dragoman.server.runtime.device.cuda import CudaDevice
-    from dragoman.server.runtime.device.model import DeviceModel
+    from dragoman.server.runtime.device.model import Buckets, DeviceModel
     from dragoman.server.runtime.device.runner import DeviceRunner
 
     sizes = manifest.num_choices, manifest.max_target_tokens, manifest.max_source_tokens
@@ -104,8 +103,7 @@ def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> Scorer:
     the files that the runner has just read; if that fails, for there may be no memory left, it is still to be opened, too.
     """
     from dragoman.server.runtime.device.runner import DeviceRunner
-    from dragoman.server.runtime.onnx import OnnxRunner
-    from dragoman.server.runtime.scorer import OnnxScorer
+    from dragoman.server.runtime.onnx import OnnxRunner, OnnxScorer
 
     if not isinstance(runner, DeviceRunner):
         return OnnxScorer(bundle, num_threads, weights=runner.weights if isinstance(runner, OnnxRunner) else None)

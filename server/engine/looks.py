@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from dragoman.server.engine.allowance import Allowance
 from dragoman.server.engine.rows import Rows
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.sequence import Sequence
-from dragoman.server.runtime.runner import Runner
+from dragoman.server.runtime.runner import Candidates, Runner
 
 SHARE = 1 / 2
 """Of the engine's time, that looks may take while others run: as long as the steps themselves."""

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from dragoman.server.engine.messages import GREEDY, Answer, SearchOptions
-from dragoman.server.engine.search.candidates import Candidates
-from dragoman.server.engine.search.hypothesis import Hypothesis
-from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide
+from dragoman.server.runtime.runner import Candidates
 
 
 class Rows:

@@ -26,6 +26,8 @@ from pydantic_core import ErrorDetails
 from dragoman.export.fields import one_line, shown
 from dragoman.model.files import read_bounded
 from dragoman.server.config import (
+    ALWAYS,
+    DURATION,
     GONE,
     MAX_FILE_BYTES,
     ConfigError,
@@ -37,8 +39,13 @@ from dragoman.server.config import (
     Seconds,
     ServerConfig,
     hint,
+    parse_duration,
 )
+<<<<<<< HEAD
 from dragoman.server.durations import ALWAYS, DURATION, parse_keeping
+=======
+from dragoman.server.models.version_names import VersionName
+>>>>>>> main
 from dragoman.server.service.ports import Traits
 from dragoman.server.service.validation import MAX_PRIORITY
 
@@ -85,7 +92,7 @@ _ROUNDING = 1e-9
 
 KeepLoaded = Annotated[
     float,
-    BeforeValidator(parse_keeping),
+    BeforeValidator(parse_duration),
     Field(gt=0),
     WithJsonSchema({"type": "string", "pattern": f"^({ALWAYS}|{DURATION.pattern})$"}),
 ]

@@ -9,9 +9,8 @@ from typing import Self
 import structlog
 
 from dragoman.model.files import read_bounded
-from dragoman.server.certificates import read_dates, text_of
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.credentials import no_password
+from dragoman.server.listening import no_password, read_dates, text_of
 
 MAX_FILE_BYTES = 16 * 2**20
 

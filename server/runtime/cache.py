@@ -14,13 +14,13 @@ from dragoman.export.manifest import Manifest
 
 
 def sparse_zeros(shape: tuple[int, ...], dtype: type[np.number[Any]]) -> NDArray[np.number[Any]]:
-    """Return zeros that the operating system backs with memory page by page, as they are written.
+    """Return zeros that get memory page by page, as they are written.
 
-    NumPy asks for huge pages. A cache of which a few positions in each row are in use would then take most of what it reserves,
-    and the first step that writes to it would wait for all of that to be cleared: 50 to 120 ms for one of 200 MB.
+    NumPy asks for huge pages: a cache with a few positions of each row in use would take most of what it reserves, and the first
+    step would wait until all of it is cleared, 50 to 120 ms for 200 MB.
 
     Raises:
-        MemoryError: If there is no room for it.
+        MemoryError: If the memory cannot be reserved.
     """
     count = math.prod(shape)
     num_bytes = count * np.dtype(dtype).itemsize
@@ -29,7 +29,7 @@ def sparse_zeros(shape: tuple[int, ...], dtype: type[np.number[Any]]) -> NDArray
     except OSError as error:
         raise MemoryError(f"no room for {num_bytes} bytes of caches") from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages knows no such advice
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype, count).reshape(shape)
 
@@ -39,25 +39,15 @@ Buffer = NDArray[np.number[Any]]
 
 
 class CacheBlock:
-    """The caches of one role and shape, `[n, max_rows, *shape]`; where the shape has an axis of positions, its room can change.
+    """The n caches of one role and shape, `[n, max_rows, *shape]`, whose axis of positions, if there is one, can be resized.
 
     Attributes:
-        names: Of the caches, n of them.
-        places: Where each stands among the caches of its role.
-        buffer: What they hold.
-        element_type: Of the numbers.
-        is_indexed: Whether there is an axis of positions.
+        places: Index of each among the caches of its role.
+        is_indexed: Whether the shape has an axis of positions.
     """
 
     def __init__(self, caches: Sequence[tuple[int, Cache]], max_rows: int, element_type: Element, capacity: int) -> None:
-        """Reserve room for `capacity` positions of every row.
-
-        Args:
-            caches: Of one role and shape, each with its place among those of the role.
-            max_rows: Rows.
-            element_type: Of the numbers.
-            capacity: Positions; it means nothing where the shape has no axis of them.
-        """
+        """Reserve room for `capacity` positions of every row; each cache comes with its index among those of its role."""
         self.names, self.places = [cache.name for _, cache in caches], [place for place, _ in caches]
         self._cache, self._max_rows, self.element_type = caches[0][1], max_rows, element_type
         self.is_indexed = self._cache.position_axis is not None
@@ -66,38 +56,38 @@ class CacheBlock:
 
     @property
     def num_bytes(self) -> int:
-        """Size of what is reserved."""
+        """Bytes reserved."""
         return self.buffer.nbytes
 
     @property
     def position_bytes(self) -> int:
-        """What a position of a row takes in all of the caches; all of the row where there is no axis of positions."""
+        """Bytes of a position of a row in all caches; of the whole row without an axis of positions."""
         return len(self.names) * self._cache.elements_per_position * self.buffer.itemsize
 
     def write(self, where: slice | NDArray[np.int64], longest: int, tensors: Sequence[Buffer]) -> None:
-        """Store rows: tensors `[B, *shape]` of these caches, of which the first `longest` positions are taken."""
+        """Store the first `longest` positions of rows: tensors `[B, *shape]`, one a cache."""
         valid = (*self._inner, slice(longest)) if self.is_indexed else ()
         for buffer, tensor in zip(self.buffer, tensors, strict=True):
             buffer[(where, *valid)] = tensor[(slice(None), *valid)]
 
     def write_packed(self, row: int, tokens: Buffer) -> None:
-        """Store one row: `[S, …]`, in which each position has what these caches hold of it, one cache after the other."""
+        """Store one row: `[S, …]`, for each position the numbers of all caches, one after the other."""
         assert self.is_indexed
         view = self._view[:, row, : len(tokens)]
         view[...] = np.moveaxis(tokens.reshape(len(tokens), len(view), *view.shape[2:]), 0, 1)
 
     def write_state(self, row: int, numbers: Buffer) -> None:
-        """Store one row: what these caches hold of it, one cache after the other."""
+        """Store one row: the numbers of all caches, one after the other."""
         assert not self.is_indexed
         view = self.buffer[:, row]
         view[...] = numbers.reshape(view.shape)
 
     def clear(self, where: slice | NDArray[np.int64]) -> None:
-        """Put zeros in place of all that rows hold."""
+        """Zero rows."""
         self.buffer[:, where] = 0
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy positions `[start, stop)` of a row; all of it where there is no axis of positions."""
+        """Copy positions `[start, stop)` of a row, or all of it without an axis of positions."""
         view = self._view
         if self.is_indexed:
             view[:, target, start:stop] = view[:, source, start:stop]
@@ -105,7 +95,7 @@ class CacheBlock:
             view[:, target] = view[:, source]
 
     def resize(self, lengths: Sequence[int], capacity: int) -> None:
-        """Take another array, with room for `capacity` positions, that holds as many of the first rows' as `lengths` says."""
+        """Change the room to `capacity` positions, keeping the first `lengths[row]` of each row."""
         assert self.is_indexed
         old = self._view
         self._take(self._reserve(capacity))
@@ -113,7 +103,7 @@ class CacheBlock:
             self._view[:, row, :length] = old[:, row, :length]
 
     def _take(self, buffer: Buffer) -> None:
-        """Use an array; `_view` is the same with the positions right after the rows."""
+        """Use an array; `_view` has the axis of positions right after that of rows."""
         self.buffer = buffer
         self._view = np.moveaxis(buffer, 2 + len(self._inner), 2) if self.is_indexed else buffer
 
@@ -123,7 +113,7 @@ class CacheBlock:
 
 
 def blocks_of(caches: Sequence[Cache], max_rows: int, element_type: Element, capacity: int) -> list[CacheBlock]:
-    """Return the caches of a role in as few blocks as they have kinds; numbers have the type given where a cache says no other."""
+    """Group the caches of a role by type and shape; `element_type` is the type of those without a precision."""
     kinds: dict[tuple[Element, tuple[int | str, ...]], list[tuple[int, Cache]]] = {}
     for place, cache in enumerate(caches):
         element = np.int8 if cache.precision == "int8" else element_type
@@ -131,40 +121,33 @@ def blocks_of(caches: Sequence[Cache], max_rows: int, element_type: Element, cap
     return [CacheBlock(alike, max_rows, element, capacity) for (element, _), alike in kinds.items()]
 
 
+# Positions that every row has room for.
 MIN_CAPACITY = 32
-"""Positions that a row always has room for, if the model takes so many."""
-
-STEPS_PER_REVIEW = 1024
-"""Steps between two looks at whether the room is still needed."""
-
-EXCESS = 4
-"""Room is given back when a quarter of it would have done since the last look."""
-
+# Every so many steps, room of which a quarter would have been enough is given back.
+STEPS_PER_REVIEW, EXCESS = 1024, 4
 
 Columns = slice | NDArray[np.int64]
-"""Which columns of a matrix."""
 
 
 class SlotCache:
-    """The caches that a bundle declares, `[max_rows, *shape]` each, and what is valid in them.
+    """The caches that a bundle declares, `[max_rows, *shape]` each, and the valid length of each row.
 
-    T and S change: every method that may move the buffers says so, and `num_moves` counts how often it happened.
+    T and S change: methods that may move the buffers say so, and `num_moves` counts the moves.
 
     Attributes:
-        has_prompts: Whether a source is the beginning of a row's caches that steps write, and positions of a step count from there.
-        self_kv: Name to buffer of the caches that steps write; row r holds `target_lengths[r]` positions.
-        cross_kv: Name to buffer of those that the encoder gives; row r holds `source_lengths[r]` positions.
-        cross_names: Their names, in the order `write_cross` takes them.
-        output_names: Names of those that a step has as outputs, too, at the same place.
-        token_columns: Numbers that those that the encoder gives have of one source token, all of them together.
-        state_columns: Numbers of a source that those of them have that have no axis of positions.
+        has_prompts: Whether sources are prompts, which lie in the self-attention caches before the decoded positions.
+        self_kv: Buffers of the self-attention caches by name; row r holds `target_lengths[r]` positions.
+        cross_kv: Buffers of the cross-attention caches by name; row r holds `source_lengths[r]` positions.
+        cross_names: Names of these, in the order of `write_cross`.
+        output_names: Names of caches that are outputs of a step, too, at the same address.
+        token_columns: Numbers of all cross-attention caches for one source token.
+        state_columns: Numbers of those without an axis of positions for one source.
         token_type: Type of these numbers.
-        source_capacity: Source tokens that a row has room for now (S).
-        target_capacity: Positions that caches that steps write have room for now (T).
-        source_lengths: `[max_rows]`, tokens, end-of-sequence included, 1 for a row that was never used; of a prompt, those that
-            have been read, 0 for such a row.
-        target_lengths: `[max_rows]`, positions decoded, and those of a prompt before them; 0 for a row out of use.
-        num_moves: How often buffers were replaced, so that addresses kept elsewhere have become invalid.
+        source_capacity: S, source tokens that a row has room for.
+        target_capacity: T, positions of self-attention caches that a row has room for.
+        source_lengths: `[max_rows]`, source tokens, or prompt tokens read; 1 or 0 for a row that was never used.
+        target_lengths: `[max_rows]`, decoded positions with the prompt's before them; 0 for a row out of use.
+        num_moves: Replacements of buffers, each of which invalidates addresses kept elsewhere.
     """
 
     def __init__(self, manifest: Manifest, max_rows: int) -> None:
@@ -193,12 +176,12 @@ class SlotCache:
 
     @property
     def num_bytes_reserved(self) -> int:
-        """Size of the buffers. The operating system gives memory only to the parts that were written."""
+        """Size of the buffers; only written pages take memory."""
         return sum(block.num_bytes for block in (*self._self_blocks, *self._cross_blocks))
 
     @property
     def num_bytes_used(self) -> int:
-        """Size of what is valid in the rows that were in use at the last step or have been filled since."""
+        """Bytes of valid positions in rows used by the last step or filled since."""
         live = slice(self._num_live_rows)
         sources, targets = int(self.source_lengths[live].sum()), int(self.target_lengths[live].sum())
         pairs = ((self._self_blocks, targets), (self._cross_blocks, sources))
@@ -211,8 +194,7 @@ class SlotCache:
     def write_cross(self, rows: Sequence[int], lengths: NDArray[np.int64], tensors: Sequence[Buffer]) -> None:
         """Store encoded sources: tensors `[B, *shape]`, of which row b goes to `rows[b]`; may move the buffers.
 
-        What is beyond `lengths[b]` in row b is stored too, since one copy a tensor is faster, and never read. States that steps
-        write begin with zeros.
+        Padding beyond `lengths[b]` is stored too, in one copy a tensor, and never read. Recurrent states begin with zeros.
         """
         longest = self._make_source_room(lengths)
         first, count = rows[0], len(rows)
@@ -224,13 +206,13 @@ class SlotCache:
         self._num_live_rows = max(self._num_live_rows, max(rows) + 1)
 
     def write_packed(self, rows: Sequence[int], lengths: NDArray[np.int64], tokens: Buffer, states: Buffer) -> None:
-        """Store encoded sources; source b goes to `rows[b]`. May move the buffers, and is otherwise as `write_cross`.
+        """Store encoded sources, as `write_cross`, from an encoder without padding.
 
         Args:
-            rows: Where they go.
+            rows: Of the sources.
             lengths: Their tokens.
-            tokens: `[P, token_columns]`, the tokens of one source after the other, with all caches' numbers side by side.
-            states: `[B, state_columns]`, the sources, with the numbers of all caches side by side that have no axis of positions.
+            tokens: `[P, token_columns]`, the tokens of one source after the other.
+            states: `[B, state_columns]`, for caches without an axis of positions.
         """
         self._make_source_room(lengths)
         start = 0
@@ -257,23 +239,23 @@ class SlotCache:
             self._review()
 
     def make_target_room(self, longest: int) -> None:
-        """Prepare for a row that holds so many positions in the caches that steps write; may move the buffers."""
+        """Make room for `longest` positions in the self-attention caches; may move the buffers."""
         assert longest <= self.max_target_tokens, "a row is longer than its cache"
         if longest > self.target_capacity:
             self._move_self(_capacity(longest, self.max_target_tokens))
         self._longest_target = max(self._longest_target, longest)
 
     def begin_prompt(self, row: int) -> None:
-        """Prepare a row for a prompt, of which it has read nothing; where prompts are read, all caches have positions."""
+        """Prepare a row for a new prompt."""
         self.note_read(row, 0)
         self._num_live_rows = max(self._num_live_rows, row + 1)
 
     def note_read(self, row: int, num_tokens: int) -> None:
-        """Note how much of its prompt a row holds."""
+        """Note how many tokens of its prompt a row has read."""
         self.source_lengths[row] = self.target_lengths[row] = num_tokens
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Copy the valid part of a row: its source and the first `length` positions after it of the caches that steps write."""
+        """Copy the valid part of a row: its source and the first `length` positions after it."""
         source_length = int(self.source_lengths[source])
         self._copy_written(source, target, 0, self._first_position(source) + length)
         for block in self._cross_blocks:
@@ -282,22 +264,22 @@ class SlotCache:
         self._num_live_rows = max(self._num_live_rows, target + 1)
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy positions `[start, stop)` after the source of the caches that steps write, and all of what has no positions."""
+        """Copy decoded positions `[start, stop)`, and all caches without an axis of positions."""
         first = self._first_position(source)
         self._copy_written(source, target, first + start, first + stop)
 
     def _first_position(self, row: int) -> int:
-        """Return where in caches that steps write a row's first position after its source is."""
+        """Return the index of a row's first decoded position."""
         return int(self.source_lengths[row]) if self.has_prompts else 0
 
     def _copy_written(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy places `[start, stop)` of the caches that steps write, and all of what has no positions."""
+        """Copy places `[start, stop)` of the self-attention caches."""
         for block in self._self_blocks:
             block.copy_positions(source, target, start, stop)
         self.target_lengths[target] = stop
 
     def _make_source_room(self, lengths: NDArray[np.int64]) -> int:
-        """Prepare for new sources; return the longest one's length."""
+        """Make room for sources; return the length of the longest."""
         longest = int(lengths.max())
         assert longest <= self.max_source_tokens, "a source is longer than the model takes"
         self._longest_source = max(self._longest_source, longest)
@@ -306,14 +288,14 @@ class SlotCache:
         return longest
 
     def _begin(self, where: slice | NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Note what rows hold that have got their sources."""
+        """Note the lengths of rows with new sources."""
         for block in self._states:
             block.clear(where)
         self.source_lengths[where] = lengths
         self.target_lengths[where] = 0
 
     def _review(self) -> None:
-        """Give back room that nothing has needed since the last review."""
+        """Give back room not needed since the last review."""
         live = self.source_lengths[: self._num_live_rows]
         longest_source = max(self._longest_source, int(live.max()))
         if (needed := _capacity(longest_source, self.max_source_tokens)) * EXCESS <= self.source_capacity:
@@ -323,20 +305,20 @@ class SlotCache:
         self._num_steps = self._longest_source = self._longest_target = 0
 
     def _move_cross(self, capacity: int) -> None:
-        """Replace the caches that the encoder gives by larger or smaller ones."""
+        """Resize the cross-attention caches."""
         self._move(self._cross_blocks, self.source_lengths, self.source_capacity, capacity)
         self.source_capacity = capacity
         self._name_buffers()
 
     def _move_self(self, capacity: int) -> None:
-        """Replace the caches that steps write by larger or smaller ones."""
+        """Resize the self-attention caches."""
         self._move(self._self_blocks, self.target_lengths, self.target_capacity, capacity)
         self.target_capacity = capacity
         self._name_buffers()
 
     def _move(self, blocks: Sequence[CacheBlock], lengths: NDArray[np.int64], old: int, new: int) -> None:
-        """Move the valid part of the live rows to other buffers."""
-        room = min(old, new)  # a row that nobody uses may say that it holds more
+        """Move the valid part of the live rows to new buffers."""
+        room = min(old, new)  # an unused row may have a larger length
         valid = np.minimum(lengths[: self._num_live_rows], room).tolist()
         for block in blocks:
             if block.is_indexed:
@@ -356,15 +338,7 @@ def _named(names: Sequence[str], blocks: Sequence[CacheBlock]) -> dict[str, Buff
 
 
 def _columns(caches: Sequence[Cache], blocks: Sequence[CacheBlock]) -> tuple[list[tuple[CacheBlock, Columns]], int]:
-    """Return where each block's numbers stand among those of one position, which their caches have one after the other.
-
-    Args:
-        caches: All of the blocks' role.
-        blocks: Some of them.
-
-    Returns:
-        The blocks, each with its columns, and how many columns there are.
-    """
+    """Return each block with the columns of its numbers among those of one position, and the number of columns."""
     places = sorted(place for block in blocks for place in block.places)
     sizes = [caches[place].elements_per_position for place in places]
     stops = dict(zip(places, np.cumsum(sizes).tolist(), strict=True))
@@ -378,5 +352,5 @@ def _columns(caches: Sequence[Cache], blocks: Sequence[CacheBlock]) -> tuple[lis
 
 
 def _capacity(longest: int, limit: int) -> int:
-    """Return the power of two with room for `longest` positions, no more than the model can need."""
+    """Return the power of two with room for `longest` positions, within the model's limit."""
     return min(max(MIN_CAPACITY, 1 << (longest - 1).bit_length()), limit)

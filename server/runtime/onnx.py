@@ -1,6 +1,7 @@
-"""The CPU runner on ONNX Runtime."""
+"""The CPU runner on ONNX Runtime, and the scorer, which runs on a device, too."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
@@ -11,49 +12,46 @@ from numpy.typing import NDArray
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.export.packing import pack
 from dragoman.export.tensor_names import PACKED_OUTPUT, STATES_OUTPUT, output_name
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.cache import Buffer, SlotCache
-from dragoman.server.runtime.runner import Held, Holder, Reader
+from dragoman.server.runtime.runner import Candidates, Held, Holder, Reader
 from dragoman.server.runtime.weights import Weights
 
 
 def bind_input(binding: onnxruntime.IOBinding, name: str, array: NDArray[np.generic]) -> None:
-    """Have a graph read an array where it lies, which is to stay there while the binding is used."""
+    """Bind an array as an input in place; it must not move while the binding is used."""
     assert array.flags.c_contiguous
     binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 def bind_output(binding: onnxruntime.IOBinding, name: str, array: NDArray[np.generic]) -> None:
-    """Have a graph write an output into an array; otherwise as `bind_input`."""
+    """Bind an array as an output in place; otherwise as `bind_input`."""
     assert array.flags.c_contiguous
     binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 Sources = Sequence[Sequence[int]]
 
+# Results up to this size reuse a buffer: the system takes longer to provide fresh memory than to fill it.
 MAX_KEPT_BYTES = 2**26
-"""Results up to this size are written where the last ones were: fresh memory takes the system longer to give than to fill."""
 
 
 class Encoder(Protocol):
-    """A graph that encodes."""
+    """An encoder graph in one of its forms."""
 
     def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
         """Encode sources (end-of-sequence included) as one batch, the first into the first of `rows`."""
-        ...
 
 
 class PackedEncoder:
-    """Takes the tokens of all sources without padding, and gives all caches' numbers side by side, of each token and source."""
+    """An encoder without padding: tokens of all sources in, the numbers of all caches for each token and source out."""
 
     def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache) -> None:
-        """Take a loaded graph, and a cache of the kind that it fills, which says how many numbers it gives, and of which type."""
+        """Use a loaded graph; the cache has the number and type of its outputs."""
         self._session = session
         self._num_columns, self._num_state_columns = cache.token_columns, cache.state_columns
         self._kept: Buffer = np.empty((0, self._num_columns), cache.token_type)
 
     def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
-        """See `Encoder`."""
         cache.write_packed(rows, *self._run(sources))
 
     def encode(self, sources: Sources) -> list[Held]:
@@ -63,7 +61,7 @@ class PackedEncoder:
         return [Held(part.copy(), state.copy()) for part, state in zip(parts, states, strict=True)]
 
     def _run(self, sources: Sources) -> tuple[NDArray[np.int64], Buffer, Buffer]:
-        """Encode sources → their lengths, their tokens, which the next batch overwrites, and their states."""
+        """Encode sources; return lengths, tokens in a buffer that the next batch overwrites, and states."""
         inputs = pack(sources)
         tokens = self._results(len(inputs["src_ids"]))
         states = np.empty((len(sources), self._num_state_columns), tokens.dtype)
@@ -77,7 +75,7 @@ class PackedEncoder:
         return inputs["src_lens"], tokens, states
 
     def _results(self, num_tokens: int) -> Buffer:
-        """Return memory for so many tokens."""
+        """Return a buffer for tokens."""
         if num_tokens <= len(self._kept):
             return self._kept[:num_tokens]
         capacity = 1 << (num_tokens - 1).bit_length()
@@ -88,14 +86,13 @@ class PackedEncoder:
 
 
 class PaddedEncoder:
-    """Takes sources padded to the longest one, and gives each cache's tensor."""
+    """An encoder with padding to the longest source; its outputs are the caches' tensors."""
 
     def __init__(self, session: onnxruntime.InferenceSession, pad_id: int) -> None:
-        """Take a loaded graph, and what to fill short sources up with."""
+        """Use a loaded graph."""
         self._session, self._pad_id = session, pad_id
 
     def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
-        """See `Encoder`."""
         lengths = np.array([len(source) for source in sources], np.int64)
         ids = np.full((len(sources), lengths.max()), self._pad_id, np.int64)
         for row, source in zip(ids, sources, strict=True):
@@ -104,27 +101,26 @@ class PaddedEncoder:
 
 
 class PromptReader:
-    """Reads a piece of one row's prompt at a time; what stands in the row before it is where the graph finds it and writes on."""
+    """Chunked prefill: the graph reads a piece of a row's prompt and appends to the row's caches."""
 
     def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache) -> None:
-        """Take a loaded graph and the caches that it writes."""
+        """Use a loaded graph and the caches that it writes."""
         self._session, self._cache = session, cache
 
     def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
-        """See `Encoder`: each prompt is read whole, one after the other."""
+        """Read each prompt as a whole, one after the other."""
         assert cache is self._cache
         for source, row in zip(sources, rows, strict=True):
             self.read(row, source, 0, len(source))
 
     def read(self, row: int, source_ids: Sequence[int], first: int, stop: int) -> None:
-        """See `Reader`."""
         cache = self._cache
         if first == 0:
             cache.begin_prompt(row)
         if first == stop:
             return
-        assert first == cache.source_lengths[row], "a piece that does not follow what has been read"
-        cache.make_target_room(stop + 1)  # the graph may write a place more, which whatever comes next overwrites
+        assert first == cache.source_lengths[row], "a piece that does not follow the one before"
+        cache.make_target_room(stop + 1)  # the graph may write one place more
         inputs = {
             "src_ids": np.array(source_ids[first:stop], np.int64),
             "positions": np.arange(first, stop),
@@ -140,14 +136,14 @@ class PromptReader:
         cache.note_read(row, stop)
 
 
-# Bindings with more candidates are rare, and their buffers large: they are made anew each time.
+# Bindings with more candidates are rare and their buffers large, so they are not kept.
 MAX_KEPT_CANDIDATES = 256
-# A binding takes 0.1 ms to make; of those that are kept the oldest goes first.
+# A binding takes 0.1 ms to make; the oldest is dropped first.
 MAX_KEPT_BINDINGS = 256
 
 
 class OnnxRunner:
-    """See `runner.Runner`. Caches are bound by address, once for each number of rows, and copied by a step only when they grow."""
+    """Caches are bound by address, once for each number of rows, and copied by a step only when they grow."""
 
     device = "cpu"
     graphs = None
@@ -158,9 +154,9 @@ class OnnxRunner:
 
         Args:
             bundle: Opened, and therefore checked.
-            max_rows: Rows of the decode batch at the most.
-            num_threads: Threads of ONNX Runtime's pool, this one included; both sessions run on them in turn.
-            weights: What opens the graphs; from the bundle, where it is left out.
+            max_rows: Most rows of the decode batch.
+            num_threads: Threads of each session, the calling one included.
+            weights: Opens the graphs; by default from the bundle.
         """
         manifest = bundle.manifest
         self.max_rows = max_rows
@@ -177,31 +173,26 @@ class OnnxRunner:
         self._num_moves_bound = 0
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
-        """See `Runner`."""
         self._encoder.fill(self.cache, sources, rows)
 
     @property
     def holder(self) -> Holder | None:
-        """See `Runner`: sources that come padded go into rows at once."""
+        """The runner itself, if its encoder works without padding."""
         return self if isinstance(self._encoder, PackedEncoder) else None
 
     @property
     def reader(self) -> Reader | None:
-        """See `Runner`."""
         return self._encoder if isinstance(self._encoder, PromptReader) else None
 
     def encode(self, sources: Sequence[Sequence[int]]) -> list[Held]:
-        """See `Holder`."""
         assert isinstance(self._encoder, PackedEncoder)
         return self._encoder.encode(sources)
 
     def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
-        """See `Holder`."""
         for one, row in zip(held, rows, strict=True):
             self.cache.write_packed([row], np.array([len(one.tokens)]), one.tokens, one.states[None])
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
-        """See `Runner`."""
         num_rows = len(tokens)
         assert 0 < num_rows <= self.max_rows
         self.cache.make_room(positions)
@@ -213,7 +204,6 @@ class OnnxRunner:
         return candidates
 
     def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
-        """See `Runner`."""
         num_rows = len(tokens)
         self._tokens[first_row : first_row + num_rows] = tokens
         self._positions[first_row : first_row + num_rows] = positions
@@ -224,21 +214,18 @@ class OnnxRunner:
         return candidates
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """See `Runner`."""
         self.cache.copy_row(source, target, length)
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
-        """See `Runner`."""
         self.cache.copy_positions(source, target, start, stop)
 
     def cache_bytes(self) -> tuple[int, int]:
-        """See `Runner`."""
         return self.cache.num_bytes_reserved, self.cache.num_bytes_used
 
     def _bound(self, num_rows: int, num_candidates: int) -> tuple[onnxruntime.IOBinding, Candidates]:
-        """Return a binding to where the caches are now, a kept one if there is one."""
+        """Return a binding to the caches' current addresses, kept where possible."""
         if self._num_moves_bound != self.cache.num_moves:
-            self._bindings.clear()  # they point to memory that is gone
+            self._bindings.clear()  # their addresses are invalid
             self._num_moves_bound = self.cache.num_moves
         key = num_rows, num_candidates
         if (bound := self._bindings.get(key)) is None:
@@ -252,7 +239,7 @@ class OnnxRunner:
         return bound
 
     def _bind(self, first_row: int, candidates: Candidates) -> onnxruntime.IOBinding:
-        """Bind as many rows of every buffer as there is room for candidates of."""
+        """Bind rows of every buffer, as many as `candidates` has."""
         binding = self._decoder.io_binding()
         rows = slice(first_row, first_row + len(candidates.ids))
         inputs = {"prev_ids": self._tokens, "positions": self._positions, "src_lens": self.cache.source_lengths}
@@ -269,7 +256,7 @@ class OnnxRunner:
         return binding
 
     def _candidates(self, num_candidates: int) -> Candidates:
-        """Return buffers for K candidates of every row, the same ones each time where K is small."""
+        """Return buffers for K candidates of every row, kept where K is small."""
         if (kept := self._buffers.get(num_candidates)) is not None:
             return kept
         shape = self.max_rows, num_candidates
@@ -280,7 +267,78 @@ class OnnxRunner:
 
 
 def _encoder_of(manifest: Manifest, session: onnxruntime.InferenceSession, cache: SlotCache) -> Encoder:
-    """Return what runs an encoder's graph in the form that a bundle has it."""
+    """Return the encoder for the form of a bundle's graph."""
     if manifest.has_prompts:
         return PromptReader(session, cache)
     return PackedEncoder(session, cache) if manifest.is_packed else PaddedEncoder(session, manifest.pad_id)
+
+
+OpenSession = Callable[[Path], onnxruntime.InferenceSession]
+
+
+class OnnxScorer:
+    """A pair is always computed alone, without padding, so its bits never change."""
+
+    def __init__(
+        self, bundle: Bundle, num_threads: int, open_on_device: OpenSession | None = None, weights: Weights | None = None
+    ) -> None:
+        """Load nothing yet.
+
+        Args:
+            bundle: Opened; `check` compares its directory with it again.
+            num_threads: Threads of the session, the calling one included.
+            open_on_device: Loads the graph on a device; None for the CPU.
+            weights: Opens the graph on the CPU; by default from the bundle.
+        """
+        self._bundle = bundle
+        self._has_attention = bundle.manifest.attention_layers > 0
+        self._num_threads = num_threads
+        self._open_on_device = open_on_device
+        self._weights = weights or Weights(bundle)
+        self._session: onnxruntime.InferenceSession | None = None
+        self._running: onnxruntime.RunOptions | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the session has been made."""
+        return self._session is not None
+
+    @property
+    def is_on_device(self) -> bool:
+        return self._open_on_device is not None
+
+    def check(self) -> None:
+        """Raise `BundleError` if the bundle is missing or was replaced."""
+        self._bundle.check_unchanged()
+
+    def open(self) -> None:
+        path = self._bundle.scorer_path
+        if self._open_on_device is not None:
+            self._session = self._open_on_device(path)
+        else:
+            # Spinning threads would take time from decode steps.
+            self._session = self._weights.open(path, self._num_threads, is_spinning=False)
+
+    def score(
+        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        assert self._session is not None, "the scorer is not open"
+        labels = np.array([target_ids], np.int64)
+        start = self._bundle.manifest.decoder_start_id if decoder_start_id is None else decoder_start_id
+        inputs = {
+            "src_ids": np.array([source_ids], np.int64),
+            "src_lens": np.array([len(source_ids)], np.int64),
+            "tgt_ids": np.array([[start, *target_ids[:-1]]], np.int64),
+            "tgt_lens": np.array([len(target_ids)], np.int64),
+            "labels": labels,
+        }
+        self._running = onnxruntime.RunOptions()
+        if not self._has_attention:
+            (log_probs,) = self._session.run(["label_log_probs"], inputs, self._running)
+            return log_probs[0], np.zeros((len(target_ids), 0), np.float32)
+        log_probs, attention = self._session.run(["label_log_probs", "attention"], inputs, self._running)
+        return log_probs[0], attention[0].mean(0) if layer is None else attention[0, layer]
+
+    def interrupt(self) -> None:
+        if self._running is not None:
+            self._running.terminate = True

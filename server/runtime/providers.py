@@ -1,7 +1,7 @@
-"""Which device a model runs on: what was asked for, what there is, and why it is not the other.
+"""The choice of a device, with the reason for it.
 
-ONNX Runtime that cannot load CUDA goes on with the CPU and says so in a log line only. Here everything CUDA needs is looked for
-first, and what is missing is named.
+ONNX Runtime that cannot load CUDA uses the CPU and only logs it. Here everything that CUDA needs is checked first, and what is
+missing is named.
 """
 
 import contextlib
@@ -21,38 +21,28 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 REQUEST = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
 HALF_PRECISIONS = ("fp16", "bf16")
 CPU_PRECISIONS = ("fp32", "int8", "fp16")
-# Others that onnxruntime-gpu can do with, it does without.
+# onnxruntime-gpu works without the others.
 NEEDED_LIBRARIES = ("libcublas", "libcudart", "libcurand")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A device to run on.
-
-    Attributes:
-        ordinal: Of the CUDA device; None for the CPU.
-        reason: Why this one, for the log.
-    """
+    """A CUDA device's ordinal, None for the CPU, and the reason for the log."""
 
     ordinal: int | None
     reason: str
 
-    @property
-    def is_cuda(self) -> bool:
-        """Whether it is a CUDA device."""
-        return self.ordinal is not None
-
 
 def choose_device(request: str, precision: str, check_cuda: "Callable[[int], str] | None" = None) -> Choice:
-    """Return the device that a bundle of this precision is to run on.
+    """Return the device for a bundle of this precision.
 
     Args:
         request: `auto`, `cpu`, `cuda` or `cuda:N`.
         precision: Of the bundle.
-        check_cuda: Says what keeps a CUDA device from being used, or nothing; the true check where it is left out.
+        check_cuda: Returns why a CUDA device cannot be used, or nothing; `cuda_obstacle` by default.
 
     Raises:
-        DeviceError: If it cannot be the one asked for, or if there is none for the precision.
+        DeviceError: If the requested device cannot be used, or none for the precision.
     """
     found = REQUEST.fullmatch(request)
     if found is None:
@@ -79,14 +69,14 @@ def choose_device(request: str, precision: str, check_cuda: "Callable[[int], str
 
 
 def cuda_obstacle(ordinal: int) -> str:
-    """Return what keeps a CUDA device from being used, in words for the operator; nothing if it can be used."""
+    """Return why a CUDA device cannot be used, for the operator; nothing if it can."""
     if reason := wheel_obstacle():
         return _no_gpu() + reason
     return driver_obstacle(ordinal) or library_obstacle()
 
 
 def _no_gpu() -> str:
-    """Return that there is no GPU, if so, before another reason whose cure would not help."""
+    """Return that there is no GPU, if so, to be put before other reasons."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -95,7 +85,7 @@ def _no_gpu() -> str:
 
 
 def wheel_obstacle() -> str:
-    """Look at the installed packages."""
+    """Check the installed packages."""
     cpu_wheel, gpu_wheel = installed_version("onnxruntime"), installed_version("onnxruntime-gpu")
     try:
         onnxruntime: Any = import_module("onnxruntime")
@@ -112,7 +102,7 @@ def wheel_obstacle() -> str:
 
 
 def driver_obstacle(ordinal: int) -> str:
-    """Ask CUDA itself for the device."""
+    """Check that CUDA finds the device."""
     try:
         runtime: Any = import_module("cuda.bindings.runtime")
     except ImportError as error:
@@ -139,7 +129,7 @@ def driver_obstacle(ordinal: int) -> str:
 
 
 def driver_versions() -> str:
-    """Return which CUDA the driver is for and which the runtime is of."""
+    """Return the CUDA versions of driver and runtime."""
     runtime: Any = import_module("cuda.bindings.runtime")
     numbers = [getattr(runtime, name)()[-1] for name in ("cudaDriverGetVersion", "cudaRuntimeGetVersion")]
     driver, own = (f"{number // 1000}.{number % 1000 // 10}" for number in numbers)
@@ -147,7 +137,7 @@ def driver_versions() -> str:
 
 
 def library_obstacle() -> str:
-    """Load CUDA's libraries, wherever they lie; ONNX Runtime says on standard output which it has not found."""
+    """Load CUDA's libraries; ONNX Runtime prints which it has not found."""
     onnxruntime: Any = import_module("onnxruntime")
     said = io.StringIO()
     with contextlib.redirect_stdout(said):

@@ -1,24 +1,45 @@
-"""What the engine asks of whatever computes: encode sources into rows, decode one token for every row, copy rows."""
+"""The runner interface: encode sources into rows, decode one token for every row, copy rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
-from dragoman.server.engine.search.candidates import Candidates
+
+class Candidates(Struct, frozen=True, eq=False):
+    """The K likeliest next tokens of N rows; they depend neither on K nor on the other rows.
+
+    Attributes:
+        ids: `[N, K]` int64, likeliest first, the lower id first in a tie.
+        log_probs: `[N, K]` float32, natural logarithms over the whole vocabulary.
+    """
+
+    ids: NDArray[np.int64]
+    log_probs: NDArray[np.float32]
+
+    def of(self, rows: Sequence[int], num_candidates: int) -> "Candidates":
+        """Return the first `num_candidates` of some rows, in the order given; memory may be shared."""
+        chosen = slice(rows[0], rows[0] + 1) if len(rows) == 1 else list(rows)
+        return Candidates(self.ids[chosen, :num_candidates], self.log_probs[chosen, :num_candidates])
+
+    def kept(self, num_candidates: int) -> "Candidates":
+        """Return a copy of the first `num_candidates`."""
+        return Candidates(self.ids[:, :num_candidates].copy(), self.log_probs[:, :num_candidates].copy())
+
 
 Numbers = NDArray[np.number[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An encoded source that is in no row yet: what a decoder reads of it, in memory of its own.
+    """An encoded source that is in no row yet: its cross-attention caches in memory of its own.
 
     Attributes:
-        tokens: `[S, …]`, for each token what all caches with an axis of source positions have of it, side by side.
-        states: What the other caches have of the source, side by side.
+        tokens: `[S, …]`, the numbers of all caches with an axis of source positions, side by side.
+        states: The numbers of the other caches, side by side.
     """
 
     tokens: Numbers
@@ -26,7 +47,7 @@ class Held:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Size of both."""
         return self.tokens.nbytes + self.states.nbytes
 
 
@@ -35,115 +56,89 @@ class Holder(Protocol):
 
     def encode(self, sources: Sequence[Sequence[int]]) -> list[Held]:
         """Encode sources (end-of-sequence included) as one batch, each into memory of its own."""
-        ...
 
     def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
-        """Put encoded sources into rows, which are then as `Runner.prefill` leaves them, to the last bit."""
-        ...
+        """Put encoded sources into rows, with the same bits as by `Runner.prefill`."""
 
 
 class Reader(Protocol):
-    """A runner whose sources are prompts: it reads them piece by piece into rows, between steps that other rows take.
+    """Chunked prefill of prompts: reads them piece by piece into rows, between steps of other rows.
 
-    A row of which a prompt is being read may be stepped with the others at position 0, which changes nothing of what it has read.
+    A row whose prompt is being read may be stepped with the others at position 0, which changes nothing that was read.
     """
 
     def read(self, row: int, source_ids: Sequence[int], first: int, stop: int) -> None:
         """Read tokens `[first, stop)` of a prompt into a row that has read those before; the first call begins with 0.
 
-        What is read is the same to the last bit in whichever pieces. Of an empty prompt, and of one of which nothing is to be read
-        yet, `[0, 0)` is read.
+        The result does not depend on the pieces. `[0, 0)` is read of an empty prompt, and to begin one.
         """
-        ...
 
 
 class Graphs(Protocol):
-    """What a runner knows of steps that are captured on a device, to be replayed."""
+    """Captured steps of a device."""
 
     @property
     def is_disabled(self) -> bool:
-        """Whether steps that should be replayed are not, for a capture has failed."""
-        ...
+        """Whether graphs were given up after a failed capture."""
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is something left to capture."""
-        ...
+        """Whether shapes are left to capture."""
 
     def capture_next(self) -> None:
-        """Capture one more step; call it while no row holds anything."""
-        ...
+        """Capture one more step; only while all rows are empty."""
 
 
 class Runner(Protocol):
     """One loaded model with its caches. Used from one thread.
 
     Attributes:
-        device: Name of what computes.
-        max_rows: Rows of the decode batch at the most.
-        holder: Itself, if it can encode sources ahead of rows; None if it cannot.
-        reader: What reads prompts into its rows; None if sources are encoded.
-        graphs: Its captured steps; None if it has none.
-        memory: How it divides a device's memory, bytes of each part; nothing if it has none to divide.
+        device: Name of the device.
+        max_rows: Most rows of the decode batch.
+        holder: Itself, if it can encode sources before rows are free; else None.
+        reader: Chunked prefill, for prompts; None for encoders.
+        graphs: Captured steps; None without.
+        memory: Bytes of each part of a device's memory; empty on the CPU.
     """
 
     device: str
     max_rows: int
 
     @property
-    def memory(self) -> Mapping[str, int]:
-        """See the class."""
-        ...
+    def memory(self) -> Mapping[str, int]: ...
 
     @property
-    def holder(self) -> Holder | None:
-        """See the class."""
-        ...
+    def holder(self) -> Holder | None: ...
 
     @property
-    def reader(self) -> Reader | None:
-        """See the class."""
-        ...
+    def reader(self) -> Reader | None: ...
 
     @property
-    def graphs(self) -> Graphs | None:
-        """See the class."""
-        ...
+    def graphs(self) -> Graphs | None: ...
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
-        """Put what a decoder reads of sources into rows: encoded as one batch, end-of-sequence included, or, of prompts, read."""
-        ...
+        """Encode sources (end-of-sequence included) into rows as one batch, or read prompts into them."""
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         """Decode one token for rows `[0, N)`.
 
         Args:
             tokens: `[N]`, each row's previous token.
-            positions: `[N]`, its position, which is the number of tokens the row has been fed after its source.
+            positions: `[N]`, the number of tokens decoded in the row before.
             num_candidates: K.
 
         Returns:
-            Candidates `[N, K]`, in buffers that the next step of as many candidates overwrites. The same step may be done
-            again, with another K.
+            Candidates `[N, K]`, in buffers that the next step with this K overwrites. A step may be run again with another K.
         """
-        ...
 
     def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
-        """Do a part of the last step again with more candidates: rows `[first_row, first_row + N)`, which were fed the same then.
-
-        Returns:
-            Candidates `[N, K]`, in memory of their own.
-        """
-        ...
+        """Run rows `[first_row, first_row + N)` of the last step again with more candidates, in memory of their own."""
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Copy a row's source, and what caches have of the first `length` positions after it, to another row."""
-        ...
+        """Copy a row's source and the first `length` positions after it to another row."""
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy what caches that steps write have of positions `[start, stop)` of a row to another, which has the same source."""
-        ...
+        """Copy positions `[start, stop)` of the self-attention caches of a row to another with the same source."""
 
     def cache_bytes(self) -> tuple[int, int]:
-        """Return how much memory the caches have, and how much of it the rows take that were in use at the last step."""
-        ...
+        """Return the bytes reserved for caches, and those used by rows of the last step."""

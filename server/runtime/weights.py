@@ -1,20 +1,28 @@
-"""Where an engine's sessions have weights from: each from the bundle, with a copy in its own order, or all from one mapped file.
+"""Weights of an engine's sessions on the CPU: a copy each from the bundle, or one mapped file for all of them.
 
-ONNX Runtime puts weights of products into another order when it opens a graph, and each session of each process keeps its own
-copy. It can also write that order into a file beside the graph, and sessions of that file map it: the pages are in memory once,
-however many sessions and processes use them. The order depends on the processor and on ONNX Runtime's version, so that the files
-are no part of a bundle but a cache, made where it is used. Opening such a graph, ONNX Runtime makes the order anew, weight by
-weight, and takes what is mapped only where its digest is the new one's; that the file still holds that is for its SHA-256 to say.
+ONNX Runtime reorders the weights of products when it opens a graph, and each session of each process keeps its own copy. It can
+also write that order into a file beside the graph, which sessions of that file map: the pages are in memory once. The order depends
+on the processor and on ONNX Runtime's version, so the files are a cache and no part of a bundle. When it opens such a graph,
+ONNX Runtime reorders weight by weight and uses the mapped bytes only where their digest is the same; that the file still holds
+these bytes is checked by its SHA-256.
+
+`Layout` puts the weights of several graphs into one file, each block of bytes once: the graphs of a model share most of theirs.
+ONNX Runtime's kernels expect blocks at multiples of 64 bytes and end the process where one lies elsewhere, but it writes them
+without gaps. A graph names the place of each tensor's bytes in texts of its message (`external_data`, see onnx/onnx.proto); only
+these are rewritten.
 """
 
 import hashlib
+import mmap
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import onnxruntime
@@ -25,37 +33,43 @@ from dragoman.export.fields import MAX_COPY_BYTES
 from dragoman.export.processor import overflows_in_8_bits, processor_identity
 from dragoman.export.session import WRITTEN_SUFFIX, Session, open_session
 from dragoman.server.runtime.weights_cache import Cache, CacheError, Entry
-from dragoman.server.runtime.weights_layout import Layout
 
 log = structlog.get_logger("dragoman.engine")
 
+# Free bytes needed for a byte of weights: two for the files, two for a graph being written.
 ROOM = 4
-"""Bytes that must be free where the files go for a byte of weights: two at the most for what stays, two for a graph on its way."""
-
+# Version of the files; others are not found.
 FORMAT = 1
-"""Of the files; other formats' are not found."""
-
 MAKING_SECONDS = 600.0
+WEIGHTS_FILE = "weights.data"
+ALIGNMENT = 64
+
+# Numbers of the fields that lead to the texts, and the kinds of fields.
+GRAPH, INITIALIZER, EXTERNAL_DATA, KEY, VALUE = 7, 5, 13, 1, 2
+NUMBER, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
+PACKED_PREFIX = "prepacked_"
+
+Fields = Iterable[tuple[int, int, bytes]]
 
 
 class Weights:
     """Opens a bundle's graphs on the CPU."""
 
     def __init__(self, bundle: Bundle, entry: Entry | None = None) -> None:
-        """Take them from the bundle, or from an entry of the cache that was made of it."""
+        """Use the bundle's files, or the entry of the cache made of them."""
         self._bundle, self._entry = bundle, entry
         self._is_precise = _is_precise(bundle)
 
     @classmethod
     def of(cls, bundle: Bundle, folder: str) -> "Weights":
-        """Find a bundle's files in a cache, or make them; where that cannot be done, the log says why and each session has a copy.
+        """Find a bundle's files in a cache, or make them; where that fails, the reason is logged and each session has a copy.
 
         Args:
             bundle: Opened, and therefore checked.
             folder: Of the cache; empty for none.
 
         Raises:
-            BundleError: If another bundle has come in its place while files were made of it.
+            BundleError: If the bundle was replaced meanwhile.
         """
         if not folder:
             return cls(bundle)
@@ -71,7 +85,7 @@ class Weights:
 
     @property
     def is_shared(self) -> bool:
-        """Whether they are mapped, once for all processes."""
+        """Whether processes share one mapped file."""
         return self._entry is not None
 
     def open(self, path: Path, num_threads: int, *, is_spinning: bool = True) -> Session:
@@ -84,7 +98,7 @@ class Weights:
 
 
 def write_graphs(bundle: Bundle, directory: Path) -> None:
-    """Write what sessions of `Weights` map, and open it, to see that they can."""
+    """Write the files that sessions of `Weights` map, and open them as a check."""
     is_precise = _is_precise(bundle)
     with tempfile.TemporaryDirectory(dir=directory) as scratch, Layout(directory) as layout:
         for path in _graphs(bundle):
@@ -98,12 +112,7 @@ def write_graphs(bundle: Bundle, directory: Path) -> None:
 
 
 def _entry_of(bundle: Bundle, folder: Path) -> Entry:
-    """Return the bundle's entry of a cache.
-
-    Raises:
-        CacheError: If there is none and none can be made.
-        BundleError: If what was made of the bundle may be of another.
-    """
+    """Find or make the bundle's entry of a cache."""
     cache = Cache(folder)
 
     def make(directory: Path, lock: int) -> None:
@@ -119,16 +128,12 @@ def _graphs(bundle: Bundle) -> tuple[Path, ...]:
 
 
 def _is_precise(bundle: Bundle) -> bool | None:
-    """Return how a bundle's graphs are to be opened: in the slower way nowhere, if its products cannot overflow."""
+    """Return whether graphs need exact products: not if the bundle's cannot overflow, else as the processor decides."""
     return None if bundle.manifest.can_overflow else False
 
 
 def _key(bundle: Bundle) -> str:
-    """Return what changes with everything that the files depend on.
-
-    Raises:
-        CacheError: If the processor does not say what it is.
-    """
+    """Return a digest of everything that the files depend on; raises `CacheError` if the processor is unknown."""
     if not (processor := processor_identity()):
         raise CacheError("this processor does not say what it can do")
     files = {name: entry.sha256 for name, entry in bundle.manifest.files.items() if name.endswith((".onnx", ".weights"))}
@@ -137,7 +142,7 @@ def _key(bundle: Bundle) -> str:
 
 
 def _refuse_full(bundle: Bundle, directory: Path) -> None:
-    """Raise if the files may not fit; whether they do shows when they are written."""
+    """Raise `CacheError` if the files may not fit."""
     needed = bundle.manifest.num_weight_bytes * ROOM
     if (free := shutil.disk_usage(directory).free) < needed:
         raise CacheError(f"{directory.parent.parent}: {free >> 20} MiB are free, and {needed >> 20} MiB may be needed")
@@ -169,8 +174,140 @@ def _run_writer(bundle: Bundle, directory: Path, lock: int) -> None:
         raise CacheError(f"they cannot be written: {last or f'exit code {error.returncode}'}") from error
 
 
+class Layout:
+    """A folder of graphs that share one file of weights."""
+
+    def __init__(self, directory: Path) -> None:
+        """Create the file of weights."""
+        self._directory = directory
+        self._file: BinaryIO = (directory / WEIGHTS_FILE).open("xb")
+        self._places: dict[bytes, int] = {}
+
+    def __enter__(self) -> "Layout":
+        """Return the layout."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def add(self, graph: Path, weights: Path) -> None:
+        """Add a graph, and the blocks of its weights that are not in the file yet.
+
+        Raises:
+            ValueError: If it is not a graph with these weights.
+        """
+        with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+
+            def place(start: int, length: int) -> int:
+                with memoryview(mapped) as whole, whole[start : start + length] as block:
+                    if len(block) != length:
+                        raise ValueError(f"{weights}: ends before {start} + {length}")
+                    return self._place(block)
+
+            message = graph.read_bytes()
+            moved = _changed(message, GRAPH, lambda found: _changed(found, INITIALIZER, lambda tensor: _moved(tensor, place)))
+        (self._directory / graph.name).write_bytes(moved)
+
+    def _place(self, block: memoryview) -> int:
+        """Return the offset of a block in the file."""
+        digest = hashlib.sha256(block).digest()
+        if (known := self._places.get(digest)) is not None:
+            return known
+        start = self._file.tell()
+        if rest := start % ALIGNMENT:
+            start += self._file.write(bytes(ALIGNMENT - rest))
+        self._file.write(block)
+        self._places[digest] = start
+        return start
+
+
+def _moved(tensor: bytes, place: Callable[[int, int], int]) -> bytes:
+    """Return a tensor with the new offsets of its bytes."""
+    found = [value for number, _, value in _fields(tensor) if number == EXTERNAL_DATA]
+    entries = [{number: value for number, _, value in _fields(entry)} for entry in found]
+    if not entries:
+        return tensor
+    texts = {entry[KEY].decode(): entry[VALUE].decode() for entry in entries}
+    start = place(int(texts.get("offset", "0")), int(texts["length"]))
+    changed = {"location": WEIGHTS_FILE, "offset": str(start)}
+    changed |= {key: _moved_packed(text, place) for key, text in texts.items() if key.startswith(PACKED_PREFIX)}
+    new = (_joined(((KEY, BYTES, key.encode()), (VALUE, BYTES, text.encode()))) for key, text in (texts | changed).items())
+    rest = [field for field in _fields(tensor) if field[0] != EXTERNAL_DATA]
+    return _joined([*rest, *((EXTERNAL_DATA, BYTES, entry) for entry in new)])
+
+
+def _moved_packed(text: str, place: Callable[[int, int], int]) -> str:
+    """Return new offsets of reordered blocks: `NAME|START;LENGTH;…|START;LENGTH;…`."""
+    name, *blocks = text.split("|")
+    moved = []
+    for block in blocks:
+        start, length, *rest = block.split(";")
+        moved.append(";".join([str(place(int(start), int(length))), length, *rest]))
+    return "|".join([name, *moved])
+
+
+def _changed(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
+    """Return a message in which the fields of a number, messages too, are changed."""
+    return _joined((found, kind, change(value) if found == number else value) for found, kind, value in _fields(message))
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the fields of a message: number, kind, content."""
+    position = 0
+    while position < len(message):
+        tag, position = _number(message, position)
+        kind, start = tag & 7, position
+        if kind == BYTES:
+            length, start = _number(message, position)
+            position = start + length
+        elif kind == NUMBER:
+            _, position = _number(message, position)
+        elif kind in (EIGHT_BYTES, FOUR_BYTES):
+            position += 8 if kind == EIGHT_BYTES else 4
+        else:
+            raise ValueError("not a message that a graph consists of")
+        if position > len(message):
+            raise ValueError("a message that ends too early")
+        yield tag >> 3, kind, message[start:position]
+
+
+def _joined(fields: Fields) -> bytes:
+    """Return a message of fields."""
+    parts: list[bytes] = []
+    for number, kind, value in fields:
+        parts.append(_written(number << 3 | kind))
+        if kind == BYTES:
+            parts.append(_written(len(value)))
+        parts.append(value)
+    return b"".join(parts)
+
+
+def _number(message: bytes, position: int) -> tuple[int, int]:
+    """Read a varint; return it and the position behind it."""
+    value = shift = 0
+    while True:
+        if position >= len(message) or shift > 63:
+            raise ValueError("a number that does not end")
+        byte = message[position]
+        value |= (byte & 127) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 128:
+            return value, position
+
+
+def _written(value: int) -> bytes:
+    """Return a varint."""
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
 def main() -> None:
-    """Write a bundle's files, as `Weights` asks for it."""
+    """Write a bundle's files, in a process of its own."""
     os.umask(0o077)
     write_graphs(Bundle.open(Path(sys.argv[1]), is_checked=False), Path(sys.argv[2]))
 

@@ -1,7 +1,7 @@
-"""A folder of things that are made once and read by many processes: private, locked, checked, and rid of what nobody uses.
+"""A cache of folders that are made once and read by many processes: private, locked, checked, and cleaned of unused entries.
 
-It knows nothing of what is in the files. An entry is a folder that appears whole, with a list of its files' sizes and SHA-256; who
-reads it holds a lock on that list for as long as it lives, by which others see that it is in use.
+An entry is a folder that appears atomically, with a list of its files' sizes and SHA-256. A reader holds a shared lock on that list
+for as long as it lives, which marks the entry as in use.
 """
 
 import contextlib
@@ -27,29 +27,31 @@ MAKING_PREFIX = "making-"
 MAX_LIST_BYTES = 1 << 16
 UNUSED_SECONDS = 7 * 86_400.0
 POLL_SECONDS = 0.05
+MOUNTS_FILE = Path("/proc/self/mounts")
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 class CacheError(Exception):
-    """The folder, or an entry of it, cannot be used; the message says why."""
+    """The folder, or an entry of it, cannot be used."""
 
 
 class Entry:
-    """What was made, checked, and kept from being removed for as long as this object lives."""
+    """A checked entry, which is not removed for as long as this object lives."""
 
     def __init__(self, directory: Path, lock: BinaryIO) -> None:
-        """Keep the lock that the file has."""
+        """Keep the file's lock."""
         self.directory = directory
         weakref.finalize(self, os.close, os.dup(lock.fileno()))
 
 
 class Cache:
-    """Entries by their names, in a folder that nobody but this user may look into."""
+    """Entries by name, in a folder that only this user may read."""
 
     def __init__(self, parent: Path) -> None:
-        """Use a folder of ours in `parent`; make it if it is not there.
+        """Use or make a folder in `parent`.
 
         Raises:
-            CacheError: If it cannot be made, or is somebody else's, or open to others.
+            CacheError: If it cannot be made, or belongs or is open to others.
         """
         self.directory = parent / f"dragoman-{os.geteuid()}"
         try:
@@ -61,7 +63,7 @@ class Cache:
             raise CacheError(f"{self.directory}: must be a folder of this user, and nobody else's to look into")
 
     def find(self, name: str) -> Entry | None:
-        """Return an entry if it is there and is what was made; one that is damaged is as good as none."""
+        """Return an entry if it exists and is undamaged."""
         directory = self.directory / name
         try:
             lock = open_regular(directory / LIST_FILE)
@@ -79,12 +81,12 @@ class Cache:
             return Entry(directory, lock) if is_whole and is_there else None
 
     def find_or_make(self, name: str, make: Callable[[Path, int], None], max_seconds: float) -> Entry:
-        """Return an entry; make it if nobody else has made it, or does so meanwhile.
+        """Return an entry, made by this or another process.
 
         Args:
-            name: Of the entry. What comes before its last `-` says what it is of: of that, only what is in use is kept besides.
-            make: Fills a folder; a process that it starts should inherit the descriptor, which keeps others waiting.
-            max_seconds: Time to wait for others.
+            name: Of the entry; unused entries with the same part before the last `-` are removed.
+            make: Fills a folder; a process that it starts should inherit the lock's descriptor.
+            max_seconds: Time to wait for other processes.
 
         Raises:
             CacheError: If it cannot be made.
@@ -113,11 +115,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _locked(self, max_seconds: float) -> Iterator[int]:
-        """Hold the folder's lock, so that one process at a time makes something.
-
-        Raises:
-            CacheError: If others have held it for too long.
-        """
+        """Hold the folder's lock, so that one process at a time makes an entry; raises `CacheError` after `max_seconds`."""
         descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         until = time.monotonic() + max_seconds
         try:
@@ -130,12 +128,12 @@ class Cache:
             os.close(descriptor)
 
     def _remove_leftovers(self) -> None:
-        """Remove what those have left who were killed while they made something; whoever holds the lock is alone."""
+        """Remove what killed processes left; only with the folder's lock."""
         for leftover in self.directory.glob(f"{MAKING_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _remove_unused(self, name: str) -> None:
-        """Remove entries that nobody has open: others of the same thing, and those that nobody has opened for a week."""
+        """Remove entries not in use: earlier ones of the same bundle, and those not opened for a week."""
         for path in self.directory.iterdir():
             is_same = path.name != name and path.name.rpartition("-")[0] == name.rpartition("-")[0]
             try:
@@ -162,10 +160,35 @@ def _is_same(path: Path, entry: FileEntry) -> bool:
 
 
 def _list_files(directory: Path) -> None:
-    """Write the list of what is in a folder, once all of it is on the disk: a full disk may tell only then."""
+    """Write the list of a folder's files once they are on the disk: a full disk may show only then."""
     files = {}
     for path in sorted(directory.iterdir()):
         with path.open("rb") as file:
             os.fsync(file.fileno())
         files[path.name] = FileEntry(path.stat().st_size, hash_file(path))
     (directory / LIST_FILE).write_bytes(msgspec.json.encode(files))
+
+
+def weights_folder(setting: str, num_engines: int, mounts_file: Path = MOUNTS_FILE) -> str:
+    """Return the folder of a model's cache by the setting `weights_cache`; empty for none.
+
+    `auto` is the folder of temporary files if there are several engines and its files are not in memory; they take about four times
+    the size of the weights.
+    """
+    if setting == "off":
+        return ""
+    if setting != "auto":
+        return setting
+    folder = Path(tempfile.gettempdir()).resolve()
+    return "" if num_engines == 1 or _is_in_memory(folder, mounts_file) else str(folder)
+
+
+def _is_in_memory(folder: Path, mounts_file: Path) -> bool:
+    """Return whether files of a folder take memory; True if that is unknown."""
+    try:
+        mounts = [line.split()[1:3] for line in mounts_file.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return True
+    kinds = {place.replace("\\040", " "): kind for place, kind in mounts}  # of two at one place the last one counts
+    kind = next((kinds[str(place)] for place in (folder, *folder.parents) if str(place) in kinds), "")
+    return kind in ("", *MEMORY_FILE_SYSTEMS)

@@ -11,9 +11,9 @@ import structlog
 
 from dragoman.server.buckets import Bucket
 from dragoman.server.config import ServerConfig
-from dragoman.server.credentials import digest_of
 from dragoman.server.engine.messages import Share
 from dragoman.server.errors import ClientFault, InvalidRequest, LimitReached, Unauthenticated
+from dragoman.server.listening import digest_of
 from dragoman.server.service.callers_file import Book, Entry, Limits, read_book
 from dragoman.server.telemetry.caller_metrics import CallerMeter, CallerMetrics
 from dragoman.server.telemetry.metrics import Metrics

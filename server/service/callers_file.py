@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError
-from dragoman.server.credentials import MAX_TOKEN_CHARACTERS, digest_of, is_token
+from dragoman.server.listening import MAX_TOKEN_CHARACTERS, digest_of, is_token
 
 SETTING = "auth_tokens_file"
 MAX_FILE_BYTES = 16 * 2**20

@@ -18,10 +18,8 @@ from urllib.parse import parse_qs
 import structlog
 
 from dragoman.model.files import read_bounded
-from dragoman.server.addresses import cannot_listen
-from dragoman.server.certificates import read_dates
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.credentials import digest_of, is_token, no_password
+from dragoman.server.listening import cannot_listen, digest_of, is_token, no_password, read_dates
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication

@@ -8,14 +8,18 @@ from msgspec.structs import replace
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
-from dragoman.server.engine.messages import Ready, Statistics
+from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
+<<<<<<< HEAD
 from dragoman.server.models.loaded import SleepingEngine
+=======
+from dragoman.server.models.sleeping_engine import SleepingEngine
+from dragoman.server.runtime.weights_cache import weights_folder
+>>>>>>> main
 from dragoman.server.telemetry.metrics import Metrics
-from dragoman.server.weights_folder import weights_folder
+from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.processors import TooFewCores, available_cores, divide_cores
-from dragoman.server.workers.supervisor import RestartPolicy, SupervisedEngine
+from dragoman.server.workers.supervisor import RestartPolicy
 
 USUAL_THREADS = 4
 """About so many an engine, where we choose: steps take milliseconds or less, and more threads spend them waiting for each other."""
@@ -115,7 +119,7 @@ def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, in
     return choose_replicas(num_cores)
 
 
-ModelEngine = SupervisedEngine | ReplicatedEngine | SleepingEngine
+ModelEngine = ReplicaPool | SleepingEngine
 
 
 def make_engine(
@@ -128,8 +132,8 @@ def make_engine(
     on_death: Callable[[], None] = lambda: None,
     is_observed: Callable[[], bool] = lambda: True,
     first_replica: int = 0,
-) -> ModelEngine:
-    """Return what runs a model.
+) -> ReplicaPool:
+    """Return the engines of a model, not started yet.
 
     Args:
         config: The settings.
@@ -145,10 +149,6 @@ def make_engine(
     settings = engine_settings(config, bundle, plan)
     policy = RestartPolicy(watchdog_seconds=config.watchdog_seconds)
 
-    def observe(statistics: Statistics) -> None:
-        if is_observed():
-            metrics.observe_statistics(name, statistics, first_replica)
-
     def observe_queue(statistics: Statistics) -> None:
         if is_observed():
             metrics.observe_queue(name, statistics, first_replica)
@@ -161,45 +161,24 @@ def make_engine(
         metrics.observe_restart(name, first_replica + replica)
         on_death()
 
-    def tell(replica: int, ready: Ready | None, process_id: int | None) -> None:
-        """Say how one engine is now."""
-        if ready is not None:
+    def on_engine_change(index: int) -> None:
+        supervisor = pool.replicas[index]
+        if (ready := supervisor.ready) is not None:
             metrics.observe_load(name, ready.load_seconds)
             metrics.set_device_memory(name, ready.memory)
-        metrics.set_engine(name, ready is not None, process_id, first_replica + replica)
+        metrics.set_engine(name, ready is not None, supervisor.process_id, first_replica + index)
 
-    if plan.num_replicas == 1 and config.front_ends == 1:
-
-        def on_engine_change() -> None:
-            tell(0, engine.ready, engine.process_id)
-            on_change()
-
-        engine = SupervisedEngine(
-            name,
-            settings[0],
-            policy,
-            is_inline=False,
-            on_statistics=observe,
-            on_change=on_engine_change,
-            on_restart=lambda: note_death(0),
-        )
-        return engine
-
-    def on_replica_change(index: int) -> None:
-        replica = engines.pool.replicas[index]
-        tell(index, replica.ready, replica.process_id)
-
-    engines = ReplicatedEngine(
+    pool = ReplicaPool(
         name,
         settings,
         policy,
         on_statistics=observe_queue,
         on_engine_statistics=observe_engine,
         on_change=on_change,
-        on_engine_change=on_replica_change,
+        on_engine_change=on_engine_change,
         on_restart=note_death,
     )
-    return engines
+    return pool
 
 
 def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> list[EngineSettings]:

@@ -1,14 +1,13 @@
-"""The process of one frontend worker: a front end, and the pipes to the process that started it.
+"""The process of one frontend worker: a `FrontEnd`, and the pipes to the parent.
 
-Started as `python -m dragoman.server.workers.frontend_process`. It ends when told to drain, or when its standard input closes
-because its parent is gone.
+Started as `python -m dragoman.server.workers.frontend_process`; its first message describes it. It ends when told to drain, or when
+its standard input closes, because the parent and the engines are gone then.
 """
 
 import asyncio
 import os
 import shutil
 import signal
-import sys
 from functools import partial
 from typing import Any, NoReturn
 
@@ -18,7 +17,12 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
+<<<<<<< HEAD
 from dragoman.server.models.loaded import SleepingEngine
+=======
+from dragoman.server.engine.client import EngineClient
+from dragoman.server.engine.link import ZmqLink
+>>>>>>> main
 from dragoman.server.models.registry import Repository
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
@@ -29,153 +33,147 @@ from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
 from dragoman.server.workers.front_end import FrontEnd
 from dragoman.server.workers.messages import (
-    Awaited,
-    CarriedOut,
-    Collect,
-    Counted,
-    Desk,
+    AdminResponse,
+    AwaitedModels,
+    CollectMetrics,
     Drain,
     Failed,
     Files,
-    FromFrontEnd,
-    NotLoaded,
-    Serve,
+    FromWorker,
+    LoadFailed,
+    MetricsReport,
+    Routes,
     Start,
     State,
-    ToFrontEnd,
+    ToWorker,
+    VersionAddress,
     read_message,
     to_bytes,
 )
-from dragoman.server.workers.operators import FarOperators
+from dragoman.server.workers.operators import WorkerOperators
 from dragoman.server.workers.processors import end_process, give_back_large_blocks, keep_what_is_there
-from dragoman.server.workers.served import FarEngine, FrontEngine, HandedFiles, ServedVersions
+from dragoman.server.workers.served import FrontEngine, HandedFiles, ServedVersions
 from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import INITIAL_BACKOFF_SECONDS
 
 SIGN_OF_LIFE_SECONDS = 1.0
-# Writing down what has been counted takes milliseconds, more where there are many callers; so much longer it is let be after that.
-REST = 100.0
+# Metrics are reported unasked at most for a hundredth of the time, lest they are lost if the process dies.
+METRICS_PAUSE = 100.0
 EXIT_CANNOT_START = 3
 
 log = structlog.get_logger("dragoman.fronts")
 
 
-class FrontEndProcess:
-    """See above."""
+class FrontendWorker:
+    """Part of a frontend worker that depends on the parent."""
 
-    def __init__(self, start: Start, output: int, sampler: Sampler) -> None:
+    def __init__(self, start: Start, reader: asyncio.StreamReader, writer: asyncio.WriteTransport, sampler: Sampler) -> None:
         """Make everything that can fail; nothing runs yet.
 
         Args:
-            start: What it is to be.
-            output: Descriptor of the pipe to the process that started this one.
-            sampler: What leaves out other libraries' log lines.
+            start: Describes the worker.
+            reader: Messages from the parent.
+            writer: Messages to the parent.
+            sampler: Limits other libraries' log lines.
 
         Raises:
             InputError: If a setting or a bundle cannot be used.
         """
-        self._start, self._output = start, output
+        self._start, self._reader, self._writer = start, reader, writer
         self._files = HandedFiles(start.files)
-        self._config = read_config(start, self._files)
+        self._config = config = read_config(start, self._files)
         self._registry = CollectorRegistry()
-        metrics = Metrics(self._registry, start.version)
+        self._metrics = metrics = Metrics(self._registry, start.version)
         self._repository: Repository = Repository()
-        self._metrics = metrics
         self._served = ServedVersions(
             self._repository,
             self._attach,
             prepare=lambda model: self._front.core.generation.prepare(model),
             on_change=self._on_other_models,
-            say=self._say,
+            send=self._send,
         )
-        self._served.read(start.models)
+        self._served.read(start.routes)
         self._describe_models()
-        table = UsageTable(start.table, self._config.front_ends, start.number)
-        tracer = make_tracer(self._config, start.version)
-        known = [served.name for served in start.models.models if any(desk.was_ready for desk in served.desks)]
-        self._operators: FarOperators | None = None
-        if self._config.http_admin:
-            self._operators = FarOperators(self._config, metrics, CallerMetrics(CollectorRegistry()), self._say)
-        way = None if self._operators is None else self._operators.way
-        self._front = FrontEnd(self._config, self._repository, metrics, tracer, sampler, table.of, known, way)
-        self._front.on_awaited(lambda: self._say(Awaited(sorted(self._repository.waiting.names))))
+        table = UsageTable(start.table, config.front_ends, start.number)
+        tracer = make_tracer(config, start.version)
+        known = [route.name for route in start.routes.models if any(version.was_ready for version in route.versions)]
+        self._operators: WorkerOperators | None = None
+        if config.http_admin:
+            self._operators = WorkerOperators(config, metrics, CallerMetrics(CollectorRegistry()), self._send)
+        admin_calls = None if self._operators is None else self._operators.calls
+        self._front = FrontEnd(config, self._repository, metrics, tracer, sampler, table.of, known, admin_calls)
+        self._front.on_awaited(lambda: self._send(AwaitedModels(sorted(self._repository.waiting.names))))
         self._state = State()
         self._is_listening = False
+        self._drain: asyncio.Future[Drain] = asyncio.get_running_loop().create_future()
 
-    async def run(self, input_descriptor: int) -> None:
+    async def run(self) -> None:
         """Serve until told to end."""
-        loop = asyncio.get_running_loop()
-        self._drain: asyncio.Future[Drain] = loop.create_future()
-        reader = asyncio.StreamReader()
-        await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), os.fdopen(input_descriptor, "rb", 0))
-        self._writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(self._output, "wb", 0))
-        await self._served.begin(self._start.models)
+        await self._served.begin(self._start.routes)
         await self._front.start()
         self._is_listening = True
         log.info("front end listens", port=self._front.port, pid=os.getpid())
         self._publish()
-        following = asyncio.create_task(self._follow(reader))  # to the very end: somebody may be gone during the drain
-        living = asyncio.create_task(self._give_signs_of_life())
+        receiving = asyncio.create_task(self._receive())  # during the drain too: the parent may die
+        reporting = asyncio.create_task(self._report())
         keep_what_is_there()
         drain = await self._drain
         if self._operators is not None:
             self._operators.drain()
         await self._front.drain(drain.seconds)
-        living.cancel()
+        reporting.cancel()
         await self._front.end()
         await self._front.flush()
-        self._served.tell_used()
-        self._say(Counted(take_series(self._registry)))
-        while self._writer.get_write_buffer_size():
-            await asyncio.sleep(0.001)
-        following.cancel()
+        self._served.report_usage()
+        self._send(MetricsReport(take_series(self._registry)))
+        await flush(self._writer)
+        receiving.cancel()
 
-    async def _follow(self, reader: asyncio.StreamReader) -> None:
-        """Do what is asked for, for as long as somebody is there who may ask."""
-        decoder = msgspec.msgpack.Decoder(ToFrontEnd)
+    async def _receive(self) -> None:
+        """Carry out the parent's messages; end the process when the parent is gone."""
+        decoder = msgspec.msgpack.Decoder(ToWorker)
         sources = [*self._front.sources(), *(() if self._operators is None else self._operators.sources())]
-        while (payload := await read_message(reader)) is not None:
+        while (payload := await read_message(self._reader)) is not None:
             match decoder.decode(payload):
                 case Files(contents):
                     self._files.replace(contents)
                     for source in sources:
                         await _reload(source)
-                case Serve() as serve:
-                    self._served.take(serve)
-                case NotLoaded(model, reason, retry_after_seconds):
+                case Routes() as routes:
+                    self._served.take(routes)
+                case LoadFailed(model, reason, retry_after_seconds):
                     self._front.refuse_waiting(model, reason, retry_after_seconds)
-                case CarriedOut() as done if self._operators is not None:
-                    self._operators.take(done)
-                case Collect():
-                    self._say(Counted(take_series(self._registry), is_asked=True))
+                case AdminResponse() as response if self._operators is not None:
+                    self._operators.receive(response)
+                case CollectMetrics():
+                    self._send(MetricsReport(take_series(self._registry), is_requested=True))
                 case Drain() as drain if not self._drain.done():
                     self._drain.set_result(drain)
-        shutil.rmtree(self._start.folder, ignore_errors=True)  # in the place of who made it
+        shutil.rmtree(self._start.folder, ignore_errors=True)  # in place of the parent
         end_process(0)
 
-    async def _give_signs_of_life(self) -> None:
-        """Say how this front end is, and what it has counted, lest it be forgotten if it dies before anybody asks."""
-        loop, count_at = asyncio.get_running_loop(), 0.0
+    async def _report(self) -> None:
+        """Send signs of life and, now and then, metrics."""
+        loop, metrics_at = asyncio.get_running_loop(), 0.0
         while True:
-            self._say(self._state)
-            self._served.tell_used()
-            if (began := loop.time()) >= count_at:
-                self._say(Counted(take_series(self._registry)))
-                count_at = began + REST * (loop.time() - began)
+            self._send(self._state)
+            self._served.report_usage()
+            if (began := loop.time()) >= metrics_at:
+                self._send(MetricsReport(take_series(self._registry)))
+                metrics_at = began + METRICS_PAUSE * (loop.time() - began)
             await asyncio.sleep(SIGN_OF_LIFE_SECONDS)
 
     def _publish(self) -> None:
-        """Tell callers and the process that started this one how the models are now."""
+        """Publish the state of the models to health watchers and to the parent."""
         self._front.update_health()
         if self._is_listening:
             self._state = State(is_listening=True, is_ready=self._front.is_ready)
-            self._say(self._state)
+            self._send(self._state)
 
-    def _say(self, message: FromFrontEnd) -> None:
+    def _send(self, message: FromWorker) -> None:
         self._writer.write(to_bytes(message))
 
     def _on_other_models(self) -> None:
-        """Tell callers and metrics what is served now."""
         self._describe_models()
         self._publish()
 
@@ -183,24 +181,19 @@ class FrontEndProcess:
         models = self._repository.all()
         self._metrics.keep_models(model.name for model in models)
         for model in models:
-            # What engines do is told where they are: series of theirs here would stay when they sleep.
+            # Without a device and engines: the parent has the engines' series, and removes them when a model is unloaded.
             self._metrics.add_model(model.name, model.version, model.manifest.precision, "", model.max_slots, 0)
 
-    def _attach(self, name: str, desk: Desk) -> FrontEngine:
-        if desk.is_asleep:
-            return SleepingEngine(name, desk.settings, desk.num_replicas, desk.device)
-        return FarEngine(
-            name,
-            desk,
-            self._start.identity,
-            retry_seconds=INITIAL_BACKOFF_SECONDS,
-            on_statistics=lambda _: None,  # the desk tells them once, to the process it lives in
-            on_change=self._publish,
-        )
+    def _attach(self, name: str, version: VersionAddress) -> FrontEngine:
+        if version.is_asleep:
+            return SleepingEngine(name, version.settings, version.num_replicas, version.device)
+        link = ZmqLink(version.endpoint, self._start.identity.encode())
+        retry_seconds = INITIAL_BACKOFF_SECONDS
+        return EngineClient(name, link, version.settings, version.num_replicas, retry_seconds, on_change=self._publish)
 
 
 async def _reload(source: Source) -> None:
-    """Put files to use that have been found good already."""
+    """Use files that the parent has found good."""
     try:
         source.use(await asyncio.to_thread(source.load))
     except Exception:
@@ -208,45 +201,47 @@ async def _reload(source: Source) -> None:
 
 
 def read_config(start: Start, files: HandedFiles) -> ServerConfig:
-    """Return the settings, as they are for a front end."""
-    given = msgspec.json.decode(start.config, type=dict[str, Any])
+    """Return the settings of a worker."""
+    settings = msgspec.json.decode(start.config, type=dict[str, Any])
     ports = {"port": start.port, "http_port": start.http_port}
-    return ServerConfig(**given | ports | {name: str(path) for name, path in files.paths.items()})
+    return ServerConfig(**settings | ports | {name: str(path) for name, path in files.paths.items()})
+
+
+async def flush(writer: asyncio.WriteTransport) -> None:
+    """Wait until everything is written."""
+    while writer.get_write_buffer_size():
+        await asyncio.sleep(0.001)
+
+
+async def serve(output: int) -> int:
+    """Run the worker that the first message describes; return the exit code."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), os.fdopen(0, "rb", 0))
+    writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(output, "wb", 0))
+    if (payload := await read_message(reader)) is None:
+        return 0
+    start = msgspec.msgpack.decode(payload, type=Start)
+    settings = msgspec.json.decode(start.config, type=dict[str, Any])
+    sampler = logs.configure_logging(settings["log_level"], settings["log_format"], fields={"front_end": start.number})
+    try:
+        await FrontendWorker(start, reader, writer, sampler).run()
+    except InputError as error:
+        writer.write(to_bytes(Failed(str(error))))
+        await flush(writer)
+        return EXIT_CANNOT_START
+    return 0
 
 
 def main() -> NoReturn:
-    """Run the front end that standard input describes."""
-    # Who started it decides when it ends; signals meant for that process's group must not.
+    """Run a frontend worker."""
+    # The parent decides when the worker ends; signals to the parent's process group must not.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no message
-    start = _read_start()
-    given = msgspec.json.decode(start.config, type=dict[str, Any])
-    sampler = logs.configure_logging(given["log_level"], given["log_format"], fields={"front_end": start.number})
     give_back_large_blocks()
-    try:
-        process = FrontEndProcess(start, output, sampler)
-        with asyncio.Runner() as runner:
-            runner.run(process.run(0))
-            end_process(0)
-    except InputError as error:
-        os.write(output, to_bytes(Failed(str(error))))
-        end_process(EXIT_CANNOT_START)
-
-
-def _read_start() -> Start:
-    """Return the first message; at the end of input there is nothing to do."""
-
-    def read(length: int) -> bytes:
-        content = b""
-        while len(content) < length:
-            if not (part := os.read(0, length - len(content))):
-                sys.exit(0)
-            content += part
-        return content
-
-    return msgspec.msgpack.decode(read(int.from_bytes(read(4), "little")), type=Start)
+    with asyncio.Runner() as runner:
+        end_process(runner.run(serve(output)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Several front ends on one port: this process starts them, stands between them and the engines, and answers no caller itself.
+"""Several frontend workers on one port, and the parent's part of them: it answers no caller itself.
 
-It owns the port, a desk's socket for each model, what callers have used of their limits, and the files that front ends are handed.
+The parent owns the port, a dispatcher's socket for each version of a model, the shared counters, and the files that workers read.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,6 @@ import structlog
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.dispatch.desk_server import DeskServer
-from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import CannotServe, Repository, Route
 from dragoman.server.models.use import Holding, Outcomes, together
@@ -29,28 +29,40 @@ from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import Series, Totals, without_gauges
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
-from dragoman.server.workers.frontend_supervisor import FrontEndCannotStart, KeptFrontEnd
-from dragoman.server.workers.messages import Desk, Files, NotLoaded, Serve, Served, Start, Used
-from dragoman.server.workers.operators import answer_order
+from dragoman.server.workers.frontend_supervisor import FrontendSupervisor
+from dragoman.server.workers.messages import Files, LoadFailed, ModelRoute, Routes, Start, UsageReport, VersionAddress
+from dragoman.server.workers.operators import answer_admin_request
+from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.port import HeldPort
-from dragoman.server.workers.served import SETTINGS, HandedBundles, SleepingDesk, read_files
+from dragoman.server.workers.served import SETTINGS, HandedBundles, read_files
 from dragoman.server.workers.shared_counters import UsageTable
-from dragoman.server.workers.supervisor import RestartPolicy
+from dragoman.server.workers.supervisor import CannotStart, RestartPolicy
 
-# Settings that are not for front ends: what they name they have otherwise, or is the business of this process.
-NOT_FOR_FRONT_ENDS = frozenset(
+# Settings that workers do not get: files, which they get as content, and settings of the parent's own ports.
+PARENT_SETTINGS = frozenset(
     (*SETTINGS, "metrics_token_file", "metrics_tls_certificate", "metrics_tls_key", "admin_host", "admin_port")
 )
-# Longer than each of them may take.
+# Longer than each worker may take.
 COLLECT_SECONDS = 5.0
-# Reading tokenisers, and attaching to desks.
+# Reading tokenisers and connecting to dispatchers.
 SERVE_SECONDS = 30.0
 
 log = structlog.get_logger("dragoman.fronts")
 
 
+@dataclass(slots=True, eq=False)
+class _Adopted:
+    """A version that workers can reach: address and socket (none while asleep) of its dispatcher, and the workers' reports."""
+
+    endpoint: str
+    server: DeskServer | None
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    last_used: float = field(default_factory=time.monotonic)
+    is_ending: bool = False
+
+
 class FrontEnds:
-    """See above; for the rest of the server they are what a `FrontEnd` is."""
+    """The frontend workers of a server; the rest of the server uses them as it does a `FrontEnd`."""
 
     def __init__(
         self,
@@ -60,17 +72,17 @@ class FrontEnds:
         version: str,
         operators: OperatorCalls | None = None,
     ) -> None:
-        """Take the port, and find out whether front ends will be able to start; nothing runs yet.
+        """Take the ports, and check what workers will need; nothing runs yet.
 
         Args:
             config: The settings.
-            repository: The models; each has a desk.
-            metrics: What this process counts.
+            repository: The models; each has a dispatcher.
+            metrics: Of this process.
             version: Of the server.
-            operators: Carries out what operators ask for at front ends; None where none can come.
+            operators: Carries out orders of operators over HTTP; None if there can be none.
 
         Raises:
-            ConfigError: If the port is taken, or a setting cannot be used.
+            ConfigError: If a port is taken, or a setting cannot be used.
         """
         self._operators = operators
         self._config, self._repository, self._metrics, self._version = config, repository, metrics, version
@@ -85,246 +97,239 @@ class FrontEnds:
         self._held = HeldPort(config.host, config.port)
         self._held_http = HeldPort(config.http_host, config.http_port, "http_port") if config.http else None
         self._table = UsageTable.open(config.front_ends)
-        self._front_ends: list[KeptFrontEnd] = []
-        self._desks: dict[LoadedModel, DeskServer | SleepingDesk] = {}
-        self._last_used: dict[LoadedModel, float] = {}
-        self._tell_awaited: Callable[[], None] = lambda: None
-        self._used: dict[LoadedModel, Outcomes] = {}
-        self._ending: set[LoadedModel] = set()
+        self._workers: list[FrontendSupervisor] = []
+        self._adopted: dict[LoadedModel, _Adopted] = {}
+        self._on_awaited: Callable[[], None] = lambda: None
         self._publishing = asyncio.Lock()
         self._numbers = itertools.count()
         self._serial = 0
         self._folder = ""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._readiness = Readiness(config.ready_rule)
         self._is_draining = False
         self._ended = Totals()
         self._ready = asyncio.Event()
-        self._around = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()
 
     @property
     def is_ready(self) -> bool:
-        """Whether every front end takes requests, and as many of the models as `ready_when` asks for."""
+        """Whether every worker takes requests, and as many of the models as `ready_when` asks for."""
         return (
             not self._is_draining
-            and bool(self._front_ends)
-            and all(each.state.is_ready for each in self._front_ends)
+            and bool(self._workers)
+            and all(worker.state.is_ready for worker in self._workers)
             and self._readiness.is_met(self._repository.all())
         )
 
     @property
     def port(self) -> int:
-        """Where they listen."""
+        """Port of gRPC."""
         return self._held.port
 
     @property
     def http_port(self) -> int | None:
-        """Where they answer HTTP; None where they do not."""
+        """Port of HTTP; None if it is off."""
         return None if self._held_http is None else self._held_http.port
 
     async def start(self) -> None:
-        """Start all of them, and wait until all listen.
+        """Start the workers, and wait until all listen.
 
         Raises:
-            FrontEndCannotStart: If one ends before.
+            CannotStart: If one ends before.
         """
         self._loop = asyncio.get_running_loop()
-        folder = self._around.enter_context(tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True))
-        self._folder = folder
-        self._handed = HandedBundles(Path(folder) / "bundles")
+        folder = tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True)
+        self._folder = self._resources.enter_context(folder)
+        self._bundles = HandedBundles(Path(self._folder) / "bundles")
         try:
             for model in self._repository.versions():
                 await self.adopt(model)
         except BundleError as error:
-            raise FrontEndCannotStart(str(error)) from error
+            raise CannotStart(str(error)) from error
         config = self._config
         policy = RestartPolicy(watchdog_seconds=config.watchdog_seconds)
-        self._front_ends = [
-            KeptFrontEnd(
+        self._workers = [
+            FrontendSupervisor(
                 number,
                 partial(self._describe, number),
                 policy,
-                on_change=self._publish,
+                [self._table.descriptor],
+                on_change=self._note_change,
                 on_end=partial(self._clear_up, number),
-                on_used=self._note_used,
-                on_awaited=lambda: self._tell_awaited(),
-                carry_out=None if self._operators is None else partial(answer_order, self._operators.carry_out),
+                on_usage=self._note_usage,
+                on_awaited=lambda: self._on_awaited(),
+                carry_out=None if self._operators is None else partial(answer_admin_request, self._operators.carry_out),
             )
             for number in range(config.front_ends)
         ]
-        self._metrics.front_ends.watch(self._front_ends)
-        await asyncio.gather(*(each.begin() for each in self._front_ends))
+        self._metrics.front_ends.watch(self._workers)
+        await asyncio.gather(*(worker.begin() for worker in self._workers))
 
     async def until_ready(self) -> None:
-        """Wait until they are ready."""
+        """Wait until the workers are ready."""
         await self._ready.wait()
 
     def sources(self) -> Iterator[Source]:
-        """Yield the files that may change while they serve; those that are found good are handed on."""
+        """Yield the files that are watched; contents that were found good are sent to the workers."""
         if (tls := self._tls) is not None:
 
             def use(_: object = None) -> None:
                 self._metrics.reloads.set_expiry("server", tls.expires)
-                self._hand(_tls_files(tls))
+                self._send_files(_tls_files(tls))
 
             self._metrics.reloads.set_expiry("server", tls.expires)
             yield Source("tls", tls.paths, tls.reload, use)
         if (path := self._config.auth_tokens_file) is not None:
-            yield Source("callers", (path,), self._read_callers, self._hand)
+            yield Source("callers", (path,), self._read_callers, self._send_files)
         if self._operators is not None and (path := self._config.admin_tokens_file) is not None:
-            yield Source("operators_over_http", (path,), self._read_operators, self._hand)
+            yield Source("operators_over_http", (path,), self._read_operators, self._send_files)
 
     async def adopt(self, model: LoadedModel) -> None:
-        """Have front ends be able to reach a version of a model; none does until it is published.
+        """Let workers reach a version, to which no request is sent until it is published.
 
         Raises:
-            BundleError: If its manifest and tokenisers, which front ends read, are not those any more that were opened.
+            BundleError: If its manifest and tokenisers, which workers read, are not those any more that were opened.
         """
-        await asyncio.to_thread(self._handed.add, model.bundle)
+        await asyncio.to_thread(self._bundles.add, model.bundle)
         endpoint = f"ipc://{self._folder}/desk-{next(self._numbers)}"
-        self._desks[model] = SleepingDesk(endpoint) if model.is_asleep else DeskServer(endpoint, _engine_of(model).pool.desk)
-        self._used[model], self._last_used[model] = Outcomes(), time.monotonic()
+        server = DeskServer(endpoint, model.engine.desk) if isinstance(model.engine, ReplicaPool) else None
+        self._adopted[model] = _Adopted(endpoint, server)
 
     async def publish(self, name: str, route: Route | None) -> None:
-        """Have a model's requests that come from now on be answered so; done when every front end does.
+        """Have later requests for a model answered by a route; return when every worker does.
 
         Raises:
-            CannotServe: If one cannot; others may do so until another route is published, or the one before again.
+            CannotServe: If a worker cannot; others may do so until another route is published, or the one before again.
         """
-        async with self._publishing:  # what one model's route has done to a front end is not to be taken for another's doing
+        async with self._publishing:  # a worker's problem belongs to the route that was published last
             before = self._repository.find(name)
             self._repository.publish(name, route)
             try:
-                await self._tell()
+                await self._publish_routes()
             except CannotServe:
                 self._repository.publish(name, before)
                 raise
             finally:
                 self.update_health()
 
-    async def _tell(self) -> None:
-        """Have all front ends serve what is in the repository.
-
-        Raises:
-            CannotServe: If one does not.
-        """
-        serve = self._hand_out()
-        await self._until(lambda: all(each.has_served(serve.serial) for each in self._front_ends), SERVE_SECONDS)
-        for each in self._front_ends:
-            if each.is_listening and not each.has_served(serve.serial):
-                raise CannotServe(f"front end {each.number} does not answer")
-            if each.serving.serial >= serve.serial and each.serving.problem:
-                raise CannotServe(f"front end {each.number}: {each.serving.problem}")
-
     async def until_released(self, model: LoadedModel) -> None:
-        """Wait until no request holds a version that no route leads to any more, and give up what front ends needed of it."""
-        server = self._desks[model]
-        self._ending.add(model)
-        self._hand_out()
-        await self._until(lambda: not any(server.endpoint in each.holding for each in self._front_ends), None)
-        server.close()
-        del self._desks[model], self._used[model], self._last_used[model]
-        self._ending.discard(model)
-        await asyncio.to_thread(self._handed.remove, model.bundle)
+        """Wait until no request holds a version without a route, and release what workers needed of it."""
+        adopted = self._adopted[model]
+        adopted.is_ending = True
+        self._send_routes()
+        await self._until(lambda: not any(adopted.endpoint in worker.holding for worker in self._workers), None)
+        if adopted.server is not None:
+            adopted.server.close()
+        del self._adopted[model]
+        await asyncio.to_thread(self._bundles.remove, model.bundle)
 
     def outcomes(self, model: LoadedModel) -> Outcomes:
-        """Return what became of the requests that held a version, as front ends have told."""
-        return self._used.get(model, Outcomes())
+        """Return the outcomes of a version's requests, as workers have reported."""
+        return Outcomes() if (adopted := self._adopted.get(model)) is None else adopted.outcomes
 
     def holding(self, model: LoadedModel) -> Holding:
-        """Return how requests use a version, as front ends have told last, about a second ago."""
-        server = self._desks.get(model)
-        if server is None:
+        """Return how requests use a version, as workers have reported about a second ago."""
+        if (adopted := self._adopted.get(model)) is None:
             return Holding(0, model.use.last_used, model.use.last_used)
-        told = [each.held[server.endpoint] for each in self._front_ends if server.endpoint in each.held]
-        num_held = sum(number for number, _ in told)
-        last_used = self._last_used[model]
-        warm_until = together((model.use.last_used, *(warm for _, warm in told)))
-        return Holding(num_held, time.monotonic() if num_held else last_used, warm_until)
+        held = [worker.held[adopted.endpoint] for worker in self._workers if adopted.endpoint in worker.held]
+        num_held = sum(number for number, _ in held)
+        warm_until = together((model.use.last_used, *(warm for _, warm in held)))
+        return Holding(num_held, time.monotonic() if num_held else adopted.last_used, warm_until)
 
     def is_awaited(self, name: str) -> bool:
-        """Return whether requests wait for a model that is asleep."""
-        return any(name in each.awaited for each in self._front_ends)
+        """Return whether requests wait for an unloaded model."""
+        return any(name in worker.awaited for worker in self._workers)
 
     def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
-        """Tell the requests that wait for a model that it cannot be loaded now."""
-        for each in self._front_ends:
-            each.refuse_waiting(NotLoaded(name, reason, retry_after_seconds))
+        """Fail the requests that wait for a model which cannot be loaded now."""
+        for worker in self._workers:
+            worker.send(LoadFailed(name, reason, retry_after_seconds))
 
-    def on_awaited(self, tell: Callable[[], None]) -> None:
-        """Have something called when other models are waited for than before."""
-        self._tell_awaited = tell
+    def on_awaited(self, call: Callable[[], None]) -> None:
+        """Have a function called when the models that requests wait for have changed."""
+        self._on_awaited = call
 
     def update_health(self) -> None:
-        """Take note of how the models are. Front ends are told by the desks."""
+        """Note the readiness of the models; workers learn it from the dispatchers."""
         self._readiness.note(self._repository.all())
-        self._publish()
+        self._note_change()
 
     def ask(self) -> list[Series]:
-        """Return what all have counted, those that are gone among them; for another thread than the event loop's."""
-        if not self._front_ends:
+        """Return the metrics of all workers, those that have ended among them; called on another thread than the event loop's."""
+        if not self._workers:
             return []
         return asyncio.run_coroutine_threadsafe(self._collect(), self._loop).result(COLLECT_SECONDS)
 
     async def drain(self, seconds: float) -> None:
-        """Have them take no new work and finish what runs, at most so long, and end."""
-        log.info("draining", front_ends=len(self._front_ends), seconds=seconds)
+        """Have the workers take no new requests and finish the others, at most for some seconds, and end."""
+        log.info("draining", front_ends=len(self._workers), seconds=seconds)
         self._is_draining = True
-        await asyncio.gather(*(each.drain(seconds) for each in self._front_ends))
+        await asyncio.gather(*(worker.drain(seconds) for worker in self._workers))
 
     async def end(self) -> None:
-        """End those that are still there."""
+        """End the workers that are left."""
         self._is_draining = True
-        await asyncio.gather(*(each.drain(0) for each in self._front_ends))
+        await asyncio.gather(*(worker.drain(0) for worker in self._workers))
 
     async def flush(self) -> None:
-        """Give up, after `end`, what front ends needed."""
-        for server in self._desks.values():
-            server.close()
-        self._around.close()
+        """Release, after `end`, what workers needed."""
+        for adopted in self._adopted.values():
+            if adopted.server is not None:
+                adopted.server.close()
+        self._resources.close()
         self._held.close()
         if self._held_http is not None:
             self._held_http.close()
 
     async def _collect(self) -> list[Series]:
-        await asyncio.gather(*(each.collect() for each in self._front_ends))
-        return [self._ended.take(), *(each.counted for each in self._front_ends)]
+        await asyncio.gather(*(worker.collect() for worker in self._workers))
+        return [self._ended.take(), *(worker.counted for worker in self._workers)]
 
     def _describe(self, number: int, identity: str) -> Start:
-        """Return what an incarnation of a front end is to be told."""
-        config = self._config.model_dump_json(exclude=set(NOT_FOR_FRONT_ENDS))
+        """Return the first message to a worker's process."""
         return Start(
             number,
             identity,
             self.port,
             self.http_port or 0,
-            config,
+            self._config.model_dump_json(exclude=set(PARENT_SETTINGS)),
             self._files,
-            self._serve(),
+            self._routes(),
             self._folder,
             self._table.descriptor,
             self._version,
         )
 
-    def _hand_out(self) -> Serve:
-        """Tell front ends what is served, as it is now."""
+    async def _publish_routes(self) -> None:
+        """Have every worker serve what is in the repository; raises as `publish`."""
+        serial = self._send_routes()
+        await self._until(lambda: all(worker.has_taken(serial) for worker in self._workers), SERVE_SECONDS)
+        for worker in self._workers:
+            if worker.is_listening and not worker.has_taken(serial):
+                raise CannotServe(f"front end {worker.number} does not answer")
+            if worker.taken.serial >= serial and worker.taken.problem:
+                raise CannotServe(f"front end {worker.number}: {worker.taken.problem}")
+
+    def _send_routes(self) -> int:
+        """Tell the workers which versions are served now; return the serial number of the message."""
         self._serial += 1
-        serve = self._serve()
-        for each in self._front_ends:
-            each.serve(serve)
-        return serve
+        routes = self._routes()
+        for worker in self._workers:
+            worker.set_routes(routes)
+        return self._serial
 
-    def _serve(self) -> Serve:
-        """Return what is served, as it is now."""
-        kept = [server.endpoint for model, server in self._desks.items() if model not in self._ending]
-        return Serve(self._serial, [self._served(self._repository.route(model.name)) for model in self._repository.all()], kept)
+    def _routes(self) -> Routes:
+        kept = [adopted.endpoint for adopted in self._adopted.values() if not adopted.is_ending]
+        return Routes(
+            self._serial, [self._model_route(self._repository.route(model.name)) for model in self._repository.all()], kept
+        )
 
-    def _served(self, route: Route) -> Served:
-        desks = {
-            label: Desk(
-                self._desks[model].endpoint,
+    def _model_route(self, route: Route) -> ModelRoute:
+        versions = [
+            VersionAddress(
+                self._adopted[model].endpoint,
                 label,
-                str(self._handed.folder_of(model.bundle)),
+                str(self._bundles.folder_of(model.bundle)),
                 model.engine.settings,
                 model.engine.num_replicas,
                 model.engine.is_ready,
@@ -334,82 +339,63 @@ class FrontEnds:
                 model.device if model.is_asleep else "",
             )
             for label, model in route.versions.items()
-        }
-        default = self._desks[route.default].endpoint
-        return Served(
-            route.name, default, list(desks.values()), dict(route.shares), dict(route.labels), route.sticky, route.is_stand_in
-        )
+        ]
+        default = self._adopted[route.default].endpoint
+        return ModelRoute(route.name, default, versions, dict(route.shares), dict(route.labels), route.sticky, route.is_stand_in)
 
-    def _note_used(self, used: Used) -> None:
-        """Add to what became of requests; of a version that is given up nobody asks any more."""
+    def _note_usage(self, usage: UsageReport) -> None:
+        """Add a worker's report to the outcomes of the versions that there still are."""
         now = time.monotonic()
-        by_endpoint = {server.endpoint: model for model, server in self._desks.items()}
-        for endpoint, outcomes in used.outcomes.items():
-            if (model := by_endpoint.get(endpoint)) is not None:
-                self._used[model] = self._used[model].plus(Outcomes(*outcomes))
-        for endpoint in used.held:
-            if (model := by_endpoint.get(endpoint)) is not None:
-                self._last_used[model] = now
+        for adopted in self._adopted.values():
+            if (outcomes := usage.outcomes.get(adopted.endpoint)) is not None:
+                adopted.outcomes = adopted.outcomes.plus(Outcomes(*outcomes))
+            if adopted.endpoint in usage.held:
+                adopted.last_used = now
 
     async def _until(self, is_so: Callable[[], bool], seconds: float | None) -> None:
-        """Wait until something is so, at most so long."""
+        """Wait until a condition holds, at most for some seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not is_so():
-                    self._news.clear()
-                    await self._news.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
 
     def _clear_up(self, number: int, identity: str) -> None:
-        """Take back what a front end had that is gone, and keep what it had counted."""
-        for server in self._desks.values():
-            server.detach(identity)
+        """End the requests of a worker's process that has ended, and keep its counters."""
+        for adopted in self._adopted.values():
+            if adopted.server is not None:
+                adopted.server.detach(identity)
         self._table.clear(number)
-        self._ended.add(without_gauges(self._front_ends[number].counted))
+        self._ended.add(without_gauges(self._workers[number].counted))
 
-    def _publish(self) -> None:
-        self._news.set()
+    def _note_change(self) -> None:
+        self._changed.set()
         if self.is_ready:
             self._ready.set()
 
     def _read_callers(self) -> dict[str, bytes]:
-        """Return what is in the file of callers; errors as `_read_book`."""
         return self._read_book("auth_tokens_file", read_callers_book)
 
     def _read_operators(self) -> dict[str, bytes]:
-        """Return what is in the file of operators; errors as `_read_book`."""
         return self._read_book("admin_tokens_file", read_operators_book)
 
     def _read_book(self, setting: str, read: Callable[[ServerConfig], object]) -> dict[str, bytes]:
-        """Return what is in the file of a setting, if it can be used.
-
-        Args:
-            setting: Its name.
-            read: Reads the file, and refuses what cannot be used.
-
-        Raises:
-            ConfigError: If it cannot.
-        """
+        """Return the content of a setting's file; raise `ConfigError` if `read` refuses it or it changes meanwhile."""
         before = read_files(self._config, (setting,))
         read(self._config)
         if read_files(self._config, (setting,)) != before:
             raise ConfigError(f"{setting}: {getattr(self._config, setting)}: changed while it was read")
         return before
 
-    def _hand(self, contents: dict[str, bytes]) -> None:
-        """Hand files to the front ends there are, and to those that come."""
+    def _send_files(self, contents: dict[str, bytes]) -> None:
+        """Send files to the workers, those that start later among them."""
         self._files |= contents
-        for each in self._front_ends:
-            each.hand(Files(contents))
+        for worker in self._workers:
+            worker.send(Files(contents))
 
 
 def _tls_files(tls: TlsFiles) -> dict[str, bytes]:
-    """Return what of the files is in use, by setting."""
+    """Return the contents of the TLS files in use, by setting."""
     contents = tls.contents
     files = {"tls_certificate": contents.certificate, "tls_key": contents.key, "tls_client_ca": contents.client_ca}
     return {name: content for name, content in files.items() if content is not None}
-
-
-def _engine_of(model: LoadedModel) -> ReplicatedEngine:
-    """Return a model's engine, which has a desk wherever there are several front ends."""
-    assert isinstance(model.engine, ReplicatedEngine)
-    return model.engine

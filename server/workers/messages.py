@@ -1,4 +1,4 @@
-"""What crosses between a front end and the process that started it: MessagePack, each with its length before it, over pipes."""
+"""Messages between the parent and a frontend worker: MessagePack over pipes, each with its length before it."""
 
 import asyncio
 
@@ -14,20 +14,20 @@ from dragoman.server.telemetry.series import Series
 _LENGTH_BYTES = 4
 
 
-class Desk(Struct, frozen=True, array_like=True):
-    """A version of a model that is served, and where.
+class VersionAddress(Struct, frozen=True, array_like=True):
+    """A version of a model that requests can get.
 
     Attributes:
-        endpoint: ZeroMQ address of its desk; no two that ever were have the same.
-        label: What its folder calls the version.
-        bundle: Directory with a copy of its bundle's manifest and tokenisers.
-        settings: What its engines are started with, but for what is theirs alone.
-        num_replicas: Engines behind the desk.
-        is_ready: Whether one of them is ready.
-        was_ready: Whether one of them was ready at any time.
-        traits: What the model has of its own.
-        is_asleep: Whether there is no desk: the version is loaded when the model is awaited.
-        device: What it has run on; only of one that is asleep.
+        endpoint: ZeroMQ address of its dispatcher, never used for another version; nothing listens there while it is asleep.
+        label: Name of the version's folder.
+        bundle: Directory with a copy of its manifest and tokenisers.
+        settings: Of its engines, but for those that differ between them.
+        num_replicas: Engines.
+        is_ready: Whether an engine is ready.
+        was_ready: Whether an engine has ever been ready.
+        traits: Settings of the model alone.
+        is_asleep: Whether the version is not loaded, and loaded on demand.
+        device: Device that it has run on; only while it is asleep.
     """
 
     endpoint: str
@@ -42,41 +42,50 @@ class Desk(Struct, frozen=True, array_like=True):
     device: str = ""
 
 
-class Served(Struct, frozen=True, array_like=True):
-    """How the requests for one model are answered, see `server.models.registry.Route`.
-
-    Attributes:
-        name: Of the model.
-        default: Endpoint of the default version's desk.
-        desks: Of all versions that requests can get.
-        shares: By version.
-        labels: Versions by their labels.
-        sticky: What of a request decides which share it is in.
-        is_stand_in: Whether nobody answers for now.
-    """
+class ModelRoute(Struct, frozen=True, array_like=True):
+    """Versions that answer a model's requests, see `Route`; `default` is an endpoint."""
 
     name: str
     default: str
-    desks: list[Desk]
+    versions: list[VersionAddress]
     shares: dict[str, float]
     labels: dict[str, str]
     sticky: Sticky
     is_stand_in: bool = False
 
 
-class Start(Struct, frozen=True, array_like=True, tag="start"):
-    """What a front end is to be; the first message to it.
+class Routes(Struct, frozen=True, array_like=True, tag="routes"):
+    """Answer later requests by these routes.
 
     Attributes:
-        number: Which one it is, from 0.
-        identity: What it calls itself at desks; no two that ever were have the same.
-        port: To listen on.
-        http_port: To answer HTTP on, where the settings say so.
+        serial: Number of the message; they count up.
+        models: Routes of all models.
+        kept: Endpoints of all versions that may get requests again.
+    """
+
+    serial: int
+    models: list[ModelRoute]
+    kept: list[str] = []
+
+    @property
+    def endpoints(self) -> set[str]:
+        """Endpoints of all versions."""
+        return {version.endpoint for model in self.models for version in model.versions}
+
+
+class Start(Struct, frozen=True, array_like=True, tag="start"):
+    """First message to a worker.
+
+    Attributes:
+        number: Of the worker, from 0.
+        identity: Of the process at dispatchers, never used again.
+        port: Port of gRPC.
+        http_port: Port of HTTP, where it is on.
         config: The settings, as JSON.
-        files: What is in the files that settings name, by setting.
-        models: All that is served.
-        folder: Where desks' sockets are; what ends last of the two removes it.
-        table: Descriptor of what callers have used.
+        files: Contents of files, by the setting that names the file.
+        routes: Of all models.
+        folder: Of the dispatchers' sockets; a worker that outlives the parent removes it.
+        table: Descriptor of the shared counters.
         version: Of the server.
     """
 
@@ -86,67 +95,33 @@ class Start(Struct, frozen=True, array_like=True, tag="start"):
     http_port: int
     config: str
     files: dict[str, bytes]
-    models: "Serve"
+    routes: Routes
     folder: str
     table: int
     version: str
 
 
 class Files(Struct, frozen=True, array_like=True, tag="files"):
-    """Files have changed; what is in them now, by setting."""
+    """Files have changed; their contents by setting."""
 
     contents: dict[str, bytes]
 
 
-class Serve(Struct, frozen=True, array_like=True, tag="serve"):
-    """Have requests that come from now on be answered so.
-
-    Attributes:
-        serial: Which such message it is; they count up.
-        models: All of them.
-        kept: Endpoints of all desks that requests may be sent to again, beside those that they are sent to now.
-    """
-
-    serial: int
-    models: list[Served]
-    kept: list[str] = []
-
-
-class NotLoaded(Struct, frozen=True, array_like=True, tag="not_loaded"):
-    """A model that is awaited cannot be loaded now.
-
-    Attributes:
-        model: Its name.
-        reason: Why not.
-        retry_after_seconds: When to try again.
-    """
+class LoadFailed(Struct, frozen=True, array_like=True, tag="load_failed"):
+    """A model that requests wait for cannot be loaded now."""
 
     model: str
     reason: str
     retry_after_seconds: float
 
 
-class Collect(Struct, frozen=True, array_like=True, tag="collect"):
-    """Say what you have counted."""
-
-
-class Drain(Struct, frozen=True, array_like=True, tag="drain"):
-    """Take no new work, finish what runs, and end.
+class AdminResponse(Struct, frozen=True, array_like=True, tag="admin_response"):
+    """Outcome of an `AdminRequest`.
 
     Attributes:
-        seconds: How long that may take.
-    """
-
-    seconds: float
-
-
-class CarriedOut(Struct, frozen=True, array_like=True, tag="carried_out"):
-    """What has become of an order.
-
-    Attributes:
-        number: Of the order.
-        listing: What its operator is told; None if it was not carried out.
-        error: Name of the error that says why not, one of `server.errors`; empty for one that nobody foresaw.
+        number: Of the request.
+        listing: Answer to the operator; None if the request failed.
+        error: Class name of the error, one of `server.errors`; empty for an unexpected one.
         message: Of the error.
         retry_after_seconds: Of the error.
     """
@@ -158,14 +133,24 @@ class CarriedOut(Struct, frozen=True, array_like=True, tag="carried_out"):
     retry_after_seconds: float | None = None
 
 
-ToFrontEnd = Start | Files | Serve | NotLoaded | CarriedOut | Collect | Drain
+class CollectMetrics(Struct, frozen=True, array_like=True, tag="collect_metrics"):
+    """Send `MetricsReport`."""
+
+
+class Drain(Struct, frozen=True, array_like=True, tag="drain"):
+    """Take no new requests, finish the others within some seconds, and end."""
+
+    seconds: float
+
+
+ToWorker = Start | Files | Routes | LoadFailed | AdminResponse | CollectMetrics | Drain
 
 
 class State(Struct, frozen=True, array_like=True, tag="state"):
-    """How a front end is, told when that changes and, as a sign of life, once a second.
+    """State of a worker, sent when it changes and, as a sign of life, once a second.
 
     Attributes:
-        is_listening: Whether it answers.
+        is_listening: Whether the worker answers.
         is_ready: Whether it takes requests, and as many of its models as `ready_when` asks for.
     """
 
@@ -173,70 +158,46 @@ class State(Struct, frozen=True, array_like=True, tag="state"):
     is_ready: bool = False
 
 
-class Counted(Struct, frozen=True, array_like=True, tag="counted"):
-    """What a front end has counted since it was started: now and then, in answer to each `Collect`, and as its last word.
-
-    Attributes:
-        series: What it has.
-        is_asked: Whether it answers a `Collect`; these are answered in order.
-    """
+class MetricsReport(Struct, frozen=True, array_like=True, tag="metrics"):
+    """Metrics of a worker since its start: now and then, in answer to each `CollectMetrics`, and as its last message."""
 
     series: Series
-    is_asked: bool = False
+    is_requested: bool = False
 
 
-class Serving(Struct, frozen=True, array_like=True, tag="serving"):
-    """Requests are answered as a `Serve` has said, or as before.
-
-    Attributes:
-        serial: Of the message.
-        problem: Why they are answered as before; empty where they are not.
-    """
+class RoutesTaken(Struct, frozen=True, array_like=True, tag="routes_taken"):
+    """Requests are answered by the `Routes` of a serial number, or by those before because of a problem."""
 
     serial: int
     problem: str = ""
 
 
-class Used(Struct, frozen=True, array_like=True, tag="used"):
-    """What became of requests since the last such message, see `server.models.use.Outcomes`.
+class UsageReport(Struct, frozen=True, array_like=True, tag="usage"):
+    """Use of versions since the last such message, by endpoint.
 
     Attributes:
-        outcomes: Of each version of which there were any, by the endpoint of its desk.
-        held: Of each version that was used since then, by the same: requests that hold it, and `Use.warm_until`.
+        outcomes: Fields of `Outcomes`.
+        held: Requests that hold the version, and `Use.warm_until`.
     """
 
     outcomes: dict[str, tuple[int, int, float]]
     held: dict[str, tuple[int, float]] = {}
 
 
-class Awaited(Struct, frozen=True, array_like=True, tag="awaited"):
-    """Requests here wait for models that are asleep, and for no others any more.
-
-    Attributes:
-        models: Their names.
-    """
+class AwaitedModels(Struct, frozen=True, array_like=True, tag="awaited"):
+    """Names of all models that requests of the worker wait for to be loaded."""
 
     models: list[str]
 
 
 class Released(Struct, frozen=True, array_like=True, tag="released"):
-    """No request here holds a version any more that no other can get.
-
-    Attributes:
-        endpoint: Of its desk.
-    """
+    """No request holds a version any more that the last `Routes` did not have."""
 
     endpoint: str
 
 
-class Ordered(Struct, frozen=True, array_like=True, tag="ordered"):
-    """An operator, whom the front end knows, asks for something; `CarriedOut` answers.
-
-    Attributes:
-        number: Which order of the front end it is.
-        operator: Who asks.
-        order: For what.
-    """
+class AdminRequest(Struct, frozen=True, array_like=True, tag="admin_request"):
+    """An operator, authenticated by the worker, asks for a change; answered by an `AdminResponse` of the same number."""
 
     number: int
     operator: Operator
@@ -244,16 +205,12 @@ class Ordered(Struct, frozen=True, array_like=True, tag="ordered"):
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed"):
-    """It cannot start; the process exits.
-
-    Attributes:
-        reason: One line for the operator.
-    """
+    """The worker cannot start, for a reason of one line; its process exits."""
 
     reason: str
 
 
-FromFrontEnd = State | Counted | Serving | Used | Awaited | Released | Ordered | Failed
+FromWorker = State | MetricsReport | RoutesTaken | UsageReport | AwaitedModels | Released | AdminRequest | Failed
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes | None:
@@ -265,7 +222,7 @@ async def read_message(reader: asyncio.StreamReader) -> bytes | None:
         return None
 
 
-def to_bytes(message: ToFrontEnd | FromFrontEnd) -> bytes:
+def to_bytes(message: ToWorker | FromWorker) -> bytes:
     """Return a message as it is written."""
     payload = msgspec.msgpack.encode(message)
     return len(payload).to_bytes(_LENGTH_BYTES, "little") + payload

@@ -1,93 +1,138 @@
-"""Replicas of one model, started, watched and restarted."""
+"""The engine processes of one model behind its dispatcher, each supervised by itself."""
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+import contextlib
+import tempfile
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
 from dragoman.server.dispatch.desk import Desk
-from dragoman.server.engine.link import Link, ZmqLink
+from dragoman.server.dispatch.direct_link import DirectLink
+from dragoman.server.engine.client import EngineClient
+from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.messages import Event, Fatal, Hello, Ready, Report, Statistics, Stop
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine.snapshot import Snapshot
-from dragoman.server.errors import Unavailable
-from dragoman.server.workers.supervisor import EngineCannotStart, RestartPolicy, Supervisor, stopped_unless_started
-
-
-class ReplicaAttachment:
-    """See above; for its supervisor it is what `EngineClient` is for that of a model's only engine.
-
-    Attributes:
-        ready: See `EngineClient`, as the next three.
-        last_heard: See `EngineClient`.
-        has_failed: See `EngineClient`.
-        fatal: See `EngineClient`.
-    """
-
-    def __init__(self, desk: Desk, index: int, link: Link, on_statistics: Callable[[Statistics], None]) -> None:
-        """Attach.
-
-        Args:
-            desk: Which gives work to the replica, from when it is ready until `fail`.
-            index: Of the replica.
-            link: To the engine; its own from now on.
-            on_statistics: Called with each report's statistics, before the desk goes on with what the report brings.
-        """
-        self._desk, self._index, self._link, self._on_statistics = desk, index, link, on_statistics
-        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self.last_heard = time.monotonic()
-        self.has_failed = False
-        self.fatal: str | None = None
-        link.open(self._hear, lambda: self.fail(Unavailable("the engine cannot be understood")))
-        link.send(Hello())
-
-    def stop_engine(self) -> None:
-        """Tell the engine process to end."""
-        self._link.send(Stop())
-
-    def fail(self, error: Unavailable) -> None:
-        """Have the desk end what the replica had, and give it nothing more."""
-        self.has_failed = True
-        self._desk.close_replica(self._index, error.message, error.retry_after_seconds or 0.0)
-        if not self.ready.done():
-            self.ready.set_exception(error)
-            self.ready.exception()  # seen, even where nobody waits for it
-
-    async def close(self) -> None:
-        """Detach."""
-        self._link.close()
-
-    def _hear(self, event: Event) -> None:
-        self.last_heard = time.monotonic()
-        match event:
-            case Report() if not self.has_failed:
-                self._on_statistics(event.statistics)
-                self._desk.hear(self._index, event)
-            case Snapshot() if not self.has_failed:
-                self._desk.hear_snapshot(self._index, event)
-            case Ready() if not (self.ready.done() or self.has_failed):
-                self.ready.set_result(event)
-                self._desk.open_replica(self._index, event, self._link.send)
-            case Fatal(reason):
-                self.fatal = reason
-                self.fail(Unavailable("the engine cannot start"))
-
+from dragoman.server.workers.supervisor import (
+    LAST_WORDS_SECONDS,
+    EngineCannotStart,
+    ProcessSupervisor,
+    RestartPolicy,
+    start_process,
+    stopped_unless_started,
+)
 
 log = structlog.get_logger("dragoman.supervisor")
 
 UNLIMITED = 2**31 - 1
 
 
-class ReplicaPool:
-    """See above. The model is ready while at least one replica is.
+class EngineSupervisor(ProcessSupervisor):
+    """Keeps one engine process running, and connects it to the dispatcher while it is ready.
 
     Attributes:
-        name: Of the model.
-        desk: What front ends attach to.
-        replicas: What keeps each running.
+        ready: Message that the engine sent when it was loaded; None while it is not ready.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        settings: EngineSettings,
+        policy: RestartPolicy,
+        desk: Desk,
+        *,
+        is_only: bool,
+        on_statistics: Callable[[int, Statistics], None],
+        on_change: Callable[[int], None],
+        on_restart: Callable[[int], None],
+    ) -> None:
+        """Describe an engine.
+
+        Args:
+            name: Of the model.
+            index: Of the replica; the callbacks' first argument.
+            settings: Of the engine; its endpoint is chosen anew for each process.
+            policy: When to restart.
+            desk: Dispatcher of the model.
+            is_only: Whether the model has no other; the log does not number it then.
+            on_statistics: Called with each report's statistics, and with empty ones when the process has ended.
+            on_change: Called when `ready` has changed, and after each end.
+            on_restart: Called when a dead engine is about to be replaced.
+        """
+        fields: dict[str, object] = {"model": name} if is_only else {"model": name, "replica": index}
+        super().__init__("engine", f"model {name!r}", policy, fields, partial(on_restart, index))
+        self.ready: Ready | None = None
+        self._name, self._index, self._settings, self._desk = name, index, settings, desk
+        self._on_statistics = partial(on_statistics, index)
+        self._on_change = partial(on_change, index)
+        self._link: ZmqLink | None = None
+        self._has_said = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def _run_process(self) -> AsyncIterator[Process]:
+        with tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True) as folder:
+            settings = replace(self._settings, endpoint=f"ipc://{folder}/engine")
+            self._has_said.clear()
+            self._link = link = ZmqLink(settings.endpoint)
+            try:
+                link.open(self._receive, self.set_broken)
+                link.send(Hello())
+                yield await start_process("dragoman.server.engine.process", msgspec.json.encode(settings).decode())
+            finally:
+                link.close()
+                self._link = self.ready = None
+                seconds = self.policy.initial_backoff_seconds
+                self._desk.close_replica(self._index, f"the engine of model {self._name!r} ended", seconds)
+                self._on_statistics(Statistics())
+                self._on_change()
+
+    def _request_stop(self) -> None:
+        if self._link is not None:
+            self._link.send(Stop())
+
+    async def _read_last_words(self) -> None:
+        """Wait a moment for `Fatal`, which may arrive after the end of its sender."""
+        if not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_SECONDS):
+                    await self._has_said.wait()
+
+    def _receive(self, event: Event) -> None:
+        self.hear()
+        match event:
+            case Report():
+                self._on_statistics(event.statistics)
+                self._desk.hear(self._index, event)
+            case Snapshot():
+                self._desk.hear_snapshot(self._index, event)
+            case Ready() if self.ready is None and self._link is not None:
+                self.ready = event
+                self._has_said.set()
+                fields = {"engine_pid": self.process_id, "device": event.device, "load_seconds": round(event.load_seconds, 3)}
+                log.info("engine ready", **self._fields, **fields)
+                self.set_ready()
+                self._desk.open_replica(self._index, event, self._link.send)
+                self._on_change()
+            case Fatal(reason):
+                self.failure = f"the engine cannot start: {reason}"
+                self._has_said.set()
+
+
+class ReplicaPool(EngineClient):
+    """The engines of one model: their supervisors, the dispatcher before them, and this process's client of it.
+
+    The model is ready while at least one engine is. Requests that run in an engine that dies end once with `Unavailable`; those
+    that wait go to the other engines, and end with `Unavailable` if there is none.
+
+    Attributes:
+        desk: Dispatcher, to which frontend workers attach.
+        replicas: Supervisors, one an engine.
     """
 
     def __init__(
@@ -96,99 +141,95 @@ class ReplicaPool:
         settings: Sequence[EngineSettings],
         policy: RestartPolicy,
         *,
-        on_statistics: Callable[[int, Statistics], None],
-        on_change: Callable[[int], None],
+        on_statistics: Callable[[Statistics], None],
+        on_engine_statistics: Callable[[int, Statistics], None],
+        on_change: Callable[[], None],
+        on_engine_change: Callable[[int], None],
         on_restart: Callable[[int], None],
     ) -> None:
-        """Describe replicas; `start` starts them.
+        """Describe engines; `start` starts them.
 
         Args:
-            name: Of the model, for messages.
-            settings: Of each replica; the queue's limits, the same in all, are those of the model as a whole.
-            policy: When to restart one.
-            on_statistics: Called with a replica's index and each of its reports' statistics.
-            on_change: Called when a replica's `is_ready` has changed.
-            on_restart: Called when a dead replica is about to be replaced.
+            name: Of the model.
+            settings: Of each engine; limits of the queue, the same in all, are those of the model as a whole.
+            policy: When to restart an engine.
+            on_statistics: Called with the model's statistics, see `Desk.statistics`.
+            on_engine_statistics: Called with an engine's index and the statistics of each of its reports.
+            on_change: Called when `is_ready` has changed.
+            on_engine_change: Called with the index of an engine whose readiness has changed.
+            on_restart: Called with the index of a dead engine that is about to be replaced.
         """
-        self.name, self._policy = name, policy
         self.desk = Desk(settings[0].limits)
-        self._on_statistics = on_statistics
+        seconds = policy.initial_backoff_seconds
+        link = DirectLink(self.desk)
+        super().__init__(name, link, settings[0], len(settings), seconds, on_statistics=on_statistics, on_change=on_change)
         self.replicas = [
-            Supervisor(
+            EngineSupervisor(
                 name,
-                of_replica(one),
+                index,
+                replace(one, max_waiting_requests=UNLIMITED, max_waiting_tokens=UNLIMITED),  # the dispatcher keeps the limits
                 policy,
-                partial(self._attach, index),
-                is_inline=False,
-                on_end=partial(on_statistics, index, Statistics()),  # nothing runs or waits there any more
-                on_change=partial(on_change, index),
-                on_restart=partial(on_restart, index),
-                replica=index,
+                self.desk,
+                is_only=len(settings) == 1,
+                on_statistics=on_engine_statistics,
+                on_change=on_engine_change,
+                on_restart=on_restart,
             )
             for index, one in enumerate(settings)
         ]
 
     @property
-    def ready(self) -> Ready | None:
-        """What the first replica has said that is ready; None if none is."""
-        return next((replica.ready for replica in self.replicas if replica.ready is not None), None)
-
-    @property
-    def device(self) -> str:
-        """What they run on; empty until one was ready once."""
-        return next((replica.device for replica in self.replicas if replica.device), "")
+    def process_ids(self) -> list[int]:
+        """Ids of the engine processes that there are."""
+        return [replica.process_id for replica in self.replicas if replica.process_id is not None]
 
     async def start(self, *, is_persistent: bool = False) -> None:
-        """Start replicas and keep them running; done once one is ready.
+        """Start engines and keep them running; return once one is ready.
 
-        The first goes first, and has the machine to itself until it is ready: so the server is ready soonest, and what replicas
-        share is made once. The others then start beside it. One that cannot start is tried again as long as another can.
+        The first has the machine to itself until it is ready, so that the server is ready soonest and shared weights are
+        prepared once. The others start then. An engine that cannot start is retried as long as another could.
 
         Args:
-            is_persistent: Whether they are tried again also if none can be started at first.
+            is_persistent: Whether they are retried also if none can be started at first.
 
         Raises:
             EngineCannotStart: If none can; for the reason of the first.
         """
         async with stopped_unless_started(self.stop, is_persistent=is_persistent):
-            await self._start()
+            self.open()
+            await self._start_engines(is_persistent)
+            await self.until_ready()
 
     async def stop(self) -> None:
-        """End all; what still runs or waits ends with `Unavailable`."""
+        """End all; requests that run or wait end with `Unavailable`."""
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
+        self.close()
 
-    async def _start(self) -> None:
-        first, others = self.replicas[0], self.replicas[1:]
-        reason: EngineCannotStart | None = None
+    async def _start_engines(self, is_persistent: bool) -> None:
+        if len(self.replicas) == 1:
+            await self.replicas[0].begin(is_persistent=is_persistent)
+            return
+        failures: list[BaseException] = []
         try:
-            await first.begin(is_persistent=True)
+            await self.replicas[0].begin(is_persistent=True)
         except EngineCannotStart as error:
-            reason = error
-            self._tell_failure(0, error)
-        starting = {replica.begin(is_persistent=True): index for index, replica in enumerate(others, 1)}
+            failures.append(error)
+            self._log_failure(0, error)
+        starting = {replica.begin(is_persistent=True): index for index, replica in enumerate(self.replicas) if index}
         for future, index in starting.items():
             future.add_done_callback(partial(self._on_started, index))
-        if reason is None:
+        if not failures:
             return
         waiting = set(starting)
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if any(future.exception() is None for future in done):
                 return
-        raise reason
+        raise failures[0]
 
     def _on_started(self, index: int, future: asyncio.Future[None]) -> None:
-        """Say of a replica that it could not start the first time; nobody else may be there to hear it."""
         if not future.cancelled() and (error := future.exception()) is not None:
-            self._tell_failure(index, error)
+            self._log_failure(index, error)
 
-    def _tell_failure(self, index: int, error: BaseException) -> None:
+    def _log_failure(self, index: int, error: BaseException) -> None:
         log.error("replica cannot start", model=self.name, replica=index, reason=str(error))
-
-    def _attach(self, index: int, endpoint: str) -> ReplicaAttachment:
-        return ReplicaAttachment(self.desk, index, ZmqLink(endpoint), partial(self._on_statistics, index))
-
-
-def of_replica(settings: EngineSettings) -> EngineSettings:
-    """Return the settings of a replica: it takes whatever the desk gives it, which keeps the queue's limits."""
-    return replace(settings, max_waiting_requests=UNLIMITED, max_waiting_tokens=UNLIMITED)

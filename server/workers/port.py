@@ -1,8 +1,8 @@
-"""The port that all front ends share: held by the process that starts them, so that nobody else can have it, and never listened on.
+"""The port that frontend workers share: bound by the parent and never listened on.
 
-Front ends bind it with SO_REUSEPORT, which the kernel allows to all processes of one user. Two servers started on one port by
-mistake must not share its connections, so the port is taken without that option first, as any other server does, and the option
-set afterwards: then front ends may join, and whoever does not ask for it is refused, also while no front end lives.
+Workers bind it with SO_REUSEPORT, which the kernel allows to all processes of one user. Two servers started on one port by mistake
+must not share its connections, so the parent binds it without that option first, as any other server does, and sets the option
+afterwards: then workers may join, and other programs are refused, also while no worker runs.
 """
 
 import errno
@@ -10,26 +10,26 @@ import socket
 from types import TracebackType
 from typing import Self
 
-from dragoman.server.addresses import addresses_of, cannot_listen
+from dragoman.server.listening import addresses_of, cannot_listen
 
-# Of an address that this machine does not have, such as ::1 where there is no IPv6; another one of the host may do.
+# The machine does not have the address, such as ::1 without IPv6; another one of the host may do.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class HeldPort:
-    """A port that is ours until it is closed; a context manager.
+    """A bound port; a context manager.
 
     Attributes:
         port: Its number.
     """
 
     def __init__(self, host: str, port: int, setting: str = "port") -> None:
-        """Take it, at every address that the host stands for.
+        """Bind the port, at every address that the host stands for.
 
         Args:
             host: Name or address.
             port: 0 for any that is free.
-            setting: What the port is called in an error.
+            setting: Name of the port in errors.
 
         Raises:
             ConfigError: If it is taken, or there is no such address.
@@ -55,22 +55,22 @@ class HeldPort:
             raise cannot_listen(setting, host, port, failure) from failure
 
     def close(self) -> None:
-        """Give it up; doing so again does nothing."""
+        """Release the port; idempotent."""
         for each in self._sockets:
             each.close()
         self._sockets.clear()
 
     def __enter__(self) -> Self:
-        """Return it."""
+        """Return the port."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Give it up."""
+        """Release the port."""
         self.close()
 
 
 def _take(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.socket:
-    """Return a socket that has an address, which nobody had, and lets others of ours have it, too."""
+    """Return a socket bound to a free address, which workers may bind too."""
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
@@ -79,12 +79,12 @@ def _take(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.s
         if is_chosen:  # connections of a server that has just ended are no reason to wait
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(address)
-        if is_chosen:  # two could have bound it with that option; only one can listen
+        if is_chosen:  # two processes can bind it with that option, only one can listen
             held.listen()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         if is_chosen:
-            held.shutdown(socket.SHUT_RDWR)  # it keeps the port and takes no connections any more
+            held.shutdown(socket.SHUT_RDWR)  # keeps the port, accepts no connections
     except OSError:
         held.close()
         raise

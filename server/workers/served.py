@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import hashlib
-import itertools
 import os
 import shutil
 import threading
@@ -18,22 +17,27 @@ from dragoman.export.manifest_file import parse_manifest, read_manifest_bytes
 from dragoman.model.errors import InputError
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ServerConfig
+<<<<<<< HEAD
 from dragoman.server.dispatch.attached_engine import AttachedEngine
 from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.models.loaded import LoadedModel, SleepingEngine
+=======
+from dragoman.server.engine.client import EngineClient
+from dragoman.server.models.loaded import LoadedModel
+>>>>>>> main
 from dragoman.server.models.registry import Repository, Route
 from dragoman.server.models.use import Outcomes
-from dragoman.server.workers.messages import Desk, FromFrontEnd, Released, Serve, Served, Serving, Used
+from dragoman.server.workers.messages import FromWorker, ModelRoute, Released, Routes, RoutesTaken, UsageReport, VersionAddress
 from dragoman.server.workers.processors import give_back_blocks_soon
 
-# Settings whose files are handed on.
+# Settings whose files workers get as content.
 SETTINGS = ("tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file", "admin_tokens_file")
 MAX_FILE_BYTES = 16 * 2**20
 
 
 def read_files(config: ServerConfig, settings: tuple[str, ...]) -> dict[str, bytes]:
-    """Return what is in the files that some settings name, by setting.
+    """Return the contents of the files that some settings name, by setting.
 
     Raises:
         OSError: If one cannot be read.
@@ -43,7 +47,7 @@ def read_files(config: ServerConfig, settings: tuple[str, ...]) -> dict[str, byt
 
 
 class HandedFiles:
-    """Content that can be opened by a path, in this process alone.
+    """Contents that can be opened by a path, in this process alone.
 
     Attributes:
         paths: By setting.
@@ -56,7 +60,7 @@ class HandedFiles:
         self.replace(contents)
 
     def replace(self, contents: Mapping[str, bytes]) -> None:
-        """Have other content at the same paths."""
+        """Replace contents; paths stay the same."""
         for name, content in contents.items():
             descriptor = self._descriptors[name]
             os.ftruncate(descriptor, 0)
@@ -64,27 +68,23 @@ class HandedFiles:
 
 
 class HandedBundles:
-    """Copies of manifests and tokenisers: one of each bundle, for as long as somebody needs it. May be used by several threads."""
+    """Reference-counted copies, one a bundle; thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Copy nothing yet.
-
-        Args:
-            folder: An empty one, that only this server writes to.
-        """
+        """Keep copies below an empty folder of this server."""
         self._folder = folder
         self._num_users: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def folder_of(self, bundle: Bundle) -> Path:
-        """Return where the copy is, or would be."""
+        """Return the folder of a bundle's copy."""
         return self._folder / bundle.digest
 
     def add(self, bundle: Bundle) -> None:
-        """Copy what front ends read of a bundle, if that has not been done; `remove` it as often as it was added.
+        """Copy a bundle, unless there is a copy; call `remove` as often as `add`.
 
         Raises:
-            BundleError: If the files are not those that were opened any more, or cannot be copied.
+            BundleError: If the files have changed since the bundle was opened, or cannot be copied.
         """
         with self._lock:
             if not self._num_users.get(bundle.digest):
@@ -100,7 +100,7 @@ class HandedBundles:
             self._num_users[bundle.digest] = self._num_users.get(bundle.digest, 0) + 1
 
     def remove(self, bundle: Bundle) -> None:
-        """Delete a copy, if nobody else needs it."""
+        """Delete a copy that was added as often as removed."""
         with self._lock:
             self._num_users[bundle.digest] -= 1
             if not self._num_users[bundle.digest]:
@@ -109,11 +109,7 @@ class HandedBundles:
 
 
 def open_handed(folder: Path) -> Bundle:
-    """Open a copy: a bundle of which there are the manifest and the tokenisers.
-
-    Raises:
-        BundleError: If they are not what the manifest says.
-    """
+    """Open a copy. Raises `BundleError` if it does not match its manifest."""
     content = read_manifest_bytes(folder / MANIFEST_FILE)
     bundle = Bundle(folder, parse_manifest(content, folder / MANIFEST_FILE), hashlib.sha256(content).hexdigest())
     bundle.check_tokenizers()
@@ -121,33 +117,11 @@ def open_handed(folder: Path) -> Bundle:
 
 
 def _copy(bundle: Bundle, to: Path) -> None:
-    """Copy the manifest and the files of the tokenisers.
-
-    Raises:
-        OSError: If they cannot be.
-    """
+    """Copy the manifest and the files of the tokenisers."""
     paths = [path for path in bundle.manifest.files if path.startswith(f"{TOKENIZER_DIRECTORY}/")]
     for path in (MANIFEST_FILE, *paths):
         (to / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(bundle.directory / path, to / path)
-
-
-class SleepingDesk:
-    """See above.
-
-    Attributes:
-        endpoint: Where nothing listens.
-    """
-
-    def __init__(self, endpoint: str) -> None:
-        """Do not listen."""
-        self.endpoint = endpoint
-
-    def detach(self, name: str) -> None:
-        """Do nothing: no front end is attached."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
 
 
 # A model that was ready a moment ago may not be any more.
@@ -155,169 +129,142 @@ ATTACH_SECONDS = 5.0
 
 log = structlog.get_logger("dragoman.fronts")
 
-
-class FarEngine(AttachedEngine):
-    """A model's engine, behind a desk in the process that started this one.
-
-    Attributes:
-        settings: As the engines have them, but for what is theirs alone.
-        num_replicas: Engines behind the desk.
-    """
-
-    def __init__(self, name: str, desk: Desk, identity: str, **how: Any) -> None:
-        """Describe the attachment.
-
-        Args:
-            name: Of the model.
-            desk: Where it is.
-            identity: Of this process at desks.
-            how: See `AttachedEngine`.
-        """
-        numbers = itertools.count(1)
-        super().__init__(name, lambda: ZmqLink(desk.endpoint, f"{identity}/{next(numbers)}".encode()), **how)
-        self.settings: EngineSettings = desk.settings
-        self.num_replicas = desk.num_replicas
-
-
-FrontEngine = FarEngine | SleepingEngine
+FrontEngine = EngineClient | SleepingEngine
 
 
 class ServedVersions:
-    """See above. What is told is done in order, and told back when it is done."""
+    """Versions that this worker reaches. Messages are carried out in order, and confirmed to the parent."""
 
     def __init__(
         self,
         repository: Repository,
-        attach: Callable[[str, Desk], FrontEngine],
+        attach: Callable[[str, VersionAddress], FrontEngine],
         *,
         prepare: Callable[[LoadedModel], None],
         on_change: Callable[[], None],
-        say: Callable[[FromFrontEnd], None],
+        send: Callable[[FromWorker], None],
     ) -> None:
         """Start with nothing served.
 
         Args:
-            repository: What is served here; is kept as it is told.
-            attach: Returns the attachment to a model's desk, not begun.
-            prepare: Works out what requests for a model need, on a thread of its own.
-            on_change: Called when other models are served, or other versions of them.
-            say: Tells the process that started this one.
+            repository: Routes of this worker, kept here.
+            attach: Returns the client of a model's dispatcher, not open yet.
+            prepare: Prepares a model for requests; called on a thread of its own.
+            on_change: Called when other versions are served.
+            send: Sends a message to the parent.
         """
         self._repository, self._attach = repository, attach
-        self._prepare, self._on_change, self._say = prepare, on_change, say
+        self._prepare, self._on_change, self._send = prepare, on_change, send
         self._models: dict[str, LoadedModel] = {}
-        self._told: dict[str, Outcomes] = {}
-        self._told_moves: dict[str, int] = {}
-        self._releasing: set[str] = set()
+        self._reported: dict[str, Outcomes] = {}
+        self._reported_moves: dict[str, int] = {}
         self._turn = asyncio.Lock()
+        self._releasing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def read(self, serve: Serve) -> None:
-        """Take what is served from the very start; nothing is attached yet.
+    def read(self, routes: Routes) -> None:
+        """Read the versions of the start; nothing is attached yet.
 
         Raises:
-            BundleError: If what was copied of a bundle cannot be read.
+            BundleError: If the copy of a bundle cannot be read.
         """
-        for served in serve.models:
-            for desk in served.desks:
-                self._models[desk.endpoint] = self._load(served.name, desk)
-        self._publish(serve)
+        for route in routes.models:
+            for version in route.versions:
+                self._models[version.endpoint] = self._load(route.name, version)
+        self._publish(routes)
 
-    async def begin(self, serve: Serve) -> None:
-        """Attach to what was read, and wait for what is ready: who comes to a front end that is started again is to find it so."""
+    async def begin(self, routes: Routes) -> None:
+        """Attach to the versions of the start, and wait for those that are ready."""
         for model in self._models.values():
-            model.engine.begin()
-        await self._until_attached([desk for served in serve.models for desk in served.desks if desk.is_ready])
+            _open(model)
+        await self._until_attached([version for route in routes.models for version in route.versions])
 
-    def take(self, serve: Serve) -> None:
-        """Serve other versions from now on, once they are attached to."""
-        self._spawn(self._take(serve))
+    def take(self, routes: Routes) -> None:
+        """Attach to the versions that are new, route requests to them, and release those that are not kept."""
+        self._spawn(self._take(routes))
 
-    def tell_used(self) -> None:
-        """Tell what became of requests since the last time."""
+    def report_usage(self) -> None:
+        """Send what requests have done with versions since the last report."""
         used: dict[str, tuple[int, int, float]] = {}
         held: dict[str, tuple[int, float]] = {}
         for endpoint, model in self._models.items():
             outcomes = model.use.outcomes
-            new = outcomes.since(self._told.get(endpoint, Outcomes()))
+            new = outcomes.since(self._reported.get(endpoint, Outcomes()))
             if new.num_answered or new.num_failed:
                 used[endpoint] = (new.num_answered, new.num_failed, new.seconds)
-                self._told[endpoint] = outcomes
-            if model.use.num_moves != self._told_moves.get(endpoint, 0):
+                self._reported[endpoint] = outcomes
+            if model.use.num_moves != self._reported_moves.get(endpoint, 0):
                 held[endpoint] = (model.use.num_held, model.use.warm_until)
-                self._told_moves[endpoint] = model.use.num_moves
+                self._reported_moves[endpoint] = model.use.num_moves
         if used or held:
-            self._say(Used(used, held))
+            self._send(UsageReport(used, held))
 
-    async def _take(self, serve: Serve) -> None:
+    async def _take(self, routes: Routes) -> None:
         async with self._turn:
             try:
-                await self._adopt(serve)
+                await self._adopt(routes)
             except Exception as error:
                 is_expected = isinstance(error, InputError)
                 log.error("models cannot be served as told", reason=str(error), exc_info=None if is_expected else error)
-                self._say(Serving(serve.serial, str(error) or type(error).__name__))
-                for endpoint in _wanted(serve) - self._models.keys():  # who told us takes it that we hold what we are told of
-                    self._say(Released(endpoint))
+                self._send(RoutesTaken(routes.serial, str(error) or type(error).__name__))
+                for endpoint in routes.endpoints - self._models.keys():  # the parent believes that they are held here
+                    self._send(Released(endpoint))
                 return
-            self._publish(serve)
+            self._publish(routes)
             self._on_change()
-            self._say(Serving(serve.serial))
-            for endpoint in self._models.keys() - _wanted(serve) - set(serve.kept) - self._releasing:
+            self._send(RoutesTaken(routes.serial))
+            for endpoint in self._models.keys() - routes.endpoints - set(routes.kept) - self._releasing:
                 self._releasing.add(endpoint)
                 self._spawn(self._release(endpoint, self._models[endpoint]))
 
-    async def _adopt(self, serve: Serve) -> None:
-        """Read and attach to the versions that are new here.
-
-        Raises:
-            BundleError: If what was copied of a bundle cannot be read; none of the new ones is kept then.
-        """
-        new = {desk.endpoint: (served.name, desk) for served in serve.models for desk in served.desks}
-        new = {endpoint: one for endpoint, one in new.items() if endpoint not in self._models}
-        models = {endpoint: await asyncio.to_thread(self._load, *one) for endpoint, one in new.items()}
-        for endpoint, model in models.items():
+    async def _adopt(self, routes: Routes) -> None:
+        """Read and attach to the versions that are new here; none is kept if one cannot be read (`BundleError`)."""
+        new = [(route.name, one) for route in routes.models for one in route.versions if one.endpoint not in self._models]
+        models = [await asyncio.to_thread(self._load, *one) for one in new]
+        for (_, version), model in zip(new, models, strict=True):
             await asyncio.to_thread(self._prepare, model)
-            self._models[endpoint] = model
-            model.engine.begin()
-        await self._until_attached([desk for _, desk in new.values() if desk.is_ready])
+            _open(model)
+            self._models[version.endpoint] = model
+        await self._until_attached([version for _, version in new])
 
-    async def _until_attached(self, desks: list[Desk]) -> None:
+    async def _until_attached(self, versions: list[VersionAddress]) -> None:
+        engines = [self._models[version.endpoint].engine for version in versions if version.is_ready]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ATTACH_SECONDS):
-                await asyncio.gather(*(self._models[desk.endpoint].engine.until_ready() for desk in desks))
+                await asyncio.gather(*(engine.until_ready() for engine in engines))
 
     async def _release(self, endpoint: str, model: LoadedModel) -> None:
-        """Give up a version, once no request holds it."""
+        """Detach from a version once no request holds it."""
         await model.use.until_free()
-        self.tell_used()
+        self.report_usage()
         del self._models[endpoint]
-        self._told.pop(endpoint, None)
-        self._told_moves.pop(endpoint, None)
-        await model.engine.stop()
+        self._reported.pop(endpoint, None)
+        self._reported_moves.pop(endpoint, None)
+        if isinstance(model.engine, EngineClient):
+            model.engine.close()
         self._releasing.discard(endpoint)
-        self._say(Released(endpoint))
+        self._send(Released(endpoint))
         give_back_blocks_soon()
 
-    def _publish(self, serve: Serve) -> None:
-        names = {served.name for served in serve.models}
+    def _publish(self, routes: Routes) -> None:
+        names = {route.name for route in routes.models}
         for model in list(self._repository.all()):
             if model.name not in names:
                 self._repository.publish(model.name, None)
-        for served in serve.models:
-            self._repository.publish(served.name, route_of(served, self._models))
+        for route in routes.models:
+            self._repository.publish(route.name, self._route(route))
 
-    def _load(self, name: str, desk: Desk) -> LoadedModel:
-        """Return a version, not attached yet; of one that is here already nothing is read again.
+    def _route(self, route: ModelRoute) -> Route:
+        versions = {version.label: self._models[version.endpoint] for version in route.versions}
+        return Route(self._models[route.default], versions, route.shares, route.labels, route.sticky, route.is_stand_in)
 
-        Raises:
-            BundleError: If what was copied of its bundle cannot be read.
-        """
-        engine, directory = self._attach(name, desk), Path(desk.bundle)
+    def _load(self, name: str, version: VersionAddress) -> LoadedModel:
+        """Return a version, not attached yet; a bundle that is here already is not read again. Raises `BundleError`."""
+        engine, directory = self._attach(name, version), Path(version.bundle)
         for model in list(self._models.values()):
             if model.bundle.directory == directory:
-                return LoadedModel(model.bundle, model.tokenizers, model.frames, engine, desk.label, traits=desk.traits)
-        return LoadedModel.of(open_handed(directory), engine, desk.label, desk.traits)
+                return LoadedModel(model.bundle, model.tokenizers, model.frames, engine, version.label, traits=version.traits)
+        return LoadedModel.of(open_handed(directory), engine, version.label, version.traits)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -325,11 +272,7 @@ class ServedVersions:
         task.add_done_callback(self._tasks.discard)
 
 
-def _wanted(serve: Serve) -> set[str]:
-    return {desk.endpoint for served in serve.models for desk in served.desks}
-
-
-def route_of(served: Served, models: Mapping[str, LoadedModel]) -> Route:
-    """Return how a model's requests are answered, by the versions that are here."""
-    versions = {desk.label: models[desk.endpoint] for desk in served.desks}
-    return Route(models[served.default], versions, served.shares, served.labels, served.sticky, served.is_stand_in)
+def _open(model: LoadedModel) -> None:
+    """Attach to a model's dispatcher, unless the model is asleep."""
+    if isinstance(model.engine, EngineClient):
+        model.engine.open()

@@ -1,9 +1,8 @@
-"""What callers have used of their limits, shared by all front ends: a table in memory that each of them has mapped.
+"""Shared counters: the usage of each caller, in memory that all frontend workers have mapped.
 
-A caller has one record, wherever its connections land: its requests under way and its open streams, the levels of its two buckets,
-and what of the first two is whose front end's, so that it can be taken away if that one dies. A record is locked, with a lock of
-the kernel's that a dying process gives back, for the microseconds in which it is looked at and changed. Records are found by a
-digest of the name and never given up: a caller that comes back goes on from where it was.
+A record has a caller's running requests and open streams, the levels of its two token buckets, and each worker's part of the first
+two, which is subtracted when the worker dies. It is locked for microseconds with `fcntl`, whose locks end with their process.
+Records are found by a digest of the name and never freed.
 """
 
 import fcntl
@@ -16,43 +15,35 @@ from typing import Self
 from dragoman.model.errors import InputError
 from dragoman.server.buckets import Bucket
 
-# Names of callers that there may have been since the start. What is not used of the table takes no memory.
+# Since the start. Unused parts of the table take no memory.
 MAX_CALLERS = 1 << 17
 KEY_BYTES = 16
-# The table begins with the number of records, on a line of its own, whose first byte stands for the lock of the directory.
+# The table begins with the number of records, on a cache line whose first byte is the lock of the directory.
 LINE_BYTES = 64
 _NUMBER = struct.Struct("<I")
-# Requests under way and streams, then level and time of the bucket of requests, then of that of tokens; a time of 0 is that of a
-# bucket nobody has had yet.
+# Running requests and streams, then level and time of the bucket of requests, then of that of tokens; a time of 0 means no bucket.
 _TOTALS = struct.Struct("<iidddd")
-# Requests under way and streams of one front end.
+# Running requests and streams of one worker.
 _PART = struct.Struct("<ii")
 
 
 class UsageTable:
-    """The table as one process sees it. `open` makes it; whoever gets its descriptor sees the same.
-
-    Attributes:
-        descriptor: Of the memory.
-        num_front_ends: That there are.
-        number: Which of the front ends this process is, from 0.
-        memory: What is in it.
-    """
+    """The table as one process has it mapped. `open` creates it; other processes map its descriptor."""
 
     def __init__(self, descriptor: int, num_front_ends: int, number: int) -> None:
-        """Map what there is.
+        """Map the memory of a descriptor, which is closed with the table.
 
         Args:
-            descriptor: Of the memory; closed with the table.
-            num_front_ends: That there are.
-            number: Which of them this process is, from 0.
+            descriptor: Of the memory.
+            num_front_ends: Number of workers.
+            number: Of this worker, from 0.
         """
         self.descriptor = descriptor
         self.num_front_ends = num_front_ends
         self.number = number
         record_bytes = KEY_BYTES + _TOTALS.size + num_front_ends * _PART.size
         self._record_bytes = -(-record_bytes // LINE_BYTES) * LINE_BYTES
-        # Twice as many places as callers, so that few names want the same.
+        # Twice as many places as callers, so that few digests collide.
         self._num_places = 2 * MAX_CALLERS
         self._records_at = LINE_BYTES + self._num_places * _NUMBER.size
         size = self._records_at + MAX_CALLERS * self._record_bytes
@@ -62,16 +53,16 @@ class UsageTable:
 
     @classmethod
     def open(cls, num_front_ends: int) -> Self:
-        """Return a new one, without callers, as it is seen by the process that starts front ends."""
+        """Create a table without callers, in the parent."""
         return cls(os.memfd_create("dragoman-callers"), num_front_ends, 0)
 
     @property
     def num_callers(self) -> int:
-        """Callers that have a record."""
+        """Number of records."""
         return int(_NUMBER.unpack_from(self.memory, 0)[0])
 
     def of(self, name: str) -> "SharedUsage":
-        """Return what a caller has used.
+        """Return the usage of a caller.
 
         Raises:
             InputError: If there have been too many callers since the start.
@@ -84,18 +75,18 @@ class UsageTable:
             fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1)
 
     def clear(self, number: int) -> None:
-        """Take away what a front end had under way that is gone."""
+        """End what a dead worker had running."""
         for index in range(self.num_callers):
             with SharedUsage(self, self._records_at + index * self._record_bytes) as usage:
                 usage.end_all(number)
 
     def close(self) -> None:
-        """Unmap it; what others see of it stays."""
+        """Unmap the table here."""
         self.memory.close()
         os.close(self.descriptor)
 
     def _find(self, key: bytes) -> int:
-        """Return where the record of a key is, a new one if there is none yet."""
+        """Return the offset of a key's record, which is added if there is none."""
         place = int.from_bytes(key[:8], "little") % self._num_places
         while True:
             at = LINE_BYTES + place * _NUMBER.size
@@ -108,7 +99,7 @@ class UsageTable:
             place = (place + 1) % self._num_places
 
     def _add(self, key: bytes, at: int) -> int:
-        """Begin a record, and note its number in the directory."""
+        """Add a record and its number in the directory; return its offset."""
         number = self.num_callers
         if number >= MAX_CALLERS:
             raise InputError(f"auth_tokens_file: more than {MAX_CALLERS} callers since the start; restart the server")
@@ -120,7 +111,7 @@ class UsageTable:
 
 
 class SharedUsage:
-    """A `core.usage.Usage`, see there, whose other part other processes change."""
+    """A `core.usage.Usage` shared between processes."""
 
     __slots__ = (
         "_at",
@@ -137,7 +128,7 @@ class SharedUsage:
     )
 
     def __init__(self, table: UsageTable, offset: int) -> None:
-        """Stand for the record at an offset."""
+        """Represent the record at an offset."""
         self._table, self._descriptor, self._memory = table, table.descriptor, table.memory
         self._at = offset + KEY_BYTES
         self._parts_at = self._at + _TOTALS.size
@@ -149,7 +140,7 @@ class SharedUsage:
         self.tokens: Bucket | None = None
 
     def __enter__(self) -> Self:
-        """Lock the record, and see what is in it."""
+        """Lock and read the record."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX, 1, self._at)
         self._seen = seen = _TOTALS.unpack_from(self._memory, self._at)
         self.num_running, self.num_streams, requests_level, requests_time, tokens_level, tokens_time = seen
@@ -160,7 +151,7 @@ class SharedUsage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write what is new, and let others at it."""
+        """Write what has changed, and unlock the record."""
         num_running, num_streams, *_states = seen = self._seen
         if self.num_running != num_running or self.num_streams != num_streams:
             running, streams = _PART.unpack_from(self._memory, self._part_at)
@@ -172,14 +163,14 @@ class SharedUsage:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._at)
 
     def change(self, requests: Bucket | None, tokens: Bucket | None) -> None:
-        """See `Usage`; a bucket that others have already goes on from what they have of it."""
+        """See `Usage`; a bucket that other workers have keeps its level."""
         for old, new, (level, time) in ((self.requests, requests, self._seen[2:4]), (self.tokens, tokens, self._seen[4:6])):
             if old is None and new is not None and time:
                 new.state = level, time
         self.requests, self.tokens = requests, tokens
 
     def end_all(self, number: int) -> None:
-        """End whatever a front end has under way, which may have died while it changed this; within the `with`."""
+        """End what a worker had running, which may have died while it changed the record; within the `with`."""
         _PART.pack_into(self._memory, self._parts_at + number * _PART.size, 0, 0)
         places = range(self._parts_at, self._parts_at + self._table.num_front_ends * _PART.size, _PART.size)
         parts = [_PART.unpack_from(self._memory, place) for place in places]

@@ -1,23 +1,17 @@
-"""Engines: start, watch, restart with back-off, stop."""
+"""Supervision of child processes: start, watch, restart with back-off, stop; the same for engines and for frontend workers."""
 
 import asyncio
 import contextlib
-import tempfile
+import os
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from abc import ABC, abstractmethod
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
-import msgspec
 import structlog
-
-from dragoman.server.engine.client import EngineClient
-from dragoman.server.engine.link import ZmqLink
-from dragoman.server.engine.messages import Ready, Statistics
-from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.errors import NotReady, Unavailable
-from dragoman.server.workers.engine_calls import EngineCalls
-from dragoman.server.workers.hosts import Host, ProcessHost, ThreadHost
 
 log = structlog.get_logger("dragoman.supervisor")
 
@@ -29,34 +23,33 @@ WATCH_SECONDS = 1.0
 LAST_WORDS_SECONDS = 0.5
 
 
-class EngineCannotStart(Exception):
-    """An engine failed before it was ready for the first time; the message says why."""
+class CannotStart(Exception):
+    """A child process failed before it was ready for the first time; the message says why."""
+
+
+class EngineCannotStart(CannotStart):
+    """No engine of a model could be started."""
 
 
 @contextlib.asynccontextmanager
 async def stopped_unless_started(stop: Callable[[], Awaitable[None]], *, is_persistent: bool) -> AsyncIterator[None]:
-    """Have what is started within the `with` be stopped if that fails, unless it is tried again.
-
-    Args:
-        stop: Stops it.
-        is_persistent: Whether it is tried again if it cannot be started.
-    """
+    """Call `stop` if the body fails, except with `CannotStart` where the start is retried (`is_persistent`)."""
     try:
         yield
     except BaseException as error:
-        if not (is_persistent and isinstance(error, EngineCannotStart)):
+        if not (is_persistent and isinstance(error, CannotStart)):
             await stop()
         raise
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a dead or silent engine is replaced.
+    """When a dead or silent child process is replaced.
 
     Attributes:
-        initial_backoff_seconds: Wait before the first restart; doubles with each one that follows.
+        initial_backoff_seconds: Wait before the first restart; doubled for each restart that follows.
         max_backoff_seconds: Longest wait.
-        watchdog_seconds: Silence after which a process counts as hung; it sends a sign of life every second.
+        watchdog_seconds: Silence after which a process counts as hung; each sends a sign of life every second.
     """
 
     initial_backoff_seconds: float = INITIAL_BACKOFF_SECONDS
@@ -64,153 +57,133 @@ class RestartPolicy:
     watchdog_seconds: float = 30.0
 
     def backoff_seconds(self, previous: float | None, ready_seconds: float) -> float:
-        """Return how long to wait before a restart.
+        """Return the wait before a restart.
 
         Args:
-            previous: The wait before the engine's last start; None if that was its first.
-            ready_seconds: How long it has been ready since; after long enough, what came before is forgotten.
+            previous: Wait before the last restart; None if there was none.
+            ready_seconds: Time since the child became ready; after `STABLE_SECONDS` the back-off starts anew.
         """
         if previous is None or ready_seconds > STABLE_SECONDS:
             return min(self.initial_backoff_seconds, self.max_backoff_seconds)
         return min(2 * previous, self.max_backoff_seconds)
 
 
-class Attachment(Protocol):
-    """What listens to one incarnation of an engine, see `EngineClient`."""
+class ProcessSupervisor(ABC):
+    """Keeps one child process running. A subclass starts the process, receives its messages, and calls `set_ready` and `hear`.
 
-    ready: asyncio.Future[Ready]
-    last_heard: float
-    fatal: str | None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether `fail` was called."""
-        ...
-
-    def stop_engine(self) -> None:
-        """Tell the engine process to end."""
-        ...
-
-    def fail(self, error: Unavailable) -> None:
-        """End everything that waits."""
-        ...
-
-    async def close(self) -> None:
-        """Detach."""
-        ...
-
-
-A = TypeVar("A", bound=Attachment)
-
-
-class Supervisor(Generic[A]):
-    """Keeps one engine running, whichever process it lives in at the moment."""
+    Attributes:
+        process: The running process; None while there is none.
+        num_restarts: Restarts so far.
+        failure: Reason of the process's end that is better than its exit code; empty for none.
+    """
 
     def __init__(
         self,
-        name: str,
-        settings: EngineSettings,
+        kind: str,
+        subject: str,
         policy: RestartPolicy,
-        attach: Callable[[str], A],
-        *,
-        is_inline: bool,
-        on_end: Callable[[], None],
-        on_change: Callable[[], None],
-        on_restart: Callable[[], None],
-        replica: int | None = None,
+        fields: dict[str, object],
+        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        """Describe an engine; `start` starts it.
+        """Describe a child process; `begin` starts it.
 
         Args:
-            name: Of the model, for messages.
-            settings: What the process is told; its endpoint is chosen anew for each start.
-            policy: When to restart.
-            attach: Attaches to an endpoint.
-            is_inline: Run the engine on a thread instead.
-            on_end: Called when an incarnation has ended, whether it was ready or not.
-            on_change: Called when `is_ready` has changed, and after `on_end`.
-            on_restart: Called when a dead engine is about to be replaced.
-            replica: Which of the model's replicas it is, for the log; None for its only engine.
+            kind: Kind of process, for the log: `engine` or `front end`.
+            subject: Names the child in errors.
+            policy: When to restart it.
+            fields: Identify it in log lines.
+            on_restart: Called when a dead child is about to be replaced.
         """
-        self._names = {"model": name} if replica is None else {"model": name, "replica": replica}
-        self.name, self.settings, self.policy = name, settings, policy
-        self.ready: Ready | None = None
-        self.device = ""
-        self._attach, self._is_inline = attach, is_inline
-        self._on_end, self._on_change, self._on_restart = on_end, on_change, on_restart
-        self._client: A | None = None
-        self._host: Host | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._stopping = asyncio.Event()
+        self.policy = policy
+        self.process: Process | None = None
+        self.num_restarts = 0
+        self.failure = ""
+        self._kind, self._subject, self._fields = kind, subject, fields
+        self._on_restart = on_restart
+        self._num_heard = 0
         self._ready_at: float | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests are taken now."""
-        return self._client is not None and self.ready is not None and not self._stopping.is_set()
+        self._first_ready: asyncio.Future[None] | None = None
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def process_id(self) -> int | None:
-        """Of the engine's process; None when there is none."""
-        return self._host.process.pid if isinstance(self._host, ProcessHost) else None
+        """Id of the process; None while there is none."""
+        return None if self.process is None else self.process.pid
 
     @property
-    def process_ids(self) -> list[int]:
-        """Of the engine's process, if it has one at the moment."""
-        return [] if self.process_id is None else [self.process_id]
-
-    async def start(self, *, is_persistent: bool = False) -> None:
-        """Start the engine, wait until it is ready, and keep it running from then on.
-
-        Args:
-            is_persistent: Whether it is tried again also if it never was ready.
-
-        Raises:
-            EngineCannotStart: If the first try ends, or is stopped, before it is ready.
-        """
-        async with stopped_unless_started(self.stop, is_persistent=is_persistent):
-            await self.begin(is_persistent=is_persistent)
+    def is_ready(self) -> bool:
+        """Whether the child takes work."""
+        return self._ready_at is not None and not self._stopping.is_set()
 
     def begin(self, *, is_persistent: bool = False) -> asyncio.Future[None]:
-        """Start the engine and keep it running.
+        """Start the child and keep it running.
 
         Args:
-            is_persistent: Whether it is tried again also if it never was ready.
+            is_persistent: Whether it is retried also if it has never been ready.
 
         Returns:
-            What is done when it is ready for the first time; it fails with `EngineCannotStart` if the first try does.
+            A future that is done when the child is ready for the first time, and fails with `CannotStart` if the first try does.
         """
-        ready = asyncio.get_running_loop().create_future()
-        self._watch = asyncio.create_task(self._keep_running(ready, is_persistent), name=f"engine {self.name}")
-        return ready
+        self._first_ready = first_ready = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._keep_running(first_ready, is_persistent), name=f"{self._kind} {self._subject}")
+        return first_ready
 
-    async def stop(self) -> None:
-        """End the engine; what still runs ends with `Unavailable`. One that is not ready has nothing to finish, and is killed."""
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ask the child to end, and kill it after some seconds; a child that is not ready has nothing to finish and is killed."""
         self._stopping.set()
-        if self._client is not None:
-            self._client.stop_engine()
-        if self._host is not None and self.ready is None:
-            self._host.kill()
-        if self._watch is not None:
-            done, _ = await asyncio.wait([self._watch], timeout=STOP_SECONDS)
+        if self.process is not None:
+            self._request_stop()
+            if self._ready_at is None:
+                self._kill(self.process)
+        if self._task is not None:
+            done, _ = await asyncio.wait([self._task], timeout=seconds)
             if not done:
-                log.warning("engine does not stop, killing it", **self._names)
-                self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+                log.warning(f"{self._kind} does not stop, killing it", **self._fields)
+                self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def hear(self) -> None:
+        """Note a sign of life."""
+        self._num_heard += 1
+
+    def set_ready(self) -> None:
+        """Note that the child is ready."""
+        self._ready_at = time.monotonic()
+        if self._first_ready is not None and not self._first_ready.done():
+            self._first_ready.set_result(None)
+
+    def set_broken(self) -> None:
+        """Kill the child, which has sent an unreadable message."""
+        self.failure = "it sent what cannot be handled"
+        if self.process is not None:
+            self._kill(self.process)
+
+    @abstractmethod
+    def _run_process(self) -> AbstractAsyncContextManager[Process]:
+        """Start the process and exchange messages with it; on exit release what it had."""
+
+    @abstractmethod
+    def _request_stop(self) -> None:
+        """Ask the process to end."""
+
+    @abstractmethod
+    async def _read_last_words(self) -> None:
+        """Read the messages that are left of a process that has ended."""
 
     async def _keep_running(self, first_ready: asyncio.Future[None], is_persistent: bool) -> None:
-        """Run incarnation after incarnation until stopped; fail `first_ready` if the very first does not get there."""
+        """Run process after process until stopped; fail `first_ready` if the first never becomes ready."""
         backoff: float | None = None
         reason = "it was stopped"
         try:
             while not self._stopping.is_set():
-                reason = await self._run_once(first_ready)
+                reason, ready_seconds = await self._run_once()
                 if self._stopping.is_set() or not (first_ready.done() or is_persistent):
                     return
                 self._fail_start(first_ready, reason)
-                ready_seconds = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
                 backoff = self.policy.backoff_seconds(backoff, ready_seconds)
-                log.error("engine ended, restarting", **self._names, reason=reason, backoff_seconds=backoff)
+                log.error(f"{self._kind} ended, restarting", **self._fields, reason=reason, backoff_seconds=backoff)
+                self.num_restarts += 1
                 self._on_restart()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(backoff):
@@ -220,135 +193,77 @@ class Supervisor(Generic[A]):
 
     def _fail_start(self, first_ready: asyncio.Future[None], reason: str) -> None:
         if not first_ready.done():
-            first_ready.set_exception(EngineCannotStart(f"model {self.name!r}: {reason}"))
+            kind = EngineCannotStart if self._kind == "engine" else CannotStart
+            first_ready.set_exception(kind(f"{self._subject}: {reason}"))
+            first_ready.exception()  # retrieved, even where nothing awaits it
 
-    async def _run_once(self, first_ready: asyncio.Future[None]) -> str:
-        """Run one incarnation to its end; return how it ended, or why it could not even begin."""
-        self._ready_at = None
+    async def _run_once(self) -> tuple[str, float]:
+        """Run one process to its end; return the reason of the end, or of the failed start, and how long it was ready."""
+        self._ready_at, self.failure = None, ""
+        reason = ""
         try:
-            with tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True) as folder:
-                return await self._run_at(f"ipc://{folder}/engine", first_ready)
+            async with self._run_process() as process:
+                self.process = process
+                try:
+                    reason = await self._until_end(process)
+                finally:
+                    ready_seconds = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+                    self.process = self._ready_at = None
         except Exception as error:
-            log.exception("engine cannot be run", **self._names)
-            return f"{type(error).__name__}: {error}"
+            log.exception(f"{self._kind} cannot be run", **self._fields)
+            return f"{type(error).__name__}: {error}", 0.0
+        return self.failure or reason, ready_seconds
 
-    async def _run_at(self, endpoint: str, first_ready: asyncio.Future[None]) -> str:
-        """Attach to an endpoint and start the engine that listens there."""
-        settings = msgspec.structs.replace(self.settings, endpoint=endpoint)
-        client = self._attach(endpoint)
-        try:
-            host: Host = ThreadHost(settings) if self._is_inline else await ProcessHost.start(settings)
-            reason = await self._follow(client, host, first_ready)
-        finally:
-            await client.close()
-        return reason if client.fatal is None else f"the engine cannot start: {client.fatal}"
+    async def _until_end(self, process: Process) -> str:
+        """Wait until the process has ended, or kill it when it is broken or silent for too long; return the reason.
 
-    async def _follow(self, client: A, host: Host, first_ready: asyncio.Future[None]) -> str:
-        """Serve with an engine until it ends or has to be ended; return how."""
-        self._client, self._host = client, host
+        Silence is counted in waits of this loop instead of read off the clock: while this process was paused, it heard nothing.
+        """
         if self._stopping.is_set():
-            host.kill()
-        ended = asyncio.create_task(host.wait())
-        readying = asyncio.create_task(self._become_ready(client, first_ready))
-        try:
-            reason = await self._until_end(client, ended)
-            if not (client.ready.done() or self._stopping.is_set()):
-                await asyncio.wait([client.ready], timeout=LAST_WORDS_SECONDS)  # a process may end before its message is read
-            return reason
-        finally:
-            readying.cancel()
-            self._client = self._host = self.ready = None
-            client.fail(Unavailable(f"the engine of model {self.name!r} ended", self.policy.initial_backoff_seconds))
-            self._on_end()
-            self._on_change()
-            if not ended.done():
-                host.kill()
-                await asyncio.wait([ended], timeout=STOP_SECONDS)
-            ended.cancel()
-            await asyncio.gather(readying, ended, return_exceptions=True)
-
-    async def _become_ready(self, client: A, first_ready: asyncio.Future[None]) -> None:
-        self.ready = await client.ready
-        self._ready_at = time.monotonic()
-        self.device = self.ready.device
-        log.info(
-            "engine ready",
-            **self._names,
-            engine_pid=self.process_id,
-            device=self.device,
-            load_seconds=round(self.ready.load_seconds, 3),
-        )
-        self._on_change()
-        if not first_ready.done():
-            first_ready.set_result(None)
-
-    async def _until_end(self, client: A, ended: asyncio.Task[str]) -> str:
-        """Wait for the end, or for a silence that is too long.
-
-        Silence is counted in our own waits, not read off the clock: while this process was held up it heard nothing either.
-        """
+            self._kill(process)
+        ended = asyncio.create_task(process.wait())
         silence = 0.0
-        while True:
-            heard = client.last_heard
-            done, _ = await asyncio.wait([ended], timeout=WATCH_SECONDS)
-            if done:
-                return ended.result()
-            if client.has_failed and client.fatal is None:
-                return "it sent what cannot be handled"
-            silence = silence + WATCH_SECONDS if client.ready.done() and client.last_heard == heard else 0.0
-            if silence >= self.policy.watchdog_seconds:
-                return f"silent for {silence:.0f} s"
+        try:
+            while True:
+                num_heard = self._num_heard
+                if (await asyncio.wait([ended], timeout=WATCH_SECONDS))[0]:
+                    await self._read_last_words()
+                    return _describe_exit(ended.result())
+                is_silent = self._ready_at is not None and self._num_heard == num_heard
+                silence = silence + WATCH_SECONDS if is_silent else 0.0
+                if silence >= self.policy.watchdog_seconds:
+                    return f"silent for {silence:.0f} s"
+        finally:
+            if not ended.done():
+                self._kill(process)
+                await asyncio.wait([ended], timeout=STOP_SECONDS)
+                await self._read_last_words()
+            ended.cancel()
+
+    @staticmethod
+    def _kill(process: Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
 
-class SupervisedEngine(Supervisor[EngineClient], EngineCalls):
-    """The engine of a model that has one.
+def _describe_exit(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
-    Requests that run when a process dies end once with `Unavailable`, and so do those that come before its successor is ready.
 
-    Attributes:
-        num_replicas: One.
+async def start_process(module: str, *arguments: str, stdout: int | None = None, pass_fds: Sequence[int] = ()) -> Process:
+    """Start a module in a child process that can tell the end of this one: its standard input closes.
+
+    It has this process's import path, and never what happens to lie in the working directory.
+
+    Raises:
+        OSError: If the system has no room for it.
     """
-
-    num_replicas = 1
-
-    def __init__(
-        self,
-        name: str,
-        settings: EngineSettings,
-        policy: RestartPolicy,
-        *,
-        is_inline: bool,
-        on_statistics: Callable[[Statistics], None],
-        on_change: Callable[[], None],
-        on_restart: Callable[[], None],
-    ) -> None:
-        """Describe an engine; see `Supervisor`.
-
-        Args:
-            name: See `Supervisor`, as the next two.
-            settings: See `Supervisor`.
-            policy: See `Supervisor`.
-            is_inline: See `Supervisor`.
-            on_statistics: Called with each report's statistics.
-            on_change: See `Supervisor`, as the next.
-            on_restart: See `Supervisor`.
-        """
-        Supervisor.__init__(
-            self,
-            name,
-            settings,
-            policy,
-            lambda endpoint: EngineClient(ZmqLink(endpoint), on_statistics),
-            is_inline=is_inline,
-            on_end=lambda: on_statistics(Statistics()),  # nothing runs or waits any more
-            on_change=on_change,
-            on_restart=on_restart,
-        )
-        EngineCalls.__init__(self)
-
-    def ready_client(self) -> EngineClient:
-        """See `EngineCalls`."""
-        if not self.is_ready:
-            raise NotReady(f"model {self.name!r} is not ready", retry_after_seconds=self.policy.initial_backoff_seconds)
-        assert self._client is not None
-        return self._client
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", module, *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=stdout,
+        env=os.environ | {"PYTHONPATH": path},
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
+from dragoman.server.protocols.http.openapi import read_comments
+
 pytest.importorskip("grpc_tools", reason="needs grpcio-tools")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +59,16 @@ def test_compiles_from_an_empty_directory_with_its_folder_alone(contract: FileDe
     assert list(admin.dependency) == [] and [service.name for service in admin.service] == ["Repository"]
 
 
+@pytest.mark.parametrize("name", [FILE, "dragoman/v1/repository.proto"])
+def test_comments_in_the_openapi_document_are_those_that_protoc_finds(name: str, tmp_path: Path) -> None:
+    protoc(tmp_path, ROOT / "protos", "--include_source_info", "--descriptor_set_out=out", name)
+    [file] = FileDescriptorSet.FromString((tmp_path / "out").read_bytes()).file
+    places = [place for place in file.source_code_info.location if list(place.path[:1]) != [3]]  # but for imports
+    expected = [" ".join(place.leading_comments.split()) for place in places if place.leading_comments]
+    found = read_comments((ROOT / "protos" / name).read_text(encoding="utf-8")).values()
+    assert sorted(" ".join(comment.split()) for comment in found if comment) == sorted(expected)
+
+
 def test_the_package_is_an_include_path_too(contract: FileDescriptorProto, tmp_path: Path) -> None:
     """As docs/api.md prints it, in a checkout and in an installed wheel."""
     documentation = (ROOT / "docs/api.md").read_text(encoding="utf-8")
@@ -91,7 +103,6 @@ def test_stubs_are_up_to_date_until_the_contract_changes(tmp_path: Path) -> None
     for package in ("v1", "inference"):
         folder = f"dragoman/{package}"
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "server/protocols/http").mkdir(parents=True)
     assert generate(ROOT, "--check").returncode == 0, "run: make protos"
     path = tmp_path / "protos" / FILE
     path.write_text(path.read_text().replace("string domain = 12;", "string domain = 12; string more = 99;"))

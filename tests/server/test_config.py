@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dragoman.server.config import GONE, ConfigError, ServerConfig, load
+from dragoman.server.config import GONE, ConfigError, ServerConfig, load, parse_duration
 from dragoman.server.service.callers_file import read_book
 from dragoman.server.service.readiness import ReadyRule
 
@@ -230,3 +230,36 @@ def test_example_of_the_manual_is_a_configuration(tmp_path: Path, monkeypatch: p
     assert whole.model_fields_set >= {"tracing_endpoint", "auth_tokens_file"}
     book = read_book(write(tmp_path / "callers.toml", callers), has_client_certificates=True)
     assert book.entries["web"].limits.max_requests == 100 and book.entries["nightly"].limits.requests_burst == 20
+
+
+DURATIONS = {"90s": 90, "10m": 600, "1.5h": 5400, "250ms": 0.25, "2d": 172800, "0s": 0, "007s": 7}
+NO_DURATIONS = [
+    "",
+    "10",
+    10,
+    "m",
+    "-1s",
+    "1 s",
+    "1S",
+    "1e3s",
+    "1s ",
+    "1s\n",
+    "٣s",
+    "1.s",
+    ".5s",
+    "inf",
+    "Always",
+    "9" * 400 + "s",
+    None,
+]
+
+
+@pytest.mark.parametrize("text", [*DURATIONS, *NO_DURATIONS])
+def test_durations_have_a_unit(text: str) -> None:
+    assert parse_duration("always") == float("inf")
+    if text in DURATIONS:
+        assert parse_duration(text) == pytest.approx(DURATIONS[text])
+        return
+    with pytest.raises(ValueError, match=r"is not a time such as 90s, 10m or 1\.5h, in quotes") as refusal:
+        parse_duration(text)
+    assert len(str(refusal.value)) < 200

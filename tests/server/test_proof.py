@@ -23,7 +23,8 @@ from dragoman.server.engine.messages import Answer, Finished, Request, Scored, S
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
 from dragoman.server.models.self_test import Proof, ProofFailed, prove
-from dragoman.server.workers.supervisor import RestartPolicy, SupervisedEngine
+from dragoman.server.workers.pool import ReplicaPool
+from dragoman.server.workers.supervisor import RestartPolicy
 from tests.export.conftest import edit, seal
 from tests.server.scripted import ScriptedEngine
 
@@ -32,13 +33,13 @@ LONGEST = "sample 3 alone"  # the first of those that have as many tokens as the
 
 
 @contextlib.asynccontextmanager
-async def engine_of(directory: Path, *, is_inline: bool = True, **fields: Any) -> AsyncIterator[SupervisedEngine]:
-    """Run a bundle; in this process unless its own is wanted."""
+async def engine_of(directory: Path, **fields: Any) -> AsyncIterator[ReplicaPool]:
+    """Run a bundle."""
     limits = {"max_waiting_requests": 100, "max_waiting_tokens": 1000}
     about = {"endpoint": "", "bundle": str(directory), "is_warmed_up": False, "log_level": "error", "log_format": "json"}
     settings = EngineSettings(**{"num_threads": 1, "max_slots": 4, **limits, **about, **fields})
-    callbacks: Any = {"on_statistics": lambda _: None, "on_change": lambda: None, "on_restart": lambda: None}
-    engine = SupervisedEngine("tiny", settings, RestartPolicy(), is_inline=is_inline, **callbacks)
+    nothing: Any = {"on_change": lambda: None, **dict.fromkeys(("on_statistics", "on_engine_change", "on_restart"), lambda _: None)}
+    engine = ReplicaPool("tiny", [settings], RestartPolicy(), on_engine_statistics=lambda *_: None, **nothing)
     await engine.start()
     try:
         yield engine
@@ -68,7 +69,7 @@ def edit_samples(directory: Path, change: Callable[[dict[str, Any]], object]) ->
     seal(directory, SAMPLES_FILE)
 
 
-@pytest.mark.parametrize("fields", [{"is_inline": False, "num_threads": 2}, {"max_slots": 1}, {"max_waiting_requests": 1}])
+@pytest.mark.parametrize("fields", [{"num_threads": 2}, {"max_slots": 1}, {"max_waiting_requests": 1}])
 async def test_intact_engine_gives_the_bits_of_export(tiny_bundle: Path, fields: dict[str, Any]) -> None:
     """Also in batches of another size, and where one slot or one place in the queue is all there is."""
     proof = await proof_of(tiny_bundle, **fields)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.server.weights_folder import weights_folder
+from dragoman.server.runtime.weights_cache import weights_folder
 
 HERE, ABOVE = "{here}", "{above}"
 

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest prefixes side by side, as Transformers' `generate` does it."""
+"""Beam search with the semantics of Transformers' `generate`."""
 
 import heapq
 import math
@@ -8,21 +8,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.server.engine.messages import Answer, Request
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.constraints import Option
-from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
-from dragoman.server.engine.search.ranking import Extension, ranked
+from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide, num_common_tokens
 from dragoman.server.engine.search.search import Search
-from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.runtime.runner import Candidates
+
+# Index of the continued hypothesis, and the option.
+Extension = tuple[int, Option]
+
+
+def ranked(
+    totals: NDArray[np.float64], ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int
+) -> list[Iterable[Extension]]:
+    """Return the best extensions of each search, best first; in a tie the better hypothesis and the lower id first.
+
+    Args:
+        totals: `[G, B]`, of the B live hypotheses of G searches, best first.
+        ids: `[G, B, K]`, likeliest first.
+        log_probs: `[G, B, K]`.
+        num_wanted: Extensions of each search.
+    """
+    num_searches, num_live, width = ids.shape
+    values = log_probs.astype(np.float64)
+    costs = -(totals[:, :, None] + values).reshape(num_searches, num_live * width)
+    places = costs.argsort(axis=1, kind="stable")[:, :num_wanted]
+    rows = (places // width).tolist()
+    places += np.arange(0, costs.size, num_live * width)[:, None]
+    tokens, chosen = ids.reshape(-1)[places].tolist(), values.reshape(-1)[places].tolist()
+    return [
+        zip(own, zip(ids_of_own, by, by, strict=True), strict=True)
+        for own, ids_of_own, by in zip(rows, tokens, chosen, strict=True)
+    ]
 
 
 class BeamSearch(Search):
     """Up to `num_beams` live prefixes and the best `num_beams` finished ones.
 
-    Each step ranks the live prefixes' continuations by their totals and looks at the best 2·`num_beams`: those that draw
-    end-of-sequence while among the best `num_beams` are finished, the best `num_beams` others live on. The search is over when
-    `num_beams` hypotheses are finished and the best live prefix, scored at its present length, is no better than the worst of them
-    (with early stopping: without looking at the live ones). What is live when `max_new_tokens` are generated competes as it stands.
+    Each step ranks the extensions of live prefixes by their totals and takes the best 2·`num_beams`: those that end while among the
+    best `num_beams` are finished, the best `num_beams` others stay live. The search ends when `num_beams` hypotheses are finished
+    and the best live prefix, scored at its current length, is no better than the worst of them; with early stopping, as soon as
+    they are finished. Prefixes live at `max_new_tokens` compete with the finished ones.
     """
 
     def __init__(self, request: Request, target: TargetSide) -> None:
@@ -35,19 +60,17 @@ class BeamSearch(Search):
 
     @property
     def max_rows(self) -> int:
-        """See `Search`."""
         return self.options.num_beams
 
     @property
     def num_generated(self) -> int:
-        """See `Search`."""
         if self.live:
             return self.live[0].num_generated
         return sum(hypothesis.num_generated for hypothesis in self._finished[: self.options.num_answers])
 
     @property
     def certain_tokens(self) -> list[int]:
-        """See `Search`: what all hypotheses that can still win have in common."""
+        """What all hypotheses that can still win have in common."""
         hypotheses = self.live + self._finished
         if not self.live:
             return hypotheses[0].token_ids
@@ -57,17 +80,17 @@ class BeamSearch(Search):
         return first[: num_common_tokens(first, max(sequences))]
 
     def answers(self) -> list[Answer]:
-        """See `Search`: by falling score."""
+        """By falling score."""
         return [self._answer(hypothesis) for hypothesis in self._finished[: self.options.num_answers]]
 
     @property
     def num_wanted(self) -> int:
-        """Best extensions that each choice looks at."""
+        """Extensions that each choice considers."""
         return 2 * self.options.num_beams
 
     @property
     def is_unruled(self) -> bool:
-        """Whether nothing but its candidates decides the next choice, and nothing of them is kept but what is chosen."""
+        """Whether the next choice depends on candidates alone and keeps no top tokens: such searches are ranked together."""
         if self._is_never_ruled:
             return True
         if not self._constraints.is_idle or self.options.num_top_log_probs:
@@ -81,14 +104,13 @@ class BeamSearch(Search):
         return self.num_wanted
 
     def advance(self, candidates: Candidates) -> list[int] | None:
-        """See `Search`."""
         self._best = {}
         return super().advance(candidates)
 
     def go_on_with(self, extensions: Iterable[Extension]) -> list[int]:
-        """Do what `advance` does, if `is_unruled`, with the best `num_wanted` of its extensions, as `ranked` gives them."""
+        """Advance an `is_unruled` search with extensions from `ranked`."""
         parents = self._take(extensions, None)
-        if parents and not self._is_never_ruled:  # else it is what it was
+        if parents and not self._is_never_ruled:  # else it is unchanged
             self._set_num_candidates()
         return parents
 
@@ -107,7 +129,7 @@ class BeamSearch(Search):
         self._best[row] = [option]
 
     def _extensions(self, candidates: Candidates) -> Iterable[Extension]:
-        """Return the best `num_wanted` of all hypotheses, best first; of equals the better hypothesis and the lower id first."""
+        """Return the best `num_wanted` extensions of all hypotheses, in the order of `ranked`."""
         if not self._best:
             num_wanted = self.num_wanted
             totals = np.array([[hypothesis.total for hypothesis in self.live]])
@@ -124,7 +146,7 @@ class BeamSearch(Search):
         return self._take(self._extensions(candidates), candidates)
 
     def _take(self, extensions: Iterable[Extension], candidates: Candidates | None) -> list[int]:
-        """Go on with the best of the extensions; see `Search.advance`."""
+        """Choose among extensions, see `Search.advance`."""
         width, eos_id = self.options.num_beams, self._target.eos_id
         live: list[Hypothesis] = []
         parents: list[int] = []
@@ -133,7 +155,7 @@ class BeamSearch(Search):
             if option[0] != eos_id:
                 live.append(self._extend(row, option, candidates))
                 parents.append(row)
-                if len(live) == width:  # what comes after the best `width` finishes nothing
+                if len(live) == width:  # later ones can neither live nor finish
                     break
             elif rank < width:
                 finished.append(self._extend(row, option, candidates))
@@ -141,13 +163,13 @@ class BeamSearch(Search):
         if not self._is_over(live):
             self.live = live
             return parents
-        if not self._finished:  # the rules leave nothing to go on with
+        if not self._finished:  # the rules leave no extension
             self._keep_best(self.live)
         self.live = []
         return []
 
     def _is_over(self, live: list[Hypothesis]) -> bool:
-        """Tell whether the search ends here, whatever would be live; what competes as it stands is finished then."""
+        """Return whether the search ends; hypotheses of full length are finished then."""
         if not live:
             return True
         if live[0].num_generated >= self._max_new_tokens:
@@ -158,7 +180,7 @@ class BeamSearch(Search):
         return self.options.is_stopped_early or self._score(live[0]) <= self._score(self._finished[-1])
 
     def _keep_best(self, hypotheses: list[Hypothesis]) -> None:
-        """Let hypotheses compete for the places of finished ones; those that were there first win a tie."""
+        """Add hypotheses to the finished ones and keep the best; earlier ones win a tie."""
         if not hypotheses:
             return
         ranked = sorted(self._finished + hypotheses, key=lambda hypothesis: -self._score(hypothesis))

@@ -1,7 +1,7 @@
-"""Rules that change what a search sees of a hypothesis's candidates: tokens ruled out, and tokens made more or less likely.
+"""Rules on the candidates of a hypothesis: excluded tokens, and tokens made more or less likely.
 
-A search that needs the best n asks for a few more than n, for rules seldom spoil many. Whether what it got is what it would have
-got from the whole vocabulary is known from the least likely token seen; where it is not certain, it has to see more.
+A search that needs the best n requests a few more than n, since rules seldom affect many. The least likely token seen tells whether
+the result is that of the whole vocabulary; where it is not certain, more candidates are needed.
 """
 
 import math
@@ -11,33 +11,29 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from dragoman.server.engine.messages import SearchOptions
-from dragoman.server.engine.search.hypothesis import Hypothesis
-from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide
 
+# Candidates up to which a loop that stops early is faster than arrays.
 MAX_LISTED = 1024
-"""Candidates up to which a loop that stops early is faster than arrays."""
-
+# Options up to which sorting all is faster than inserting those that moved.
 MAX_SORTED = 256
-"""Options up to which sorting all of them is faster than putting those that moved into their places."""
-
+# Most candidates requested beyond twice those wanted; rules could affect many more, but hardly ever do.
 NUM_SPARE = 15
-"""Candidates that are asked for beyond twice what is wanted, at the most; rules could spoil many more, but hardly ever do."""
 
-
+# A token, its log-probability by the model, and its value after the rules.
 Option = tuple[int, float, float]
-"""A token that a hypothesis may go on with, its log-probability by the model, and the value that the search goes by."""
 
 
 class Options(Struct, frozen=True, eq=False):
-    """A hypothesis's candidates after the rules, best first, the lower id first in a tie; those with no probability are gone.
+    """Candidates of a hypothesis after the rules, best first, in a tie the lower id first, without impossible ones.
 
     Attributes:
         ids: `[K']` int64.
         log_probs: `[K']` float64, the model's.
-        values: `[K']` float64, what the search goes by.
-        is_untouched: Whether there are no rules, so that the candidates not seen have the model's values too.
-        num_lifted: How many tokens at the most a penalty has lifted that are not among the candidates seen.
-        lift: What it has multiplied their log-probabilities by.
+        values: `[K']` float64, after the rules.
+        is_untouched: Whether there are no rules, so that unseen tokens have the model's values, too.
+        num_lifted: Most unseen tokens that a penalty below 1 has made more likely.
+        lift: Factor of their log-probabilities.
     """
 
     ids: NDArray[np.int64]
@@ -48,7 +44,7 @@ class Options(Struct, frozen=True, eq=False):
     lift: float = 1.0
 
     def ceiling(self, smallest: float) -> float:
-        """Return the value that no token exceeds which was not seen, given the log-probability that none of them exceeds."""
+        """Return the largest possible value of an unseen token, given its largest log-probability."""
         return smallest * self.lift if self.num_lifted else smallest
 
 
@@ -70,10 +66,7 @@ class Constraints:
         self._marks = np.zeros(0 if self.is_idle else target.vocab_size, np.bool_)
 
     def num_needed(self, hypothesis: Hypothesis, num_wanted: int) -> int:
-        """Return how many of the model's candidates are likely to hold the `num_wanted` best after the rules.
-
-        They are sure to, where the rules can spoil only a few; `certain` tells of the others.
-        """
+        """Return how many candidates are likely to contain the `num_wanted` best after the rules; `certain` checks it."""
         if self.forces_end(hypothesis):
             return min(1 + NUM_SPARE, self._num_choices)
         if self.is_idle:
@@ -87,7 +80,7 @@ class Constraints:
         return min(num_wanted + min(num_spoilt, most), self._num_choices)
 
     def forces_end(self, hypothesis: Hypothesis) -> bool:
-        """Tell whether end-of-sequence comes next, whatever the model and the other rules say."""
+        """Return whether end-of-sequence is forced next."""
         return hypothesis.num_generated >= self._length_before_end
 
     def end(self, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> Option | None:
@@ -98,10 +91,10 @@ class Constraints:
     def certain(
         self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int
     ) -> list[Option] | None:
-        """Return the `num_wanted` best of all candidates, or all that the rules leave; None where one not seen may be better.
+        """Return the `num_wanted` best options, or all that the rules leave; None where an unseen one may be better.
 
         Args:
-            hypothesis: Whose candidates they are.
+            hypothesis: To extend.
             ids: `[K]`.
             log_probs: `[K]`.
             num_wanted: At most K.
@@ -117,13 +110,13 @@ class Constraints:
         _, log_prob, value = found[-1]
         if self._penalty < 1 and value <= smallest * self._penalty:
             num_seen = int(self._are_among(hypothesis.token_ids, ids).sum())
-            if num_seen < len(set(hypothesis.token_ids)):  # one that is not seen may have been lifted as far
+            if num_seen < len(set(hypothesis.token_ids)):  # an unseen one may be lifted as far
                 return None
-        # Of equals the lower id is first, which was seen; but a token that was pushed down may have a higher one.
+        # In a tie the lower id was seen first; but a token that was lowered may have a higher id.
         return found if value > smallest or value == smallest == log_prob else None
 
     def best(self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int) -> list[Option]:
-        """Return the first `num_wanted` of what `apply` returns, or all if they are fewer."""
+        """Return the first `num_wanted` options of `apply`."""
         if self.is_idle:
             ids, log_probs = ids[:num_wanted], log_probs[:num_wanted]
             if log_probs[-1] > -math.inf:
@@ -138,7 +131,7 @@ class Constraints:
         found: list[Option] = []
         num_unchanged = 0
         for token, log_prob in zip(ids.tolist(), log_probs.tolist(), strict=True):
-            if log_prob == -math.inf or num_unchanged == num_wanted:  # a penalty lifts nothing over what comes before it
+            if log_prob == -math.inf or num_unchanged == num_wanted:  # a penalty above 1 only lowers tokens
                 break
             if token in banned:
                 continue
@@ -172,7 +165,7 @@ class Constraints:
         return Options(ids[order], raw[order], values[order], num_lifted=num_lifted, lift=self._penalty)
 
     def _are_among(self, tokens: list[int], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell of each id whether it is one of the tokens, by marking those in an array over the vocabulary for a moment."""
+        """Return for each id whether it is one of the tokens, by marks in an array over the vocabulary."""
         self._marks[tokens] = True
         are_marked = self._marks[ids]
         self._marks[tokens] = False
@@ -191,7 +184,7 @@ class Constraints:
 
 
 def _order(ids: NDArray[np.int64], values: NDArray[np.float64], have_moved: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the order by falling value, the lower id first in a tie, of options that are in order but for a few."""
+    """Return the order by falling value, then rising id, of options that are in order but for a few."""
     stayed, moved = np.flatnonzero(~have_moved), np.flatnonzero(have_moved)
     moved = moved[np.lexsort((ids[moved], -values[moved]))]
     rest = -values[stayed]
@@ -202,13 +195,13 @@ def _order(ids: NDArray[np.int64], values: NDArray[np.float64], have_moved: NDAr
 
 
 def _rank(option: Option) -> tuple[float, int]:
-    """Order options: best first, the lower id first in a tie."""
+    """Sort key: best first, in a tie the lower id."""
     token, _, value = option
     return -value, token
 
 
 def _repeating(tokens: list[int], size: int) -> set[int]:
-    """Return the tokens that would make the last `size` tokens a sequence that occurred before."""
+    """Return the tokens that would repeat an n-gram of `size` tokens."""
     last = len(tokens) - size + 1
     if last < 0:
         return set()

@@ -1,7 +1,7 @@
-"""Drawing tokens at random, exactly as from the whole vocabulary though only its likeliest part is seen.
+"""Sampling exactly as from the whole vocabulary, though only its likeliest part is seen.
 
-The part not seen has a known smallest and largest possible weight. A draw is decided when it comes out the same at both; otherwise
-the caller asks again with more of the vocabulary, in the end all of it, and the same random number is used.
+The unseen part has a smallest and a largest possible weight. A draw is decided when its outcome is the same at both; otherwise the
+caller draws again from more of the vocabulary, in the end all of it, with the same random number.
 """
 
 import math
@@ -12,17 +12,14 @@ from numpy.typing import NDArray
 from dragoman.server.engine.messages import Sampling
 from dragoman.server.engine.search.constraints import Options
 
+# Candidates requested without `top_k`.
 NUM_CANDIDATES = 64
-"""Candidates asked for where `top_k` does not say how many can be drawn."""
-
+# A draw is far from decided if more than so many times the candidates would be needed.
 FAR = 16
-"""How many times as many candidates must be thought to decide a draw for it not to be far."""
-
+# Upper bound of the error of a sum of float32 probabilities: 1e-6 of 5,000 and 1e-5 of 250,000 are usual.
 _ROUNDING, _ROUNDING_PER_TOKEN = 5e-6, 2e-10
-"""More than the sum of a row's float32 probabilities is off 1: 1e-6 of 5,000 and 1e-5 of 250,000 are usual."""
-
+# Upper bound of the relative error of a sum of float64 weights.
 _SUM_ROUNDING = 1e-9
-"""More than the relative rounding of a sum of float64 weights."""
 
 
 class Sampler:
@@ -31,7 +28,7 @@ class Sampler:
     Numbers come from Philox (Salmon et al., 2011) keyed by the seed and the answer's index, so they depend on nothing else.
 
     Attributes:
-        is_far: Of a draw that was not decided: whether seeing a little more would hardly decide it.
+        is_far: Whether an undecided draw would need many more candidates.
     """
 
     def __init__(self, sampling: Sampling, index: int) -> None:
@@ -41,7 +38,7 @@ class Sampler:
         self.is_far = False
 
     def weighs_unseen(self, options: Options, num_unseen: int) -> bool:
-        """Tell whether `draw` goes by the unseen tokens' probability."""
+        """Return whether `draw` needs the probability of unseen tokens."""
         if not num_unseen or self._is_model_itself(options):
             return False
         are_all_in_place = options.values is options.log_probs
@@ -52,13 +49,12 @@ class Sampler:
 
         Args:
             options: The likeliest, after the rules; at least one.
-            smallest: Log-probability that no unseen token exceeds.
-            unseen_probability: Of all unseen tokens together, by the model; looked at only if `weighs_unseen`.
-            num_unseen: How many there are; 0 where the options are all there is.
+            smallest: Largest possible log-probability of an unseen token.
+            unseen_probability: Of all unseen tokens together, by the model; used only if `weighs_unseen`.
+            num_unseen: Number of unseen tokens.
 
         Returns:
-            Its place among the options; None if that depends on unseen tokens. The next call draws with the same random number,
-            until `accept`.
+            Its index; None if it depends on unseen tokens. The random number stays the same until `accept`.
         """
         sampling = self._sampling
         self.is_far = False
@@ -77,7 +73,7 @@ class Sampler:
             self._number = self._random.random()
         cumulative = weights[:count].cumsum()
         if self._is_model_itself(options):
-            low = high = math.exp(-highest)  # all together weigh 1
+            low = high = math.exp(-highest)  # the sum of all weights is 1
         else:
             low = high = float(cumulative[-1])
             if num_unseen:
@@ -94,17 +90,17 @@ class Sampler:
         self._number = None
 
     def _is_model_itself(self, options: Options) -> bool:
-        """Tell whether draws are from the model's own distribution."""
+        """Return whether draws are from the model's own distribution."""
         return options.is_untouched and not self._sampling.top_k and self._sampling.temperature == 1
 
     def _weight_beyond(
         self, options: Options, out_of_place: NDArray[np.float64], smallest: float, unseen_probability: float, num_unseen: int
     ) -> tuple[float, float]:
-        """Return bounds of what weighs beyond the options in place: the weights of those out of place, and the unseen tokens'."""
+        """Return bounds of the weight beyond the options in place: of those out of place, and of unseen tokens."""
         temperature, highest = self._sampling.temperature, float(options.values[0])
         least = most = float(out_of_place.sum())
         bounds = self._unseen_weight(smallest - highest, unseen_probability, num_unseen, highest)
-        if options.is_untouched and not self._sampling.top_k:  # only then do all unseen tokens weigh what the model says
+        if options.is_untouched and not self._sampling.top_k:  # only then all unseen tokens have the model's weight
             least += bounds[0]
         most += bounds[1]
         if options.num_lifted:
@@ -112,12 +108,12 @@ class Sampler:
         return least, most
 
     def _unseen_weight(self, smallest: float, probability: float, count: int, highest: float) -> tuple[float, float]:
-        """Return bounds of the unseen tokens' weight, in units of the likeliest option's.
+        """Return bounds of the weight of unseen tokens, relative to that of the likeliest option.
 
-        A token of probability p weighs p^(1/temperature), at most what the least one seen weighs (`smallest` is its log-probability
-        relative to the likeliest's). What a given probability weighs depends on how it is spread: up to a temperature of 1, where
-        the weight is convex in p, it weighs least when all tokens have the same and most when as few as can be have it all; above
-        1 it is the other way round.
+        A token of probability p weighs p^(1/temperature), at most as much as the least one seen (`smallest` is its log-probability
+        relative to the likeliest's). The weight of a given total probability depends on its spread: up to a temperature of 1, where
+        the weight is convex in p, it is least when all tokens are equal and most when as few as possible have it all; above 1 it is
+        the opposite.
         """
         if smallest == -np.inf:
             return 0.0, 0.0
@@ -138,7 +134,7 @@ class Sampler:
 
 
 def _num_in_place(options: Options, smallest: float) -> int:
-    """Return how many of the options no unseen token can come before: a penalty pushes some down among those, or lifts some."""
+    """Return how many options rank before every unseen token: a penalty may lower options, or lift unseen tokens."""
     if options.values is options.log_probs:
         return len(options.ids)
     if options.num_lifted:
@@ -149,14 +145,14 @@ def _num_in_place(options: Options, smallest: float) -> int:
 
 
 def _find(cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: float, number: float, num_unseen: int) -> int | None:
-    """Return where `number` of the total weight lies, cut to the nucleus; None where that is not seen or not certain.
+    """Return the index at `number` of the total weight, cut to the nucleus; None where it is unseen or uncertain.
 
     Args:
-        cumulative: Weights of the options, summed up.
-        totals: Bounds of the weight of all that can be drawn.
+        cumulative: Cumulative weights of the options.
+        totals: Bounds of the total weight.
         top_p: See `Sampling`.
         number: In [0, 1).
-        num_unseen: 0 if the options are all that can be drawn; rounding must not put anything beyond them then.
+        num_unseen: 0 if the options are complete; rounding must not lead beyond them then.
     """
     last_place = len(cumulative) - 1
     low, high = totals
@@ -172,7 +168,7 @@ def _find(cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: f
             low, high = _nucleus(cumulative, (low, high), top_p, first, num_unseen)
     last = int(cumulative.searchsorted(number * high, side="right"))
     if is_complete:
-        return last if last <= last_place else 0  # what rounding leaves beyond the last option is the likeliest one's
+        return last if last <= last_place else 0  # a rounding error beyond the last option counts for the likeliest
     is_certain = last <= last_place and (low == high or int(cumulative.searchsorted(number * low, side="right")) == last)
     return last if is_certain else None
 
@@ -180,10 +176,10 @@ def _find(cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: f
 def _nucleus(
     cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: float, first: int, num_unseen: int
 ) -> tuple[float, float]:
-    """Return bounds of the weight of a nucleus whose end is not known.
+    """Return bounds of the weight of a nucleus whose end is unknown.
 
-    It weighs at least `top_p` of the total, unless rounding leaves it short of that, and beyond that at most what its last token
-    weighs, which is none before the `first` that may be it, and no option weighs less than a token after it.
+    It is at least `top_p` of the total, but for rounding, and beyond that at most the weight of its last token, which is at or
+    after `first` and thus no heavier than the option there.
     """
     low, high = totals
     place = min(first, len(cumulative) - 1)

@@ -1,6 +1,6 @@
-"""How a request's answers are found: a search keeps hypotheses, sees their candidates and says how they go on.
+"""The search interface: hypotheses of one request, extended by the candidates of each step.
 
-It knows no rows and no caches. The engine gives each live hypothesis a row and moves caches as the search's parents say.
+A search has no rows and no caches. The engine gives each live hypothesis a row, and copies rows according to the parents.
 """
 
 from abc import ABC, abstractmethod
@@ -9,26 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.server.engine.messages import Answer, Request, SearchOptions
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.constraints import Constraints, Option
-from dragoman.server.engine.search.hypothesis import Hypothesis
-from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide
+from dragoman.server.runtime.runner import Candidates
 
+# Factor by which the number of candidates grows where they were not enough.
 WIDENING = 16
-"""How many times as many candidates a search sees of a hypothesis for which those it saw were not enough."""
 
 
 class Search(ABC):
     """One request's search.
 
     Attributes:
-        live: Hypotheses that grow; the engine feeds each one's last token.
+        live: Unfinished hypotheses; the engine feeds the last token of each.
         num_candidates: K that the next `advance` needs.
-        wanted: Live hypotheses of which more has to be seen before the search can go on: their indices, and the K of each.
+        wanted: Live hypotheses that need a top-k refetch before the search can go on: index and K of each.
     """
 
     def __init__(self, request: Request, target: TargetSide) -> None:
-        """Start with one hypothesis, to which the forced prefix is fed first."""
+        """Start with one hypothesis, which is fed the forced prefix first."""
         self.options: SearchOptions = request.search
         self.live = [Hypothesis([])]
         self.num_candidates = 1
@@ -40,17 +39,16 @@ class Search(ABC):
             self._set_num_candidates()
 
     def go_on_from(self, hypothesis: Hypothesis) -> None:
-        """Begin with what has been generated elsewhere, after all of the forced prefix."""
+        """Start with a hypothesis generated elsewhere, after the forced prefix."""
         self.live = [hypothesis]
         self._set_num_candidates()
 
     def advance(self, candidates: Candidates) -> list[int] | None:
-        """Take the candidates of a step, a row a live hypothesis, and go on with `live`.
+        """Extend `live` by the candidates of a step, one row for each live hypothesis.
 
         Returns:
-            For each hypothesis that is live now the index of the one it continues, among those that were live; none when the search
-            is over. None where more has to be seen, as `wanted` says: `look` takes it, then `resume` goes on. Nothing changes
-            before.
+            The parent of each hypothesis that is live now, as an index into those live before; empty when the search is over.
+            None, with nothing changed, where more candidates are `wanted`: `look` takes them, then `resume` goes on.
         """
         prefix = self.options.forced_prefix
         num_fed = len(self.live[0].token_ids)
@@ -70,12 +68,12 @@ class Search(ABC):
         return self.resume()
 
     def look(self, hypothesis: int, candidates: Candidates) -> None:
-        """Take more candidates of a hypothesis in `wanted`: `[1, K]` of the same step, with the K told there."""
+        """Take the `[1, K]` candidates of a hypothesis in `wanted`."""
         del self.wanted[hypothesis]
         self._see(hypothesis, candidates.ids[0], candidates.log_probs[0])
 
     def resume(self) -> list[int] | None:
-        """Go on if enough has been seen; see `advance`."""
+        """Go on if there are enough candidates, see `advance`."""
         if self.wanted:
             return None
         parents = self._choose(self._seen)
@@ -86,17 +84,17 @@ class Search(ABC):
     @property
     @abstractmethod
     def max_rows(self) -> int:
-        """Hypotheses that can be live at once from now on."""
+        """Most hypotheses live at once from now on."""
 
     @property
     @abstractmethod
     def num_generated(self) -> int:
-        """Tokens generated for its answers, end-of-sequence included; while it runs, those of its longest hypothesis."""
+        """Generated tokens of the answers, end-of-sequence included; while running, of the longest hypothesis."""
 
     @property
     @abstractmethod
     def certain_tokens(self) -> list[int]:
-        """Tokens that the first answer is sure to begin with."""
+        """Tokens that the first answer is certain to begin with."""
 
     @abstractmethod
     def answers(self) -> list[Answer]:
@@ -105,22 +103,22 @@ class Search(ABC):
     @property
     @abstractmethod
     def _num_wanted(self) -> int:
-        """Best options that the next choice looks at, for each hypothesis."""
+        """Options of each hypothesis that the next choice considers."""
 
     @abstractmethod
     def _decide(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
-        """Keep what a hypothesis may go on with, or ask for more (`_want_more`); it sees candidates `[K]`."""
+        """Keep the options of a hypothesis from candidates `[K]`, or request more (`_want_more`)."""
 
     @abstractmethod
     def _decide_on(self, row: int, option: Option) -> None:
-        """Keep the one option that a hypothesis has."""
+        """Keep the only option of a hypothesis."""
 
     @abstractmethod
     def _choose(self, candidates: Candidates) -> list[int]:
-        """Take one generated token, by what was decided of each hypothesis; see `advance`."""
+        """Choose the next tokens from the options kept, see `advance`."""
 
     def _see(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
-        """Decide by a hypothesis's candidates `[K]`; where its end is forced, end-of-sequence only has to be found."""
+        """Keep options from candidates `[K]`; where the end is forced, find end-of-sequence."""
         if not self._constraints.forces_end(self.live[row]):
             self._decide(row, ids, log_probs)
         elif (end := self._constraints.end(ids, log_probs)) is None:
@@ -129,11 +127,11 @@ class Search(ABC):
             self._decide_on(row, end)
 
     def _score(self, hypothesis: Hypothesis) -> float:
-        """Return what a hypothesis is ranked by."""
+        """Return the score of a hypothesis."""
         return hypothesis.score(self.options.length_penalty, self.options.num_forced)
 
     def _answer(self, hypothesis: Hypothesis) -> Answer:
-        """Describe one to the front end."""
+        """Return the answer of a hypothesis."""
         return hypothesis.answer(self.options.length_penalty, self.options.num_forced)
 
     def _decide_all(self, candidates: Candidates) -> None:
@@ -141,14 +139,14 @@ class Search(ABC):
             self._decide(row, candidates.ids[row], candidates.log_probs[row])
 
     def _want_more(self, row: int, num_seen: int, *, is_far: bool = False) -> None:
-        """Ask to see more of a hypothesis: everything, if most of it would have to be seen anyhow."""
+        """Request more candidates of a hypothesis, or all, if most would be needed anyhow."""
         num_choices = self._target.num_choices
         assert num_seen < num_choices, "everything was not enough"
         wider = num_seen * WIDENING
         self.wanted[row] = num_choices if is_far or wider * WIDENING // 2 >= num_choices else wider
 
     def _set_num_candidates(self) -> None:
-        """Ask for what the next choice needs, whatever the rules take away."""
+        """Set the number of candidates that the next choice needs."""
         if self._constraints.is_idle:  # one needs what the others do
             needed = self._constraints.num_needed(self.live[0], self._num_wanted)
         else:
@@ -156,7 +154,7 @@ class Search(ABC):
         self.num_candidates = min(max(needed, self.options.num_top_log_probs), self._target.num_choices)
 
     def _extend(self, row: int, option: Option, candidates: Candidates | None, index: int = 0) -> Hypothesis:
-        """Return a hypothesis made longer by one of its options; of candidates its likeliest tokens are told, if asked for."""
+        """Return a hypothesis extended by an option, with its top tokens if requested."""
         hypothesis = self.live[row]
         token, log_prob, value = option
         is_eos = token == self._target.eos_id

@@ -7,8 +7,8 @@ import grpc
 import structlog
 
 from dragoman.inference import inference_pb2
-from dragoman.server.addresses import in_url
 from dragoman.server.config import ConfigError, ServerConfig, is_loopback
+from dragoman.server.listening import in_url
 from dragoman.server.protocols.grpc.interceptors import AuthInterceptor, CallInterceptor, Context, current_call
 from dragoman.server.protocols.grpc.server import connection_options, credentials, peer_names
 from dragoman.server.protocols.openinference.service import INFERENCE, load_order, unload_order

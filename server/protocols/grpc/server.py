@@ -9,8 +9,8 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from dragoman.inference import inference_pb2_grpc
-from dragoman.server.addresses import in_url
 from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.listening import in_url
 from dragoman.server.protocols.grpc.generation import GenerationServicer
 from dragoman.server.protocols.grpc.health import Health, Reflection
 from dragoman.server.protocols.grpc.interceptors import OWN_METHODS, AuthInterceptor, CallInterceptor, Context

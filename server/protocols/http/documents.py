@@ -1,4 +1,4 @@
-"""The OpenAPI document of what HTTP answers, which `protos/openapi.py` writes, and a page to read it on, without any script."""
+"""`/openapi.json`, and `/docs`: a page without scripts on which to read it."""
 
 import base64
 import hashlib
@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from aiohttp import web
 
+from dragoman.server.protocols.http.openapi import document
+from dragoman.server.service.sentences import on_thread
+
 PATH, PAGE_PATH = "/openapi.json", "/docs"
-# The console's looks (console/assets/console.css), which is not there where the console is off.
+# As console.css, which is not served where the console is off.
 STYLE = """
 :root { color-scheme: light dark;
   --paper: #faf9f6; --pane: #fff; --ink: #1d2322; --soft: #59625f; --line: #dedfd9; --accent: #0f6a66; }
@@ -39,19 +41,13 @@ POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; fo
 
 
 async def answer_document(_: web.Request) -> web.Response:
-    """Answer with the document."""
-    return web.Response(body=document(), content_type="application/json")
+    """Return the document."""
+    return web.Response(body=await on_thread(document), content_type="application/json")
 
 
 async def answer_page(_: web.Request) -> web.Response:
-    """Answer with the page."""
-    return web.Response(text=page(), content_type="text/html", headers={"Content-Security-Policy": POLICY})
-
-
-@cache
-def document() -> bytes:
-    """Return the document, as it lies beside this file."""
-    return files("dragoman.server.protocols.http").joinpath("openapi.json").read_bytes()
+    """Return the page."""
+    return web.Response(text=await on_thread(page), content_type="text/html", headers={"Content-Security-Policy": POLICY})
 
 
 @cache

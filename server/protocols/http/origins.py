@@ -1,4 +1,7 @@
-"""Host names and origins that may use the HTTP port (CORS)."""
+"""Hosts and origins that may use the HTTP port: protection from DNS rebinding, and CORS, https://fetch.spec.whatwg.org/#http-cors-protocol.
+
+A browser sends JSON and tokens to another origin only after a preflight, but forms without one.
+"""
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -6,33 +9,35 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
-LOCALHOST = "localhost"
+ANY = "*"
+HEADERS = "Authorization, Content-Type, Grpc-Timeout, Inference-Header-Content-Length, Traceparent, X-Request-Id"
+PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": HEADERS,
+    "Access-Control-Max-Age": "86400",
+}
+EXPOSED = "Inference-Header-Content-Length, Retry-After, X-Request-Id"
 
-
-class Hosts:
-    """Those that requests may be for."""
-
-    def __init__(self, allowed: tuple[str, ...]) -> None:
-        """Allow these names, beside addresses and `localhost`, which nobody else can have; none of them means any name."""
-        self._allowed = frozenset(allowed)
-
-    def has(self, request: web.Request) -> bool:
-        """Whether a request is for one of them."""
-        if not self._allowed:
-            return True
-        try:
-            parts = urlsplit(f"//{request.host}")
-        except ValueError:
-            return False
-        if parts.netloc != request.host or "@" in parts.netloc:  # more than a name and a port
-            return False
-        name = parts.hostname or ""
-        return name in self._allowed or name == LOCALHOST or _is_address(name)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _is_address(name: str) -> bool:
+def is_allowed_host(request: web.Request, allowed: frozenset[str]) -> bool:
+    """Return whether `Host` is an allowed name, an address or localhost; without allowed names any host is.
+
+    A page can let its own name resolve to the server's address (DNS rebinding); an address and localhost it cannot claim.
+    """
+    if not allowed:
+        return True
+    try:
+        parts = urlsplit(f"//{request.host}")
+    except ValueError:
+        return False
+    if parts.netloc != request.host or "@" in parts.netloc:  # more than a name and a port
+        return False
+    name = parts.hostname or ""
+    if name in allowed or name == "localhost":
+        return True
     try:
         ip_address(name)
     except ValueError:
@@ -40,55 +45,38 @@ def _is_address(name: str) -> bool:
     return True
 
 
-ANY = "*"
-# Of a preflight's answer: how long a browser may go by it.
-MAX_AGE_SECONDS = 86400
-METHODS = "GET, POST"
-HEADERS = "Authorization, Content-Type, Grpc-Timeout, Inference-Header-Content-Length, Traceparent, X-Request-Id"
-EXPOSED = "Inference-Header-Content-Length, Retry-After, X-Request-Id"
-
-
 class Origins:
-    """Those whose pages are answered."""
+    """Origins whose pages are answered: those allowed, `*` for any, and for forms the server's own."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
-        """Allow these, `*` for any; none of them means that nobody's page but the server's own is answered."""
         self._allowed = frozenset(allowed)
 
     def is_trusted(self, request: web.Request) -> bool:
-        """Whether a request comes from no page, from one of the server's own or from one that is allowed."""
+        """Return whether a request may have been sent without a preflight: by no page, the server's own or an allowed one."""
         origin = request.headers.get("Origin")
         return origin is None or bool(self._allowed & {ANY, origin}) or _is_own(origin, request.host)
 
-    def middleware(self) -> Middleware:
-        """Return what answers a browser that asks beforehand."""
-
-        @web.middleware
-        async def answer(
-            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-        ) -> web.StreamResponse:
-            is_preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
-            refused = request.match_info.http_exception
-            is_there = refused is None or isinstance(refused, web.HTTPMethodNotAllowed)
-            if not (is_preflight and is_there and self._answered(request)):
-                return await handler(request)
-            headers = {"Access-Control-Allow-Methods": METHODS, "Access-Control-Allow-Headers": HEADERS}
-            return web.Response(status=HTTPStatus.NO_CONTENT, headers=headers | {"Access-Control-Max-Age": str(MAX_AGE_SECONDS)})
-
-        return answer
+    @web.middleware
+    async def answer_preflight(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Middleware that answers preflights."""
+        is_preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+        refused = request.match_info.http_exception
+        is_there = refused is None or isinstance(refused, web.HTTPMethodNotAllowed)
+        if not (is_preflight and is_there and self._allowed_origin(request)):
+            return await handler(request)
+        return web.Response(status=HTTPStatus.NO_CONTENT, headers=PREFLIGHT)
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Say with an answer whose page may read it."""
+        """Add the headers by which a browser lets a page read a response."""
         if not self._allowed:
             return
         if ANY not in self._allowed:
             response.headers.add("Vary", "Origin")
-        if (answered := self._answered(request)) is not None:
-            response.headers["Access-Control-Allow-Origin"] = answered
+        if (origin := self._allowed_origin(request)) is not None:
+            response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Expose-Headers"] = EXPOSED
 
-    def _answered(self, request: web.Request) -> str | None:
-        """Return what a request's page is told of whose may read; None where it may not."""
+    def _allowed_origin(self, request: web.Request) -> str | None:
         origin = request.headers.get("Origin")
         if origin is None:
             return None
@@ -96,7 +84,7 @@ class Origins:
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Whether a page is the server's own; a proxy before it may have changed the scheme, but not the host."""
+    """Return whether an origin is the server's; a proxy may have changed the scheme, but not the host."""
     try:
         return urlsplit(origin).netloc == host != ""
     except ValueError:

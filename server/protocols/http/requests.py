@@ -1,4 +1,4 @@
-"""Reading of HTTP requests: bodies within bounds of size and time."""
+"""HTTP requests: endpoints, the context of one request, and reading of bodies within bounds of size and time."""
 
 import asyncio
 import json
@@ -6,213 +6,223 @@ import re
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from dragoman.server.errors import DeadlineExceeded, InvalidRequest, ServiceError
-from dragoman.server.protocols.http.responses import EventStream, HttpRefusal
+from dragoman.server.errors import DeadlineExceeded, InvalidRequest
+from dragoman.server.protocols.http.responses import ErrorFormat, HttpRefusal
 from dragoman.server.service.context import Call
+from dragoman.server.service.in_flight import LARGE_BYTES
+from dragoman.server.service.sentences import on_thread
 
-# Kinds of names that say who a client is, as Python's ssl has them; an address says only where somebody was.
+T = TypeVar("T")
+
+ID_KEY, TIMEOUT_KEY = "X-Request-Id", "Grpc-Timeout"
+# Until a whole body has come; the deadline of the caller or of the server may be shorter.
+BODY_SECONDS = 30.0
+# Window bits of zlib for each encoding of bodies.
+WINDOW_BITS = {"gzip": 31, "deflate": 15}
+MAX_REASON_CHARACTERS = 200
+# X-Accel-Buffering: proxies must not collect the events of a stream.
+EVENT_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
+# Names in a certificate that identify a client; an address does not.
 _NAMES = ("DNS", "URI", "email")
-
-
-def owner_of(call: Call, request: web.Request) -> str:
-    """Return whose a request is, for what is shared out: its caller or, where callers are not known, its address."""
-    return (request.remote or "") if call.caller is None else call.caller.name
-
-
-def peer_names(request: web.Request) -> Sequence[str]:
-    """Return the names in the certificate that the client has shown and the connection has verified.
-
-    Returns:
-        Its subject alternative names: DNS names, URIs, then e-mail addresses. The subject's common name only where it has no
-        alternative names of any kind, addresses included. Empty without a certificate. Names that are not printable are left out.
-    """
-    shown = request.get_extra_info("peercert") or {}
-    alternatives = shown.get("subjectAltName", ())
-    if alternatives:
-        names = [value for kind in _NAMES for own, value in alternatives if own == kind]
-    else:
-        names = [value for part in shown.get("subject", ()) for key, value in part if key == "commonName"]
-    return tuple(name for name in names if name and name.isprintable() and "\N{REPLACEMENT CHARACTER}" not in name)
+_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
+_UNIT_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(slots=True)
 class Exchange:
-    """See above.
+    """A request and its response.
 
     Attributes:
-        http: The request as it came.
-        call: Its record.
-        message: What its body says, as the endpoint reads it.
-        timeout_seconds: How long it may take, by its caller; None where that was not said.
-        events: What is sent instead of one answer, once something is.
-        is_operator: Whether whose it is may administer.
+        http: The request as aiohttp has it.
+        call: Its id, caller and access log line.
+        metadata: Its headers, with names in lower case.
+        message: Its body, decoded.
+        timeout_seconds: Deadline of the caller, from the arrival; None for none.
+        is_operator: Whether the caller is an operator.
+        events: The event stream, once an event was sent.
     """
 
     http: web.Request
     call: Call
-    message: Any
+    metadata: list[tuple[str, str | bytes]]
+    message: Any = None
     timeout_seconds: float | None = None
-    events: EventStream | None = field(default=None)
     is_operator: bool = False
+    events: web.StreamResponse | None = None
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Time until the caller's deadline; None if there is none."""
+        """Time until the caller's deadline; None for none."""
         return None if self.timeout_seconds is None else self.timeout_seconds - (time.monotonic() - self.call.arrival)
 
-    def stream(self) -> EventStream:
-        """Return what sends events; whatever goes wrong from now on is told as the last of them, if any was sent."""
-        self.events = EventStream(self.http, self.call)
+    @property
+    def owner(self) -> str:
+        """Name of the caller or, without callers, its address: shares of what is in flight are counted by it."""
+        return (self.http.remote or "") if self.call.caller is None else self.call.caller.name
+
+    async def send_event(self, data: str, name: str = "") -> web.StreamResponse:
+        """Send a server-sent event; the first one begins the response, so that errors before it have their own status.
+
+        Raises:
+            ConnectionError: If the caller is gone.
+        """
+        assert "\n" not in data and "\r" not in data
+        if self.events is None:
+            self.events = web.StreamResponse(headers={**EVENT_HEADERS, ID_KEY: self.call.request_id})
+            await self.events.prepare(self.http)
+        event = f"event: {name}\n" if name else ""
+        await self.events.write(f"{event}data: {data}\n\n".encode())
         return self.events
-
-
-class Manner(Protocol):
-    """How a protocol that HTTP carries says what went wrong."""
-
-    def refuse(self, error: ServiceError, request_id: str) -> web.Response:
-        """Return the answer to a request that has none."""
-        ...
-
-    def error_event(self, error: ServiceError, request_id: str) -> tuple[str, str]:
-        """Return name and data of the event that ends a stream which has begun."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A method and a path, and what is behind them.
+    """A method and a path with their handler.
 
     Attributes:
         method: `GET` or `POST`.
-        path: As aiohttp has it, with parts in braces.
-        answer: Answers.
-        read: Makes a message of a body; None where there is none. What it raises is told to the caller.
-        is_counted: Whether the metrics know of it: it is there to generate or to score.
+        path: Path pattern of aiohttp.
+        handler: Returns the response.
+        errors: Error format.
+        read: Decodes the body; None for no body.
+        access: Whose tokens are accepted.
+        is_counted: Whether the request metrics count it: it generates or scores.
         is_awaited: Whether a drain waits for it.
-        is_open: Whether anybody may ask; who is known all the same is the caller.
-        has_items: Whether it stands for several requests, each of which has a record of its own.
-        key_of: Returns the caller's token where a body says it; empty for none. A header's goes first.
+        is_open: Whether no token is needed; the caller is identified all the same.
+        has_items: Whether its requests have records of their own.
+        api_key: Returns the token in a decoded body, empty for none; one in a header goes first.
     """
 
     method: str
     path: str
-    answer: Callable[[Exchange], Awaitable[web.StreamResponse]]
+    handler: Callable[[Exchange], Awaitable[web.StreamResponse]]
+    errors: ErrorFormat
     read: Callable[[web.Request, bytes], Awaitable[Any]] | None = None
+    access: Literal["callers", "operators", "both"] = "callers"
     is_counted: bool = False
     is_awaited: bool = True
     is_open: bool = False
     has_items: bool = False
-    key_of: Callable[[Any], str] | None = None
+    api_key: Callable[[Any], str] | None = None
 
 
-Kind = TypeVar("Kind")
+def peer_names(request: web.Request) -> Sequence[str]:
+    """Return the names in the client's verified certificate: its DNS names, URIs and e-mail addresses.
 
-# For a body to come; a caller's deadline, or the server's, may be shorter.
-BODY_SECONDS = 30.0
-# Of zlib, by encodings of bodies.
-WINDOW_BITS = {"gzip": 31, "deflate": 15}
-MAX_REASON_CHARACTERS = 200
-# As gRPC writes it and grpc-gateway reads it: a number of at most eight digits, and a unit.
-TIMEOUT_KEY = "Grpc-Timeout"
-_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
-_UNIT_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+    The common name counts only without any alternative name. Names that are not printable are left out.
+    """
+    certificate = request.get_extra_info("peercert") or {}
+    alternatives = certificate.get("subjectAltName", ())
+    if alternatives:
+        names = [value for kind in _NAMES for own, value in alternatives if own == kind]
+    else:
+        names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return tuple(name for name in names if name and name.isprintable() and "\N{REPLACEMENT CHARACTER}" not in name)
 
 
 def timeout_of(request: web.Request) -> float | None:
-    """Return how many seconds a request may take, by its caller; None where it does not say.
+    """Return the caller's deadline in seconds, None for none.
 
     Raises:
-        InvalidRequest: If what it says is no time.
+        InvalidRequest: If the header is malformed.
     """
-    said = request.headers.get(TIMEOUT_KEY)
-    if said is None:
+    value = request.headers.get(TIMEOUT_KEY)
+    if value is None:
         return None
-    match = _TIMEOUT.fullmatch(said)
+    match = _TIMEOUT.fullmatch(value)
     if match is None:
         raise InvalidRequest(TIMEOUT_KEY, "is a number of at most eight digits and a unit: H, M, S, m, u or n, as in 1500m")
-    number, unit = match.groups()
-    return int(number) * _UNIT_SECONDS[unit]
+    return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
-def check_kind(request: web.Request, *kinds: str) -> None:
-    """Do nothing if a body is of a kind that is read.
+def check_content_type(request: web.Request, *kinds: str) -> None:
+    """Raise `HttpRefusal` unless the body has one of these media types.
 
-    Raises:
-        HttpRefusal: If it is of another.
+    A browser sends text and forms of any page to any origin without a preflight, but not JSON.
     """
-    # Whoever's page a browser shows may have it send text and forms to anybody, but not JSON, without asking first.
     if request.content_type not in kinds or "Content-Type" not in request.headers:
         raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {' or '.join(kinds)} is read, and nothing else")
 
 
-def one_line(what: object) -> str:
-    """Return the first line of what is to be said of a body, or as much of it as is worth saying."""
-    line = " ".join(str(what).partition("\n")[0].split())
+def one_line(reason: object) -> str:
+    """Return the first line of a reason, shortened."""
+    line = " ".join(str(reason).partition("\n")[0].split())
     return line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "..."
 
 
-def decode(body: bytes | memoryview, kind: type[Kind]) -> Kind:
-    """Return the content of a JSON document.
+def decode_json(body: bytes | memoryview, kind: type[T]) -> T:
+    """Return the content of a JSON document; msgspec alone would accept a key twice.
 
     Raises:
-        InvalidRequest: If it is no JSON or not of this kind, or has a key twice in an object.
+        InvalidRequest: If it is malformed, not of this type, or has a key twice in an object.
     """
     try:
-        told = msgspec.json.decode(body, type=kind)
-        json.loads(bytes(body), object_pairs_hook=_check_keys, parse_int=str, parse_float=str)  # msgspec takes the last of two keys
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = str(body, "utf-8")
+        content = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        if _SURROGATE.search(text):
+            json.dumps(content, ensure_ascii=False).encode()  # raises for a lone one
+        return msgspec.convert(content, kind)
+    except (ValueError, msgspec.ValidationError) as error:
         raise InvalidRequest("body", f"cannot be read: {one_line(error)}") from None
     except RecursionError:
         raise InvalidRequest("body", "cannot be read: too many brackets within each other") from None
-    return told
 
 
-def _check_keys(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise InvalidRequest(one_line(key), "is given twice")
-        seen.add(key)
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise InvalidRequest(one_line(next(key for key in keys if keys.count(key) > 1)), "is given twice")
+    return content
 
 
-class Bodies:
-    """Reads bodies."""
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+async def run_by_size(num_bytes: int, work: Callable[..., T], *arguments: object) -> T:
+    """Return the result of work on so many bytes: on a thread where they are many."""
+    return await on_thread(work, *arguments) if num_bytes > LARGE_BYTES else work(*arguments)
+
+
+class BodyReader:
+    """Reads bodies of at most `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Read bodies of at most so many bytes."""
         self._max_bytes = max_bytes
 
     def size(self, request: web.Request) -> int:
-        """Return the bytes that a body counts for; one whose size is not told, or that is compressed, counts as the largest.
+        """Return the bytes to reserve for a body: the largest for one that is compressed or of unknown size.
 
         Raises:
-            HttpRefusal: If it is larger than bodies may be.
+            HttpRefusal: If it is larger than allowed, before anything is read.
         """
-        told = request.content_length
-        if told is not None and told > self._max_bytes:
+        size = request.content_length
+        if size is not None and size > self._max_bytes:
             raise self._too_large()
-        if told is not None and "Content-Encoding" not in request.headers:
-            return told
-        return self._max_bytes if request.can_read_body else 0
+        if size is None or "Content-Encoding" in request.headers:
+            return self._max_bytes if request.can_read_body else 0
+        return size
 
     async def read(self, request: web.Request, seconds: float | None, limit: str) -> bytes:
-        """Return a body, decompressed, when all of it has come.
+        """Return the whole body, decompressed.
 
         Args:
-            request: Whose it is.
-            seconds: How long it may take; None for as long as any.
-            limit: Name of the server's own deadline, if that is what leaves so many.
+            request: The request.
+            seconds: Time until its deadline; None for none.
+            limit: Name of the server's limit that set the deadline, if one did.
 
         Raises:
-            HttpRefusal: If it is larger than bodies may be, takes longer than any may, or is compressed as is not read.
-            DeadlineExceeded: If it takes longer than this one may.
+            HttpRefusal: If it is too large, too slow for any body, or compressed in another way.
+            DeadlineExceeded: If the deadline passes first.
         """
         encoding = request.headers.get("Content-Encoding", "identity").lower()
         if encoding != "identity" and encoding not in WINDOW_BITS:
@@ -220,9 +230,9 @@ class Bodies:
             raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         inflater = zlib.decompressobj(WINDOW_BITS[encoding]) if encoding in WINDOW_BITS else None
         body, num_read = bytearray(), 0
-        own = BODY_SECONDS if seconds is None else min(seconds, BODY_SECONDS)
+        allowed = BODY_SECONDS if seconds is None else min(seconds, BODY_SECONDS)
         try:
-            async with asyncio.timeout(own):
+            async with asyncio.timeout(allowed):
                 async for part in request.content.iter_any():
                     num_read += len(part)
                     body += part if inflater is None else inflater.decompress(part, self._max_bytes + 1 - len(body))
@@ -233,7 +243,7 @@ class Bodies:
         except (web.RequestPayloadError, zlib.error):
             raise HttpRefusal(HTTPStatus.BAD_REQUEST, "the body cannot be read: it is not what its headers say") from None
         except TimeoutError:
-            if own == BODY_SECONDS:
+            if allowed == BODY_SECONDS:
                 raise HttpRefusal(HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {BODY_SECONDS:g} s") from None
             whose = f"the server's deadline ({limit} seconds)" if limit else "the deadline"
             raise DeadlineExceeded(f"{whose} passed before the request came") from None

@@ -1,15 +1,20 @@
-"""HTTP statuses of errors, and server-sent events."""
+"""HTTP responses: the status of each error, and the error formats of the protocols on the HTTP port."""
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
+import msgspec
 from aiohttp import web
+from google.protobuf import json_format
+from google.rpc.status_pb2 import Status
 
 from dragoman.server.errors import ServiceError
-from dragoman.server.service.context import Call
+from dragoman.server.protocols.v1.messages import to_message
 
-# As google.rpc.Code maps them, so that what stands between caller and server knows what to do: 499 is what proxies log of a caller
-# that has left.
+JSON = "application/json"
+# google.rpc.Code's own mapping to HTTP; 499 is the usual status of a client that closed its connection.
 STATUSES = {
     "CANCELLED": 499,
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
@@ -22,26 +27,27 @@ STATUSES = {
     "UNAVAILABLE": HTTPStatus.SERVICE_UNAVAILABLE,
     "UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED,
 }
+# LibreTranslate's statuses where they differ, and its names of fields.
+LIBRETRANSLATE_STATUSES = {
+    "UNAUTHENTICATED": HTTPStatus.FORBIDDEN,
+    "NOT_FOUND": HTTPStatus.BAD_REQUEST,
+    "UNIMPLEMENTED": HTTPStatus.BAD_REQUEST,
+}
+LIBRETRANSLATE_FIELDS = {"text": "q", "source_language": "source", "target_language": "target"}
 
 
 class HttpRefusal(ServiceError):
-    """What is wrong with a request as HTTP, which has statuses of its own for it.
-
-    Attributes:
-        status: HTTP's.
-        headers: That the status asks for.
-    """
+    """A request refused by a rule of HTTP, with a status of its own."""
 
     code = "INVALID_ARGUMENT"
     refusal = "invalid"
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
-        self.status = status
-        self.headers = headers or {}
+        self.status, self.headers = status, headers or {}
 
 
-class NothingThere(HttpRefusal):
+class PathNotFound(HttpRefusal):
     """No endpoint has the path."""
 
     code = "NOT_FOUND"
@@ -50,60 +56,57 @@ class NothingThere(HttpRefusal):
         super().__init__(HTTPStatus.NOT_FOUND, f"nothing is at this path{instead and '; '}{instead}")
 
 
-def status_of(error: ServiceError) -> int:
-    """Return the HTTP status of an error."""
-    return error.status if isinstance(error, HttpRefusal) else STATUSES.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+@dataclass(frozen=True, slots=True)
+class ErrorFormat:
+    """Error format of a protocol.
+
+    Attributes:
+        write: Returns the JSON of an error, with the id of the request.
+        event: Name of the server-sent event that ends a failed stream; empty for a plain one.
+        statuses: Statuses that differ from `STATUSES`.
+        content_type: Media type of the JSON.
+    """
+
+    write: Callable[[ServiceError, str], str]
+    event: str = ""
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    content_type: str = JSON
+
+    def response(self, error: ServiceError, request_id: str = "") -> web.Response:
+        """Return the response to a request that failed."""
+        headers = {"Content-Type": self.content_type}
+        if isinstance(error, HttpRefusal):
+            status = error.status
+            headers |= error.headers
+        else:
+            status = self.statuses.get(error.code) or STATUSES.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+        if error.retry_after_seconds is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds)))
+        if status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return web.Response(body=self.write(error, request_id).encode(), status=status, headers=headers)
 
 
-def headers_of(error: ServiceError) -> dict[str, str]:
-    """Return the headers that an error's answer has: when to come back, in whole seconds, and what to show."""
-    headers = dict(error.headers) if isinstance(error, HttpRefusal) else {}
-    if error.retry_after_seconds is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds)))
-    if error.code == "UNAUTHENTICATED":
-        headers["WWW-Authenticate"] = "Bearer"
-    return headers
+def json_response(content: object) -> web.Response:
+    """Return a response with content that msgspec writes."""
+    return web.Response(body=msgspec.json.encode(content), content_type=JSON)
 
 
-HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    # A proxy that collects an answer before it hands it on would make one piece of them all.
-    "X-Accel-Buffering": "no",
-}
+def _google_status(error: ServiceError, request_id: str) -> str:
+    told = to_message(error, request_id)
+    status = Status(code=told.code, message=told.message, details=told.details)
+    return json_format.MessageToJson(status, indent=None, ensure_ascii=False)
 
 
-class EventStream:
-    """Sends events, the head of the answer with the first of them: until then an error may have a status of its own."""
+def _error(message: str) -> str:
+    return msgspec.json.encode({"error": message}).decode()
 
-    def __init__(self, request: web.Request, call: Call) -> None:
-        """Send nothing yet.
 
-        Args:
-            request: What is answered.
-            call: Its record.
-        """
-        self._request, self._call = request, call
-        self._response: web.StreamResponse | None = None
+def _libretranslate_error(error: ServiceError, _: str) -> str:
+    name, colon, reason = error.message.partition(": ")
+    return _error(f"{LIBRETRANSLATE_FIELDS.get(name, name)}{colon}{reason}")
 
-    @property
-    def response(self) -> web.StreamResponse | None:
-        """The answer, once it has begun."""
-        return self._response
 
-    async def send(self, data: str, name: str = "") -> web.StreamResponse:
-        """Send an event, when the caller takes it.
-
-        Args:
-            data: Its text, without line ends.
-            name: Its name; empty for a plain message.
-
-        Raises:
-            ConnectionError: If the caller is gone.
-        """
-        assert "\n" not in data and "\r" not in data
-        if self._response is None:
-            self._response = web.StreamResponse(headers={**HEADERS, "X-Request-Id": self._call.request_id})
-            await self._response.prepare(self._request)
-        event = f"event: {name}\n" if name else ""
-        await self._response.write(f"{event}data: {data}\n\n".encode())
-        return self._response
+NATIVE_ERRORS = ErrorFormat(_google_status, "error", content_type=f"{JSON}; charset=utf-8")
+OPENINFERENCE_ERRORS = ErrorFormat(lambda error, _: _error(error.message))
+LIBRETRANSLATE_ERRORS = ErrorFormat(_libretranslate_error, statuses=LIBRETRANSLATE_STATUSES)

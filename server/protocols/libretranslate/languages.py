@@ -1,4 +1,4 @@
-"""Language codes of LibreTranslate's API, and language detection."""
+"""Languages of LibreTranslate's API: two-letter codes and English names of the models' languages, and language detection."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,10 +13,13 @@ from dragoman.server.service.languages import Frames
 from dragoman.server.service.ports import Model
 from dragoman.server.service.sentences import on_thread
 
-# What LibreTranslate once called two of its languages, and callers still may.
+# Former codes of LibreTranslate.
 ALIASES = {"zt": "zh-Hant", "pb": "pt-BR"}
+# Characters of a request that are detected; more add nothing.
+MAX_CHARACTERS = 4096
+MAX_CANDIDATES = 3
 
-# From the code that is liked best to the one that is liked least.
+# Codes from the most preferred pattern to the least.
 _CODES = (
     re.compile(r"[a-z]{2}"),
     re.compile(r"[a-z]{2}_[a-z]{4}"),
@@ -27,31 +30,40 @@ _NAME = re.compile(r"[^\W\d_]{4,}(?:_[^\W\d_]+)*")
 
 
 class Known(NamedTuple):
-    """A language as callers are told of it."""
+    """A language of `/languages`."""
 
     code: str
     name: str
     targets: Sequence[str]
 
 
-class _Side(NamedTuple):
+class Detected(NamedTuple):
+    """A detected language; `confidence` is 0 to 100."""
+
+    language: str
+    confidence: float
+
+
+class _Codes(NamedTuple):
+    """Names by code of a model's source and target languages."""
+
     source: dict[str, str]
     target: dict[str, str]
 
 
 class LibreLanguages:
-    """Puts the languages of models together; remembers of each model what it is told as, for there may be hundreds."""
+    """Languages of several models; codes and names are remembered for each model, which may have hundreds."""
 
     def __init__(self) -> None:
-        self._sides: WeakKeyDictionary[Frames, _Side] = WeakKeyDictionary()
+        self._codes: WeakKeyDictionary[Frames, _Codes] = WeakKeyDictionary()
 
     def all(self, models: Iterable[Model]) -> list[Known]:
-        """Return every language that some model reads or writes, sorted by code, with those it is translated to."""
+        """Return every language, sorted by code, with the codes of its targets."""
         names: dict[str, str] = {}
         targets: dict[str, set[str]] = {}
         for model in models:
             source, target = self._of(model.frames)
-            if not source:  # a request has to say what it is in, and the model knows no such name
+            if not source:  # requests must name a source language
                 continue
             names = target | source | names
             for code in source:
@@ -59,103 +71,83 @@ class LibreLanguages:
         return [Known(code, names[code], sorted(targets.get(code, ()))) for code in sorted(names)]
 
     def sources_of(self, models: Sequence[Model], target: str) -> list[str]:
-        """Return the codes of what is translated to a language, which is named by any of its spellings."""
+        """Return the codes of the source languages of a target, which may have any spelling."""
         able = (model for model in models if model.frames.writes(target) is not None)
         return sorted({code for model in able for code in self._of(model.frames).source} - {self.find(models, target)})
 
-    def find(self, models: Iterable[Model], asked: str) -> str:
+    def find(self, models: Iterable[Model], spelling: str) -> str:
         """Return the code of a language by any of its spellings; empty where no model has it."""
         for model in models:
-            language = model.frames.reads(asked) or model.frames.writes(asked)
+            language = model.frames.reads(spelling) or model.frames.writes(spelling)
             if language is not None:
                 return code_of(language)
         return ""
 
-    def _of(self, frames: Frames) -> _Side:
-        sides = self._sides.get(frames)
-        if sides is None:
-            told = (frames.source_languages, frames.target_languages)
-            sides = self._sides[frames] = _Side(*({code_of(x): name_of(x) for x in side} for side in told))
-        return sides
+    def _of(self, frames: Frames) -> _Codes:
+        codes = self._codes.get(frames)
+        if codes is None:
+            sides = (frames.source_languages, frames.target_languages)
+            codes = self._codes[frames] = _Codes(*({code_of(x): name_of(x) for x in side} for side in sides))
+        return codes
 
 
 def code_of(language: Language) -> str:
-    """Return the code that a language is told by: `de` of `deu_Latn`, `zh-Hant` of `zho_Hant`; the model's own where none fits."""
+    """Return the preferred code of a language: `de` of `deu_Latn`, `zh-Hant` of `zho_Hant`; else the model's own."""
     code = language.code.replace("-", "_").lower()
     for pattern in _CODES:
         for name in (code, *language.names):
             if pattern.fullmatch(name):
-                return _written(name)
-    return _written(code)
+                return _bcp47(name)
+    return _bcp47(code)
 
 
 def name_of(language: Language) -> str:
-    """Return what English calls a language; its code where nothing says."""
+    """Return the English name of a language, or its code."""
     names = (language.label.replace(" ", "_"), *language.names)
     found = next((name for name in names if _NAME.fullmatch(name) and name != language.code.lower()), "")
     return found.replace("_", " ").title() or code_of(language)
 
 
-def _written(name: str) -> str:
-    """Return a code as BCP 47 writes it: regions in capitals, scripts with one."""
+def _bcp47(name: str) -> str:
     first, *rest = name.split("_")
     return "-".join([first, *(part.title() if len(part) == 4 else part.upper() for part in rest)])
 
 
-# Of all texts of a request; more tells nothing more.
-MAX_CHARACTERS = 4096
-# How many languages an answer names.
-MAX_CANDIDATES = 3
-
-
-class Detected(NamedTuple):
-    """A language that a text may be in, and how sure that is: 0 to 100."""
-
-    language: str
-    confidence: float
-
-
 class Detector:
-    """Tells languages; what it needs is loaded when it is asked for the first time."""
+    """Language detection by py3langid, which is loaded at the first request.
+
+    Attributes:
+        is_installed: Whether the extra `detect` is.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._identifier: Any = None
-        #: Whether there is one: the extra `detect` is installed.
-        self.is_there = find_spec("py3langid") is not None
+        self.is_installed = find_spec("py3langid") is not None
 
     async def detect(self, texts: Sequence[str], codes: Sequence[str]) -> list[Detected]:
-        """Return in which of some languages texts are, that of all of them together, the likeliest first.
+        """Return the likeliest of some languages for all texts together, the best first.
 
         Raises:
-            NotOffered: If nothing is installed that could tell.
+            NotOffered: If py3langid is not installed.
         """
-        if not self.is_there:
+        if not self.is_installed:
             raise NotOffered("source: languages are not detected here; the server's extra `detect` is not installed")
         return await on_thread(self._detect, "\n".join(texts)[:MAX_CHARACTERS], codes)
 
     def _detect(self, text: str, codes: Sequence[str]) -> list[Detected]:
-        told: dict[str, str] = {}
+        known: dict[str, str] = {}
         for code in codes:
-            told.setdefault(code.partition("-")[0], code)
-        if not any(map(str.isalpha, text)):
-            return _nothing(codes)
-        with self._lock:
-            if self._identifier is None:
-                self._identifier = _load()
-            ranked = [(language, share) for language, share in self._identifier.rank(text) if language in told]
+            known.setdefault(code.partition("-")[0], code)
+        ranked: list[tuple[str, float]] = []
+        if any(map(str.isalpha, text)):
+            with self._lock:
+                if self._identifier is None:
+                    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+                    self._identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+                ranked = [(language, share) for language, share in self._identifier.rank(text) if language in known]
         total = sum(share for _, share in ranked)
-        if not total > 0:
-            return _nothing(codes)
-        return [Detected(told[language], round(100 * share / total, 1)) for language, share in ranked[:MAX_CANDIDATES]]
-
-
-def _nothing(codes: Sequence[str]) -> list[Detected]:
-    """Return what is said of a text that is in no language: one of them, with no confidence at all."""
-    return [Detected("en" if "en" in codes else codes[0], 0.0)] if codes else []
-
-
-def _load() -> Any:
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
-
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        if not total > 0:  # no language at all: any, without confidence
+            return [Detected("en" if "en" in codes else codes[0], 0.0)] if codes else []
+        return [Detected(known[language], round(100 * share / total, 1)) for language, share in ranked[:MAX_CANDIDATES]]

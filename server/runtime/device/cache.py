@@ -1,8 +1,8 @@
-"""Keys and values of every slot in a device's memory, laid out for no more positions than are in use.
+"""Key and value caches of every slot in a device's memory, laid out for a capacity near the longest row in use.
 
-A kind's tensors lie in one block, each with room for the model's longest row. Within a tensor rows follow each other at the present
-capacity, one of a few: attention's kernels take longer the longer a buffer is, whatever is valid in it. When a row outgrows the
-capacity, all rows are moved apart; addresses stay what they are, as captured graphs demand.
+The tensors of a kind lie in one block, each with room for the model's longest rows. Within a tensor rows follow each other at the
+current capacity, one of a few, since attention kernels take longer the longer a buffer is. When a row outgrows it, all rows are
+moved apart; the addresses of tensors never change, as captured graphs require.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.server.runtime.device.buckets import at_least
 from dragoman.server.runtime.device.device import Device
-from dragoman.server.runtime.device.kind import CacheKind
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.model import CacheKind, DeviceModel, at_least
 
+# Steps for which a smaller capacity must have been enough before it is used.
 SHRINK_PATIENCE = 256
-"""Steps for which a smaller capacity must have been enough before it is taken."""
 
 
 class DeviceTensors:
@@ -24,14 +22,13 @@ class DeviceTensors:
 
     Attributes:
         kind: Their names and shape.
-        capacity: Positions that a row has room for at present.
-        capacities: What it can be, rising.
-        address: Of the first tensor; each of the others begins `pitch` after the one before.
-        pitch: Bytes that are reserved for a tensor.
+        capacity: Positions that a row has room for now, one of `capacities`.
+        address: Of the first tensor; the others follow at distances of `pitch`.
+        pitch: Bytes reserved for a tensor.
     """
 
     def __init__(self, device: Device, kind: CacheKind, max_rows: int, capacities: tuple[int, ...]) -> None:
-        """Reserve them; they begin at the smallest capacity.
+        """Reserve them at the smallest capacity.
 
         Raises:
             OutOfDeviceMemory: If they do not fit.
@@ -46,17 +43,17 @@ class DeviceTensors:
 
     @property
     def addresses(self) -> list[int]:
-        """Where each tensor begins: keys, then values, layer by layer."""
+        """Address of each tensor: keys, then values, layer by layer."""
         return [self.address + i * self.pitch for i in range(self._num_tensors)]
 
     @property
     def row_bytes(self) -> int:
-        """Size of one row of one tensor at present."""
+        """Size of one row of one tensor."""
         return self.row_bytes_at(self.capacity)
 
     @property
     def num_bytes(self) -> int:
-        """Size of all that is reserved."""
+        """Size of all tensors."""
         return self._num_tensors * self.pitch
 
     def row_bytes_at(self, capacity: int) -> int:
@@ -64,7 +61,7 @@ class DeviceTensors:
         return self._num_pieces * capacity * self._position_bytes
 
     def copy_row(self, source: int, target: int) -> None:
-        """Copy a whole row of every tensor, what is valid and what is not: one call costs less than a choice."""
+        """Copy a whole row of every tensor, valid or not, in one call."""
         if source != target:
             size = self.row_bytes
             self._device.copy_pieces(
@@ -72,19 +69,19 @@ class DeviceTensors:
             )
 
     def write(self, row: int, sources: Sequence[int], padded_length: int, length: int, num_rows: int) -> None:
-        """Store the first positions of consecutive rows of `[B, H, padded_length, Dh]`, one address a tensor, from a row on."""
+        """Store the first `length` positions of consecutive rows of tensors `[B, H, padded_length, Dh]`, from a row on."""
         pitch, size = (positions * self._position_bytes for positions in (padded_length, length))
         for address, source in zip(self.addresses, sources, strict=True):
             target = address + row * self.row_bytes
             self._device.copy_pieces(target, self.capacity * self._position_bytes, source, pitch, size, num_rows * self._num_pieces)
 
     def fit(self, needed: int, num_rows: int, scratch: int) -> None:
-        """Make room for `needed` positions of the first rows, or, if less has been enough for long, take less.
+        """Use a capacity for `needed` positions; a smaller one only after `SHRINK_PATIENCE` steps.
 
         Args:
             needed: Positions of the longest row.
-            num_rows: Rows that hold something; what lies beyond them is lost.
-            scratch: Address of memory for one tensor, needed where there is more than one capacity.
+            num_rows: Rows in use; the contents of others are lost.
+            scratch: Address of memory for one tensor, if there is more than one capacity.
         """
         wanted = at_least(self.capacities, needed)
         if wanted > self.capacity:
@@ -97,11 +94,11 @@ class DeviceTensors:
             self._num_roomy_steps = 0
 
     def empty(self) -> None:
-        """Take the smallest capacity; what the rows hold is lost."""
+        """Return to the smallest capacity; the contents are lost."""
         self._lay_out(self.capacities[0], 0, 0)
 
     def _lay_out(self, capacity: int, num_rows: int, scratch: int) -> None:
-        """Move rows to another capacity, each tensor through the scratch memory and back."""
+        """Move rows to another capacity, each tensor through the scratch memory."""
         old, new = self.capacity * self._position_bytes, capacity * self._position_bytes
         pieces = num_rows * self._num_pieces
         for address in self.addresses if pieces else ():
@@ -111,25 +108,18 @@ class DeviceTensors:
 
 
 class DeviceCache:
-    """The caches of both kinds, and what each row holds.
+    """The caches of both kinds, and the source length of each row.
 
     Attributes:
         self_kv: Self-attention caches; row r holds as many positions as it has decoded.
         cross_kv: Cross-attention caches; row r holds `source_lengths[r]` positions.
-        source_lengths: `[max_rows]`, tokens, end-of-sequence included; 1 for a row that was never used. In host memory.
+        source_lengths: `[max_rows]`, in host memory; 1 for a row that was never used.
     """
 
     def __init__(
         self, device: Device, model: DeviceModel, max_rows: int, targets: tuple[int, ...], sources: tuple[int, ...]
     ) -> None:
-        """Reserve everything.
-
-        Args:
-            device: Where.
-            model: Its dimensions.
-            max_rows: Rows of the decode batch at the most.
-            targets: Capacities of self-attention caches, rising.
-            sources: The same of cross-attention.
+        """Reserve all memory; `targets` and `sources` are the capacities of the two kinds, rising.
 
         Raises:
             OutOfDeviceMemory: If it does not fit.
@@ -144,14 +134,13 @@ class DeviceCache:
 
     @property
     def num_bytes_reserved(self) -> int:
-        """Device memory that is reserved, for moving rows too."""
+        """Device memory reserved, scratch included."""
         return self.self_kv.num_bytes + self.cross_kv.num_bytes + self._scratch_bytes
 
     def write_cross(self, rows: Sequence[int], lengths: NDArray[np.int64], tensors: Sequence[int], padded_length: int) -> None:
-        """Store encoded sources, at one address a tensor `[B, H, S, Dh]`, of which row b goes to `rows[b]`; rows rise.
+        """Store encoded sources: tensors `[B, H, S, Dh]`, of which row b goes to `rows[b]`; rows rise.
 
-        Padding goes along where consecutive rows of several lengths are stored in one call: no row attends to what lies beyond its
-        length.
+        Consecutive rows are stored in one call, with padding, which no row attends to.
         """
         self._num_rows = max(self._num_rows, rows[-1] + 1)
         longest = int(lengths.max())
@@ -166,30 +155,25 @@ class DeviceCache:
         self.source_lengths[list(rows)] = lengths
 
     def empty(self) -> None:
-        """Forget all rows, and lay the caches out for the smallest capacities."""
+        """Empty all rows and return to the smallest capacities."""
         self._num_rows = 0
         self.source_lengths.fill(1)
         self.self_kv.empty()
         self.cross_kv.empty()
 
     def fit(self, num_rows: int, num_positions: int) -> None:
-        """Make room for a step of the first rows; rows beyond them hold nothing any more.
-
-        Args:
-            num_rows: N.
-            num_positions: Of the longest row, the one that the step writes included.
-        """
+        """Make room for a step of rows `[0, num_rows)`, the longest of which then has `num_positions`; others become empty."""
         self._num_rows = num_rows
         self.self_kv.fit(num_positions, num_rows, self._scratch)
         self.cross_kv.fit(int(self.source_lengths[:num_rows].max()), num_rows, self._scratch)
 
     def copy_row(self, source: int, target: int) -> None:
-        """Copy all of a row."""
+        """Copy a row with its source."""
         self._num_rows = max(self._num_rows, target + 1)
         self.self_kv.copy_row(source, target)
         self.cross_kv.copy_row(source, target)
         self.source_lengths[target] = self.source_lengths[source]
 
     def copy_self(self, source: int, target: int) -> None:
-        """Copy a row's self-attention caches to a row that has the same source."""
+        """Copy the self-attention caches of a row to another with the same source."""
         self.self_kv.copy_row(source, target)

@@ -1,6 +1,6 @@
-"""What `dragoman gpu-check` finds: everything that serving a bundle on a GPU takes, tried once, in the order in which it is needed.
+"""`dragoman gpu-check`: everything that serving a bundle on a GPU needs, tried once, in the order in which it is needed.
 
-A finding is a line: what was tried, whether it works, and what to do if not. One that leaves nothing to go on with is the last.
+A finding is a line: what was tried, whether it works, and what to do if not. The check ends where nothing further can be tried.
 """
 
 import ctypes
@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle, BundleError
-from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.device import Device, DeviceError
 from dragoman.server.runtime.device.memory import GIB
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.model import Buckets, DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
-from dragoman.server.runtime.device.steps import Likeliest, Shape
+from dragoman.server.runtime.device.steps import Shape
+from dragoman.server.runtime.onnx import OnnxScorer
 from dragoman.server.runtime.providers import (
     driver_obstacle,
     driver_versions,
@@ -31,10 +31,10 @@ from dragoman.server.runtime.providers import (
     library_obstacle,
     wheel_obstacle,
 )
-from dragoman.server.runtime.scorer import OnnxScorer
+from dragoman.server.runtime.runner import Candidates
 
+# Makes ONNX Runtime print which kernel each attention node uses.
 KERNEL_VARIABLE = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
-"""In the environment it has ONNX Runtime say on standard output which kernel each attention node was given."""
 _KERNEL = re.compile(r"Operator=(\w+) Node=(\S+) .*?SdpaKernel=(\w+)")
 MIN_CAPABILITY = (8, 0)
 SOURCE_TOKENS = 5
@@ -47,14 +47,7 @@ REPORT = "This is a bug of ours or of ONNX Runtime: report it with this output a
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line.
-
-    Attributes:
-        name: What was tried.
-        is_good: Whether it works.
-        text: What was seen.
-        advice: What to do, where it does not.
-    """
+    """One line: what was tried, whether it works, what was seen, and advice if it does not work."""
 
     name: str
     is_good: bool
@@ -68,13 +61,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How the bundle is to be served.
-
-    Attributes:
-        max_slots: Rows of the decode batch.
-        prefill_tokens: Of a run of the encoder.
-        max_bytes: Memory that may be taken; 0 for nine tenths of what is free.
-    """
+    """Settings of the server to check with, see `DeviceRunner`."""
 
     max_slots: int = 64
     prefill_tokens: int = 512
@@ -85,13 +72,13 @@ class GpuCheck:
     """The findings about one bundle on one device."""
 
     def __init__(self, directory: Path, open_device: Callable[[], Device], wanted: Wanted) -> None:
-        """Take what to check; nothing is tried yet."""
+        """Prepare the check; nothing is tried yet."""
         self._directory, self._open_device, self._wanted = directory, open_device, wanted
         self._kernels: dict[str, Counter[str]] = {}
         self._free_before = 0
 
     def run(self) -> Iterator[Finding]:
-        """Try everything; yield each finding as soon as it is there."""
+        """Yield the findings, each as soon as it is known."""
         try:
             bundle = Bundle.open(self._directory)
         except BundleError as error:
@@ -110,14 +97,14 @@ class GpuCheck:
             return
         self._free_before = device.available_bytes()
         yield _device_finding(device, self._free_before)
-        with _standard_output():  # options are told there, too
+        with _standard_output():  # options are printed there, too
             found, runner = self._load(bundle, device)
         yield found
         if runner is not None:
             yield from self._use(bundle, device, runner)
 
     def _load(self, bundle: Bundle, device: Device) -> tuple[Finding, DeviceRunner | None]:
-        """Load the graphs and take the memory, as a server would."""
+        """Load the graphs and reserve the memory, as the server does."""
         manifest, wanted = bundle.manifest, self._wanted
         sizes = manifest.num_choices, manifest.max_target_tokens, manifest.max_source_tokens
         try:
@@ -137,7 +124,7 @@ class GpuCheck:
         return Finding("load", True, f"{wanted.max_slots} slots; the plan: {parts}"), runner
 
     def _use(self, bundle: Bundle, device: Device, runner: DeviceRunner) -> Iterator[Finding]:
-        """Do what serving does, once each."""
+        """Try each operation of serving once."""
         tries: tuple[tuple[str, Callable[[], tuple[str, str]]], ...] = (
             ("encode", lambda: self._encode(runner, bundle)),
             ("step", lambda: self._step(runner, bundle)),
@@ -179,7 +166,7 @@ class GpuCheck:
         return text if is_whole else f"memory is too short for some of them, {text} are captured", "" if is_whole else FEWER_SLOTS
 
     def _replay(self, runner: DeviceRunner, bundle: Bundle) -> tuple[str, str]:
-        """Compare captured steps with the same run plainly bit by bit, on what the encoder has put into the rows."""
+        """Compare captured steps with the same steps without graphs, bit by bit."""
         shapes = [shape for shape in _some_shapes(runner) if shape in runner.graphs]
         for shape in shapes:
             sources = _sources(bundle, shape.num_rows)
@@ -200,7 +187,7 @@ class GpuCheck:
         return f"a pair has log-probability {float(log_probs.sum()):.2f}", "" if is_right else REPORT
 
     def _attention(self) -> tuple[str, str]:
-        """Say what computed attention; without a word of ONNX Runtime's nothing is wrong."""
+        """Return which kernels compute attention, as far as ONNX Runtime printed them."""
         kernels = ", ".join(
             f"{kernel} in {count} nodes ({name})"
             for name in ("encode", "step", "score")
@@ -220,7 +207,7 @@ class GpuCheck:
 
 
 def cuda_findings(ordinal: int) -> Iterator[Finding]:
-    """Look for what has to be there before a device can be opened: one line where there is no GPU."""
+    """Check libraries and driver before a device is opened: one line where there is no GPU."""
     if obstacle := wheel_obstacle():
         yield Finding("libraries", False, obstacle)
     elif obstacle := driver_obstacle(ordinal):
@@ -242,13 +229,13 @@ def _device_finding(device: Device, free: int) -> Finding:
 
 
 def kernels_of(said: str) -> Counter[str]:
-    """Return how many attention nodes were given which kernel, from what ONNX Runtime has said of them."""
+    """Count attention nodes by kernel in ONNX Runtime's output."""
     chosen = {(node, kernel) for _, node, kernel in _KERNEL.findall(said)}
     return Counter(kernel for _, kernel in chosen)
 
 
 def _sources(bundle: Bundle, count: int) -> list[list[int]]:
-    """Return sources of different lengths, of tokens that every model has."""
+    """Return sources of different lengths, of common tokens."""
     manifest = bundle.manifest
     longest = min(SOURCE_TOKENS, manifest.max_source_tokens)
     tokens = [token for token in range(min(64, manifest.source_vocab_size)) if token not in (manifest.pad_id, manifest.eos_id)]
@@ -257,26 +244,25 @@ def _sources(bundle: Bundle, count: int) -> list[list[int]]:
 
 
 def _some_shapes(runner: DeviceRunner) -> list[Shape]:
-    """Return the smallest shape of steps, one in between and the largest; the others would tell nothing else."""
+    """Return the largest shape of steps, one in between and the smallest."""
     shapes = runner.graphs.at_start()
     return list(dict.fromkeys((shapes[0], shapes[len(shapes) // 2], shapes[-1])))
 
 
-def _decode(runner: DeviceRunner, bundle: Bundle, num_rows: int, num_candidates: int) -> Likeliest:
-    """Decode the first token of every row; the arrays are their own."""
+def _decode(runner: DeviceRunner, bundle: Bundle, num_rows: int, num_candidates: int) -> Candidates:
+    """Decode the first token of every row, into arrays of their own."""
     tokens: NDArray[np.int64] = np.full(num_rows, bundle.manifest.decoder_start_id, np.int64)
-    found = runner.decode(tokens, np.zeros(num_rows, np.int64), num_candidates)
-    return Likeliest(found.ids.copy(), found.log_probs.copy())
+    return runner.step(tokens, np.zeros(num_rows, np.int64), num_candidates).kept(num_candidates)
 
 
-def _is_plausible(found: Likeliest, vocabulary: int) -> bool:
-    ids, log_probs = found
+def _is_plausible(found: Candidates, vocabulary: int) -> bool:
+    ids, log_probs = found.ids, found.log_probs
     return bool((ids >= 0).all() and (ids < vocabulary).all() and np.isfinite(log_probs).all() and (log_probs <= 1e-3).all())
 
 
 @contextmanager
 def _standard_output() -> Iterator[Callable[[], str]]:
-    """Keep what is written to standard output, by native code too; lend a function that returns it afterwards."""
+    """Capture standard output, of native code too; the function returns it after the `with`."""
     library, kept = ctypes.CDLL(None), ""
     with tempfile.TemporaryFile() as file:
         library.fflush(None)

@@ -1,4 +1,4 @@
-"""A CUDA device: its memory, one stream on which copies and ONNX Runtime's kernels follow each other, and its sessions."""
+"""A CUDA device: memory, sessions, and one stream for copies and ONNX Runtime's kernels."""
 
 import ctypes
 from importlib import import_module
@@ -19,17 +19,12 @@ _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 class CudaDevice:
-    """See `device.Device`. What is asked for is done in the background, in order, on one stream."""
+    """A CUDA device as a `Device`; work runs asynchronously, in order, on one stream."""
 
     kind = "cuda"
 
     def __init__(self, ordinal: int, runtime: Any = None) -> None:
-        """Take a device that `providers.choose_device` has found usable.
-
-        Args:
-            ordinal: Its number.
-            runtime: CUDA's; that of cuda-bindings where it is left out.
-        """
+        """Open a device that `providers.choose_device` has found usable; `runtime` is cuda-bindings' by default."""
         self.ordinal = ordinal
         self._runtime: Any = runtime or import_module("cuda.bindings.runtime")
         self._call("cudaSetDevice", ordinal)
@@ -43,7 +38,6 @@ class CudaDevice:
         self.name = f"cuda:{ordinal} ({bytes(properties.name).split(bytes(1))[0].decode(errors='replace')})"
 
     def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
-        """See `Device`."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
@@ -68,7 +62,6 @@ class CudaDevice:
         return session
 
     def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:
-        """See `Device`."""
         try:
             session.run_with_iobinding(binding, options)
         except Exception as error:  # the library's errors have no common base but this
@@ -77,75 +70,66 @@ class CudaDevice:
             raise
 
     def leave_capture(self) -> None:
-        """See `Device`; ONNX Runtime should have ended what it began, and CUDA may remember that it failed."""
+        """End a capture that ONNX Runtime left open, and clear the error that CUDA remembers."""
         status, capture, *_ = self._runtime.cudaStreamIsCapturing(self._stream)
         if int(status) or int(capture):
             self._runtime.cudaStreamEndCapture(self._stream)
         self._runtime.cudaGetLastError()
 
     def available_bytes(self) -> int:
-        """See `Device`."""
         return int(self._call("cudaMemGetInfo")[0])
 
     def allocate(self, size: int) -> int:
-        """See `Device`."""
         address = int(self._call("cudaMalloc", size))
         self._call("cudaMemsetAsync", address, 0, size, self._stream)
         return address
 
     def free(self, address: int) -> None:
-        """See `Device`; waits for what still uses the memory."""
+        """Wait for the users of memory, then free it."""
         self.synchronize()
         self._call("cudaFree", address)
 
     def allocate_host(self, size: int) -> NDArray[np.uint8]:
-        """See `Device`: page-locked memory."""
+        """Reserve page-locked memory."""
         address = int(self._call("cudaHostAlloc", size, 0))
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def upload(self, target: int, source: NDArray[np.generic]) -> None:
-        """See `Device`."""
         assert source.flags.c_contiguous
         to_device = self._kinds.cudaMemcpyHostToDevice
         self._call("cudaMemcpyAsync", target, source.ctypes.data, source.nbytes, to_device, self._stream)
 
     def download(self, target: NDArray[np.generic], source: int) -> None:
-        """See `Device`."""
         assert target.flags.c_contiguous
         to_host = self._kinds.cudaMemcpyDeviceToHost
         self._call("cudaMemcpyAsync", target.ctypes.data, source, target.nbytes, to_host, self._stream)
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """See `Device`."""
         self._call("cudaMemcpyAsync", target, source, size, self._kinds.cudaMemcpyDeviceToDevice, self._stream)
 
     def copy_pieces(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, count: int) -> None:
-        """See `Device`."""
         within = self._kinds.cudaMemcpyDeviceToDevice
         self._call("cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, size, count, within, self._stream)
 
     def mark(self) -> int:
-        """See `Device`."""
         mark = self._num_marks
         self._num_marks += 1
         self._call("cudaEventRecord", self._events[mark % NUM_MARKS], self._stream)
         return mark
 
     def wait(self, mark: int) -> None:
-        """See `Device`."""
         assert self._num_marks - mark <= NUM_MARKS, "the mark has been given to something later"
         self._call("cudaEventSynchronize", self._events[mark % NUM_MARKS])
 
     def synchronize(self) -> None:
-        """See `Device`."""
         self._call("cudaStreamSynchronize", self._stream)
 
     def _call(self, name: str, *arguments: object) -> Any:
-        """Call CUDA; return what it gives besides the status.
+        """Call CUDA; return its results without the status.
 
         Raises:
             OutOfDeviceMemory: If memory is short.
-            DeviceError: If it fails for another reason.
+            DeviceError: If the call fails for another reason.
         """
         status, *results = getattr(self._runtime, name)(*arguments)
         if int(status) == _OUT_OF_MEMORY:

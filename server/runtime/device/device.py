@@ -1,9 +1,10 @@
-"""What the device runner asks of the memory it computes in: reserve, fill and copy it, in one order, and wait.
+"""The device interface of the device runner, and host memory as a device for tests and rehearsals.
 
-Addresses are plain integers, sizes are bytes. All copies and all sessions of a device work in one order of their own: each begins
-when the one asked for before it has ended, while the host may already be elsewhere.
+Addresses are plain integers, sizes are bytes. Copies and runs of a device are executed in the order in which they were issued,
+while the host goes on.
 """
 
+import itertools
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +12,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from dragoman.export.session import open_session
 from dragoman.model.errors import InputError
 
 
@@ -29,7 +31,7 @@ class Device(Protocol):
         name: For the operator, for example `cuda:0 (NVIDIA H200)`.
         kind: ONNX Runtime's name for the memory: `cuda` or `cpu`.
         ordinal: Which of the kind.
-        compute_capability: What NVIDIA counts its generations by; None for what is no such device.
+        compute_capability: NVIDIA's number of its generation; None for other devices.
     """
 
     name: str
@@ -43,70 +45,135 @@ class Device(Protocol):
         Args:
             path: Of the graph.
             max_arena_bytes: Memory that the session may take for weights and activations; 0 for any.
-            is_captured: Whether its runs are to be captured and replayed, each `gpu_graph_id` by itself.
+            is_captured: Whether its runs may be captured and replayed, by their `gpu_graph_id`.
 
         Raises:
             DeviceError: If the graph does not run there.
             OutOfDeviceMemory: If it does not fit.
         """
-        ...
 
     def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:
         """Run a session on memory of the device.
 
         Raises:
-            OutOfDeviceMemory: If what it computes with does not fit.
+            OutOfDeviceMemory: If its activations do not fit.
         """
-        ...
 
     def leave_capture(self) -> None:
-        """Let work be asked for again after a run that was to be captured has failed."""
-        ...
+        """Return to normal operation after a failed capture."""
 
     def available_bytes(self) -> int:
         """Return how much memory is free."""
-        ...
 
     def allocate(self, size: int) -> int:
-        """Reserve memory, all zero; return its address.
+        """Reserve zeroed memory; return its address.
 
         Raises:
             OutOfDeviceMemory: If there is not so much.
         """
-        ...
 
     def free(self, address: int) -> None:
-        """Give memory back that `allocate` reserved."""
-        ...
+        """Free memory of `allocate`."""
 
     def allocate_host(self, size: int) -> NDArray[np.uint8]:
-        """Reserve bytes of host memory, `[size]`, that `upload` and `download` reach without waiting; they are never given back."""
-        ...
+        """Reserve page-locked bytes `[size]` for `upload` and `download`; they are never freed."""
 
     def upload(self, target: int, source: NDArray[np.generic]) -> None:
-        """Copy an array of `allocate_host` to the device; it must stay as it is until the copy is done."""
-        ...
+        """Copy an array of `allocate_host` to the device; it must not change until the copy is done."""
 
     def download(self, target: NDArray[np.generic], source: int) -> None:
         """Copy from the device into an array of `allocate_host`, to be read once the copy is done."""
-        ...
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """Copy within the device; the two do not overlap."""
-        ...
+        """Copy within the device; source and target do not overlap."""
 
     def copy_pieces(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, count: int) -> None:
         """Copy `count` pieces of `size` bytes whose beginnings are a pitch apart; source and target do not overlap."""
-        ...
 
     def mark(self) -> int:
-        """Note that everything asked for so far is to be waited for; at most 8 marks are kept."""
-        ...
+        """Return a mark of everything issued so far, for `wait`; the last 8 marks are valid."""
 
     def wait(self, mark: int) -> None:
-        """Wait until what was asked for before a mark is done."""
-        ...
+        """Wait until everything before a mark is done."""
 
     def synchronize(self) -> None:
         """Wait until everything is done."""
-        ...
+
+
+class HostDevice:
+    """The host's memory as a `Device`: the device runner's logic without a GPU; nothing is asynchronous.
+
+    Attributes:
+        num_bytes: Memory reserved now.
+    """
+
+    kind = "cpu"
+    ordinal = 0
+    compute_capability: tuple[int, int] | None = None
+
+    def __init__(self, num_threads: int = 1, max_bytes: int = 2**40) -> None:
+        """Make a device with a number of threads and bytes."""
+        self.name = "cpu"
+        self.num_bytes = 0
+        self._num_threads, self._max_bytes = num_threads, max_bytes
+        self._blocks: dict[int, NDArray[np.uint8]] = {}
+        self._marks = itertools.count()
+
+    def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
+        """Load a graph on the CPU, which captures nothing."""
+        return open_session(str(path), self._num_threads)
+
+    def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:
+        session.run_with_iobinding(binding, options)
+
+    def leave_capture(self) -> None:
+        pass
+
+    def available_bytes(self) -> int:
+        return self._max_bytes - self.num_bytes
+
+    def allocate(self, size: int) -> int:
+        if size > self.available_bytes():
+            raise OutOfDeviceMemory(f"{size} bytes are asked for, {self.available_bytes()} are free")
+        block = np.zeros(size, np.uint8)
+        self._blocks[block.ctypes.data] = block
+        self.num_bytes += size
+        return block.ctypes.data
+
+    def free(self, address: int) -> None:
+        self.num_bytes -= self._blocks.pop(address).size
+
+    def allocate_host(self, size: int) -> NDArray[np.uint8]:
+        return np.zeros(size, np.uint8)
+
+    def upload(self, target: int, source: NDArray[np.generic]) -> None:
+        self._view(target, source.nbytes)[:] = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+
+    def download(self, target: NDArray[np.generic], source: int) -> None:
+        assert target.flags.c_contiguous
+        target.reshape(-1).view(np.uint8)[:] = self._view(source, target.nbytes)
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        assert target + size <= source or source + size <= target, "source and target overlap"
+        self._view(target, size)[:] = self._view(source, size)
+
+    def copy_pieces(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, count: int) -> None:
+        assert size <= target_pitch and size <= source_pitch, "a piece is longer than its pitch"
+        for piece in range(count):
+            self.copy(target + piece * target_pitch, source + piece * source_pitch, size)
+
+    def mark(self) -> int:
+        return next(self._marks)
+
+    def wait(self, mark: int) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def _view(self, address: int, size: int) -> NDArray[np.uint8]:
+        """Return the bytes at an address, within one reserved block."""
+        for start, block in self._blocks.items():
+            if start <= address and address + size <= start + block.size:
+                return block[address - start : address - start + size]
+        raise AssertionError(f"{size} bytes at {address:#x} are in no reserved block")

@@ -1,4 +1,4 @@
-"""The encoder of a device: sources in, cross-attention keys and values out, in memory that stays on the device."""
+"""The encoder on a device: sources in, cross-attention keys and values out, which stay in its memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,20 +7,18 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from dragoman.server.runtime.device.buckets import at_least, padded_sizes
 from dragoman.server.runtime.device.device import Device
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.model import DeviceModel, at_least, padded_sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A batch that has been encoded.
+    """An encoded batch.
 
     Attributes:
         lengths: `[B]`, tokens of each source.
         padded_length: S, at least the longest.
-        tensors: Address of each tensor `[B, H, S, Dh]`, keys, then values, layer by layer; the next batch overwrites them. Rows and
-            positions beyond those of the sources mean nothing.
+        tensors: Addresses of keys and values `[B, H, S, Dh]`, layer by layer, valid until the next batch; the rest is padding.
     """
 
     lengths: NDArray[np.int64]
@@ -29,20 +27,14 @@ class Encoded:
 
 
 class DeviceEncoder:
-    """Runs the encoder on batches that fit into what is reserved for its outputs, and into what has proved to fit.
+    """Runs the encoder on batches that fit into the memory of its outputs and of the session.
 
-    Rows and positions are rounded up to a few sizes: what is planned for a shape is planned seldom, and the arena's pieces fit the
-    next batch. A row of padding is a source of one token; padding at the end of a row is beyond its length.
+    Rows and positions are padded to a few sizes: kernels are planned for few shapes, and chunks of the arena are reused. A row of
+    padding is a source of one token.
     """
 
     def __init__(self, device: Device, model: DeviceModel, session: onnxruntime.InferenceSession, max_positions: int) -> None:
-        """Reserve memory for the outputs.
-
-        Args:
-            device: Where.
-            model: Its dimensions.
-            session: Of the encoder.
-            max_positions: B · S at the most; at least the longest source.
+        """Reserve memory for outputs of at most `max_positions` = B · S, at least the longest source.
 
         Raises:
             OutOfDeviceMemory: If they do not fit.
@@ -57,7 +49,7 @@ class DeviceEncoder:
         self._staged = device.allocate_host(16 * max_positions).view(np.int64)
 
     def num_fitting(self, lengths: Sequence[int]) -> int:
-        """Return how many of the first sources can be encoded together; one always can be tried."""
+        """Return how many of the first sources can be encoded together, at least one."""
         longest = count = 0
         for length in lengths:
             longest = max(longest, length)
@@ -67,7 +59,7 @@ class DeviceEncoder:
         return count
 
     def padded_shape(self, num_rows: int, longest: int) -> tuple[int, int]:
-        """Return the rows and positions that are computed for a batch."""
+        """Return the padded rows and positions of a batch."""
         return at_least(self._row_sizes, num_rows), at_least(self._lengths, longest)
 
     def _num_positions(self, num_rows: int, longest: int) -> int:
@@ -75,17 +67,17 @@ class DeviceEncoder:
         return padded_rows * padded_length
 
     def shrink(self, lengths: Sequence[int]) -> bool:
-        """Take smaller batches from now on, for one has proved too large; return whether there is a smaller one to try."""
+        """Encode smaller batches after one did not fit; return whether a smaller one exists."""
         if len(lengths) == 1:
             return False
         self.max_positions = self._num_positions(len(lengths), max(lengths)) // 2
         return True
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Encoded:
-        """Encode a batch that `num_fitting` has allowed.
+        """Encode a batch of `num_fitting` sources.
 
         Raises:
-            OutOfDeviceMemory: If it does not fit all the same.
+            OutOfDeviceMemory: If the session needs more than is free.
         """
         lengths = np.array([len(source) for source in sources], np.int64)
         num_rows, longest = self.padded_shape(len(sources), int(lengths.max()))

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from dragoman.export.cuda_contract import attentions
 from dragoman.export.graph_file import GraphFile
-from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.device import DeviceError
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.model import Buckets, DeviceModel
 
 SAYINGS = (
     "is smaller than requested bytes of",  # available memory of the arena, whose limit is reached
@@ -21,30 +20,25 @@ SAYINGS = (
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether ONNX Runtime ran out of device memory, so that less at once may do."""
+    """Return whether ONNX Runtime ran out of device memory, so that a smaller batch may fit."""
     text = str(error).lower()
     return any(saying in text for saying in SAYINGS)
 
 
 GIB = 2**30
+# Share of free memory used where no limit is set.
 DEFAULT_SHARE = 0.9
-"""Of the memory that is free at the start, what is taken where no limit is set."""
+# For each of ONNX Runtime's sessions beyond its weights, at least.
 MIN_ACTIVATION_BYTES = 2**27
-"""Left to each of ONNX Runtime's sessions beyond its weights, at the least."""
+# Kernels loaded at first use, and workspaces of cuBLAS, 32 MiB a session on compute capability 9.
 LIBRARY_BYTES = 2**28
-"""Kernels that are loaded when they are first used, and workspaces of cuBLAS, 32 MiB a session on compute capability 9."""
+# One captured step.
 GRAPH_BYTES = 2**19
-"""One captured step."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """What one of ONNX Runtime's sessions is expected to take.
-
-    Attributes:
-        weights: As they are stored, and the output projection widened.
-        activations: An estimate of what a run computes with.
-    """
+    """Expected bytes of one of ONNX Runtime's sessions: weights, with the output projection widened, and activations."""
 
     weights: int
     activations: int
@@ -60,15 +54,7 @@ NO_SESSION = SessionMemory(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One device's memory, divided; all of it bytes.
-
-    Attributes:
-        allowed: All that may be taken.
-        encoder: The most that the encoder's session may take, weights included.
-        decoder: The same of the decode step.
-        scorer: The same of the scorer; 0 where there is none.
-        left_free: What stays free for others.
-    """
+    """Limits in bytes: of all memory, of each session with its weights, and what is left free for others."""
 
     allowed: int
     encoder: int
@@ -82,14 +68,14 @@ class MemoryPlan:
     """Bytes of each part.
 
     Attributes:
-        slot_bytes: One slot's caches; in a Transformer 2 · L · H · Dh · (T + S) · bytes of an element.
-        caches: All slots'.
-        scratch: For laying caches out anew, as large as one of them; nothing where there is one capacity only.
-        staging: The encoder's outputs, until they lie in their slots.
+        slot_bytes: Caches of one slot; in a Transformer 2 · L · H · Dh · (T + S) · bytes of an element.
+        caches: Of all slots.
+        scratch: For moving caches, as large as one of them; 0 with one capacity only.
+        staging: Outputs of the encoder, until they are copied to slots.
         arrays: Inputs and outputs of a step.
         encoder: Its session.
-        decoder: The decode step's.
-        scorer: The scorer's; nothing where there is none.
+        decoder: The session of the decode step.
+        scorer: Its session, if there is one.
         libraries: Of CUDA.
         graphs: Captured steps.
     """
@@ -107,12 +93,12 @@ class MemoryPlan:
 
     @classmethod
     def of(cls, model: DeviceModel, buckets: Buckets, prefill_tokens: int, num_graphs: int = 0) -> "MemoryPlan":
-        """Reckon for a model.
+        """Plan the memory of a model.
 
         Args:
             model: Its dimensions.
-            buckets: The last of each are what memory is reserved for.
-            prefill_tokens: Positions of one run of the encoder at the most, padding included.
+            buckets: Memory is reserved for the last of each.
+            prefill_tokens: Most positions of one run of the encoder, padding included.
             num_graphs: Shapes that will be captured.
         """
         max_rows = buckets.rows[-1]
@@ -134,23 +120,23 @@ class MemoryPlan:
 
     @property
     def reserved(self) -> int:
-        """What the runner itself allocates, all of it at the start."""
+        """Bytes that the runner allocates at the start."""
         return self.caches + self.scratch + self.staging + self.arrays
 
     @property
     def arena(self) -> int:
-        """What ONNX Runtime is expected to take, and what CUDA does beside it."""
+        """Bytes expected for ONNX Runtime and CUDA."""
         return self.encoder.total + self.decoder.total + self.scorer.total + self.libraries + self.graphs
 
     def budget(self, available: int, limit: int) -> Budget:
-        """Divide what may be taken, having made sure that it is enough; what is over goes to the sessions by their activations.
+        """Divide the memory that may be used; the excess goes to the sessions in proportion to their activations.
 
         Args:
-            available: What is free.
-            limit: What the operator allows; 0 for `DEFAULT_SHARE` of what is free.
+            available: Free bytes.
+            limit: The operator's; 0 for `DEFAULT_SHARE` of the free bytes.
 
         Raises:
-            DeviceError: If it does not fit, with what would.
+            DeviceError: If the plan does not fit, with the number of slots that would.
         """
         allowed = min(limit, available) if limit else int(DEFAULT_SHARE * available)
         over = allowed - self.reserved - self.arena
@@ -162,13 +148,13 @@ class MemoryPlan:
         return Budget(allowed, encoder, decoder, scorer, available - allowed)
 
     def parts(self, budget: Budget) -> dict[str, int]:
-        """Return the plan as it is logged and measured: bytes of each part, by name; together they are all that was free."""
+        """Return the bytes of each part by name, for log and metrics; their sum is all that was free."""
         parts = {name: getattr(self, name) for name in ("caches", "scratch", "staging", "arrays", "libraries", "graphs")}
         parts |= {"encoder": budget.encoder, "decoder": budget.decoder, "scorer": budget.scorer}
         return parts | {"left_free": budget.allowed + budget.left_free - sum(parts.values())}
 
     def _refusal(self, allowed: int, available: int) -> str:
-        """Say what does not fit, and what would."""
+        """Return the message of a plan that does not fit."""
         num_slots = self.caches // self.slot_bytes
         per_slot = self.slot_bytes + (self.scratch + self.arrays) // max(1, num_slots)
         fitting = max(0, (allowed - self.arena - self.staging) // per_slot)
@@ -180,7 +166,7 @@ class MemoryPlan:
 
 
 def _encoder(model: DeviceModel, prefill_tokens: int) -> SessionMemory:
-    """Reckon the encoder: its layers' activations, and the present keys and values of one layer, which nobody reads."""
+    """Estimate the encoder: activations, and the unused present keys and values of one layer."""
     graph = model.read_graph(model.encoder_path)
     presents = 2 * model.cross_kv.token_bytes * prefill_tokens
     scores = _scores(model, graph, prefill_tokens, model.max_source_tokens)
@@ -189,7 +175,7 @@ def _encoder(model: DeviceModel, prefill_tokens: int) -> SessionMemory:
 
 
 def _decoder(model: DeviceModel, max_rows: int) -> SessionMemory:
-    """Reckon the decode step: logits, log-probabilities and the search for the likeliest."""
+    """Estimate the decode step: logits, log-probabilities and top-k."""
     graph = model.read_graph(model.decoder_path)
     scores = _scores(model, graph, max_rows, model.max_target_tokens)
     activations = 3 * 4 * max_rows * model.num_choices + scores
@@ -198,7 +184,7 @@ def _decoder(model: DeviceModel, max_rows: int) -> SessionMemory:
 
 
 def _scorer(model: DeviceModel) -> SessionMemory:
-    """Reckon one pair of the longest source and target: the encoder's and the decoder's parts, and attention that is kept."""
+    """Estimate one pair of the longest source and target: encoder, decoder and the returned attention."""
     graph = model.read_graph(model.scorer_path)
     sources, targets = model.max_source_tokens, model.max_target_tokens
     heads, layers = model.cross_kv.num_pieces, model.cross_kv.num_tensors // 2
@@ -211,7 +197,7 @@ def _scorer(model: DeviceModel) -> SessionMemory:
 
 
 def _scores(model: DeviceModel, graph: GraphFile, num_queries: int, num_keys: int) -> int:
-    """Reckon scores and the bias that is added to them, in a graph that has one: else they are not in memory."""
+    """Estimate attention scores and their bias, which are in memory only in graphs with a bias."""
     if not any(attention.has("attention_bias") for attention in attentions(graph)):
         return 0
     return (4 + 2 * model.element_bytes) * model.cross_kv.num_pieces * num_queries * num_keys

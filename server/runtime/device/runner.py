@@ -1,34 +1,279 @@
-"""The runner that the engine uses on a device with memory of its own."""
+"""The device runner: caches and steps stay in the memory of a device, the host sees token ids and log-probabilities.
 
-from collections.abc import Mapping
+While a batch goes on unchanged, as greedy rows do between an arrival or ending and the next, the following step is begun at once,
+fed on the device with the tokens just chosen. It is taken if it turns out to be the next one, and dropped otherwise.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from dragoman.server.engine.search.candidates import Candidates
-from dragoman.server.runtime.device.decoder import DeviceDecoder
+from dragoman.server.runtime.device.cache import DeviceCache
+from dragoman.server.runtime.device.device import Device, DeviceError, OutOfDeviceMemory
+from dragoman.server.runtime.device.encoder import DeviceEncoder
+from dragoman.server.runtime.device.memory import MemoryPlan
+from dragoman.server.runtime.device.model import Buckets, DeviceModel
+from dragoman.server.runtime.device.steps import DeviceSteps, Shape, StepGraphs, Ticket
+from dragoman.server.runtime.runner import Candidates
+
+# Steps that must have gone on unchanged before one is begun ahead: where batches change often, guesses are wasted work.
+STEADY_STEPS = 4
 
 
-class DeviceRunner(DeviceDecoder):
-    """See `runner.Runner`. Encoded sources go into rows at once: memory of the device is reckoned and taken before."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step with its positions `[N]`, a copy; greedy if K was 1."""
 
+    ticket: Ticket
+    positions: NDArray[np.int64]
+    is_greedy: bool
+
+
+class DeviceRunner:
+    """A `Runner` on a device with memory of its own.
+
+    Attributes:
+        plan: Memory that it needs.
+        budget: Memory that it may take, divided among its parts.
+        num_ahead: Steps begun ahead.
+        num_taken: Steps begun ahead that turned out to be the next ones.
+    """
+
+    # Memory of the device is planned and taken before: encoded sources go into rows at once.
     holder = None
     reader = None
 
-    @property
-    def memory(self) -> Mapping[str, int]:
-        """See `Runner`."""
-        return self.plan.parts(self.budget)
+    def __init__(
+        self,
+        device: Device,
+        model: DeviceModel,
+        buckets: Buckets,
+        *,
+        prefill_tokens: int,
+        max_bytes: int = 0,
+        has_graphs: bool = True,
+        is_ahead: bool = True,
+        warn: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """Load both graphs and reserve all memory that will be needed.
+
+        Args:
+            device: Where to run.
+            model: What to run.
+            buckets: Sizes of steps; the last of its rows is the number of slots.
+            prefill_tokens: Positions the encoder computes at once, padding included; at least the longest source.
+            max_bytes: Memory that may be taken; 0 for nine tenths of what is free.
+            has_graphs: Whether steps are captured as graphs, to be replayed.
+            is_ahead: Whether steps are begun ahead.
+            warn: Called with the reason if steps cannot be captured.
+
+        Raises:
+            DeviceError: If the model does not fit or does not run there.
+        """
+        prefill_tokens = max(prefill_tokens, model.max_source_tokens)
+        self.device, self.max_rows, self.buckets = device.name, buckets.rows[-1], buckets
+        self.graphs = StepGraphs(buckets, has_graphs, self.capture, warn)
+        self.plan = MemoryPlan.of(model, buckets, prefill_tokens, len(list(self.graphs.shapes())) * self.graphs.is_on)
+        self.budget = self.plan.budget(device.available_bytes(), max_bytes)
+        self._device, self._model, self._is_ahead = device, model, is_ahead
+        encoder = device.open_session(model.encoder_path, max_arena_bytes=self.budget.encoder, is_captured=False)
+        decoder = self._open_decoder()
+        self.cache = DeviceCache(device, model, self.max_rows, buckets.targets, buckets.sources)
+        self._encoder = DeviceEncoder(device, model, encoder, prefill_tokens)
+        self._steps = DeviceSteps(device, model, decoder, self.cache, buckets, self.graphs)
+        self._rows_at_once = {False: self.max_rows, True: self.max_rows}  # by whether there are more candidates than usual
+        self._last: Step | None = None
+        self._next: Step | None = None
+        self._num_steady = self._num_rows = self._num_positions = 0
+        self.num_ahead = self.num_taken = 0
+
+    def warm_up(self) -> None:
+        """Run the encoder, and capture the steps of the smallest layouts.
+
+        The largest batches come first: the arenas are then large enough for every other, and no request waits for memory.
+        """
+        for length in (self._model.max_source_tokens, 1):
+            count = self._encoder.num_fitting([length] * self.max_rows)
+            try:
+                self.prefill([[self._model.eos_id] * length] * count, range(count))
+            except OutOfDeviceMemory:
+                if length == 1:
+                    raise  # a longer source that does not fit is refused when it comes
+        for shape in self.graphs.at_start():
+            self.capture(shape)
+        self.graphs.end_start()
+
+    def capture(self, shape: Shape) -> None:
+        """Run a step of a shape, at the last position of its layouts, which captures it; the contents of the caches are lost."""
+        self._empty()
+        self.cache.source_lengths[: shape.num_rows] = min(shape.sources, self._model.max_source_tokens)
+        positions = np.full(shape.num_rows, min(shape.targets, self._model.max_target_tokens) - 1)
+        try:
+            with self._steps.capturing():
+                self.step(np.full(shape.num_rows, self._model.decoder_start_id, np.int64), positions, shape.num_candidates)
+        finally:
+            self._empty()
+
+    def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+        """Encode sources into rows.
+
+        Raises:
+            OutOfDeviceMemory: If a source does not fit even alone.
+        """
+        self._forget()
+        pairs = sorted(zip(rows, sources, strict=True))
+        start = 0
+        while start < len(pairs):
+            count = self._encoder.num_fitting([len(source) for _, source in pairs[start:]])
+            part = pairs[start : start + count]
+            try:
+                encoded = self._encoder.encode([source for _, source in part])
+            except OutOfDeviceMemory:
+                if not self._encoder.shrink([len(source) for _, source in part]):
+                    raise
+                continue
+            self.cache.write_cross([row for row, _ in part], encoded.lengths, encoded.tensors, encoded.padded_length)
+            self._device.synchronize()  # what the encoder wrote is overwritten by its next run
+            start += count
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
-        """See `Runner`."""
-        return Candidates(*self.decode(tokens, positions, num_candidates))
+        """Decode one token for rows `[0, N)`, see `Runner.step`.
+
+        Raises:
+            OutOfDeviceMemory: If a row does not fit even alone.
+        """
+        num_rows = len(tokens)
+        assert 0 < num_rows <= self.max_rows
+        assert int(positions.max()) < self._model.max_target_tokens, "a row is longer than its cache"
+        self._num_rows, self._num_positions = num_rows, int(positions.sum()) + num_rows
+        is_continued = self._continues(tokens, positions, num_candidates)
+        self._num_steady = self._num_steady + 1 if is_continued else 0
+        if is_continued and self._next is not None:
+            step, self._next = self._next, None
+            self.num_taken += 1
+        else:
+            self._next = None
+            self.cache.fit(num_rows, int(positions.max()) + 1)
+            step = Step(self._start(tokens, positions, num_candidates), positions.copy(), num_candidates == 1)
+        if self._is_ahead and step.is_greedy and self._num_steady >= STEADY_STEPS:
+            self._next = self._start_ahead(step)
+        self._device.wait(step.ticket.mark)
+        self._last = step
+        return step.ticket.candidates
 
     def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
-        """See `Runner`."""
-        return Candidates(*self.decode_part(tokens, positions, num_candidates, first_row))
+        """Run rows of the last step again with more candidates, see `Runner.look`.
+
+        Raises:
+            OutOfDeviceMemory: If a row does not fit even alone.
+        """
+        self._forget()
+        if first_row == 0 and len(tokens) == self._num_rows:
+            ticket = self._start(tokens, positions, num_candidates)  # padded and computed as it was
+            self._device.wait(ticket.mark)
+            return ticket.candidates.kept(num_candidates)
+        return self._in_parts(tokens, positions, num_candidates, first_row)
+
+    def cache_bytes(self) -> tuple[int, int]:
+        live = self.cache.source_lengths[: self._num_rows]
+        pairs = (self.cache.cross_kv.kind, int(live.sum())), (self.cache.self_kv.kind, self._num_positions)
+        used = sum(num_positions * kind.num_tensors * kind.token_bytes for kind, num_positions in pairs)
+        return self.cache.num_bytes_reserved, used
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        self._forget()
+        self.cache.copy_row(source, target)
+
+    def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
+        """The whole row goes along, for what comes before `start` is the same in both."""
+        self._forget()
+        self.cache.copy_self(source, target)
+
+    def _open_decoder(self) -> onnxruntime.InferenceSession:
+        """Load the decode step, without graphs where it cannot be captured."""
+        path, limit = self._model.decoder_path, self.budget.decoder
+        if self.graphs.is_on:
+            try:
+                return self._device.open_session(path, max_arena_bytes=limit, is_captured=True)
+            except DeviceError as error:
+                session = self._device.open_session(path, max_arena_bytes=limit, is_captured=False)
+                self.graphs.give_up(error)
+                return session
+        return self._device.open_session(path, max_arena_bytes=limit, is_captured=False)
+
+    def _empty(self) -> None:
+        """Empty all rows; the caches return to their first layout."""
+        self._forget()
+        self.cache.empty()
+        self._num_rows = self._num_positions = 0
+
+    def _continues(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> bool:
+        """Return whether a step follows the last one with the likeliest token of every row."""
+        last = self._last
+        if last is None or not last.is_greedy or num_candidates != 1 or len(tokens) != len(last.positions):
+            return False
+        likeliest = last.ticket.candidates.ids[:, 0]
+        return bool(np.array_equal(positions, last.positions + 1) and np.array_equal(tokens, likeliest))
+
+    def _start_ahead(self, step: Step) -> Step | None:
+        """Begin the step after one in flight, unless the caches would have to be laid out anew.
+
+        A row at its last position stays there: its answer has ended, and what it writes is never read.
+        """
+        positions = np.minimum(step.positions + 1, self._model.max_target_tokens - 1)
+        if int(positions.max()) >= self.cache.self_kv.capacity or len(positions) > self._rows_at_once[False]:
+            return None
+        try:
+            ticket = self._steps.start(None, positions, 1)
+        except OutOfDeviceMemory:
+            return None
+        self.num_ahead += 1
+        return Step(ticket, step.positions + 1, True)
+
+    def _start(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Ticket:
+        """Begin a step, or run it in parts where memory is too short for all rows."""
+        is_wide = num_candidates > self.buckets.candidates[-1]
+        if len(tokens) <= self._rows_at_once[is_wide]:
+            try:
+                return self._steps.start(tokens, positions, num_candidates)
+            except OutOfDeviceMemory:
+                self._halve(len(tokens), is_wide)
+        return Ticket(self._device.mark(), self._in_parts(tokens, positions, num_candidates, 0))
+
+    def _in_parts(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+        """Run rows, as many at once as fit into memory."""
+        is_wide = num_candidates > self.buckets.candidates[-1]
+        parts: list[Candidates] = []
+        start = 0
+        while start < len(tokens):
+            part = slice(start, min(start + self._rows_at_once[is_wide], len(tokens)))
+            try:
+                ticket = self._steps.start(tokens[part], positions[part], num_candidates, first_row + start)
+            except OutOfDeviceMemory:
+                self._halve(part.stop - start, is_wide)
+                continue
+            self._device.wait(ticket.mark)
+            parts.append(ticket.candidates.kept(num_candidates))
+            start = part.stop
+        return Candidates(np.concatenate([part.ids for part in parts]), np.concatenate([part.log_probs for part in parts]))
+
+    def _halve(self, num_rows: int, is_wide: bool) -> None:
+        """Run fewer rows at once from now on; in an `except` block, whose error it raises if there was one row."""
+        if num_rows == 1:
+            raise
+        self._rows_at_once[is_wide] = num_rows // 2
+
+    def _forget(self) -> None:
+        """Drop a step begun ahead: rows are about to change."""
+        self._last = self._next = None
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        return self.plan.parts(self.budget)
 
     def open_session(self, path: Path) -> onnxruntime.InferenceSession:
         """Load the scorer on the same device, in the same order of work, within its part of the memory."""

@@ -4,26 +4,23 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.tensor_names import output_name
-from dragoman.server.runtime.device.buckets import NO_GRAPH, Buckets
 from dragoman.server.runtime.device.cache import DeviceCache
 from dragoman.server.runtime.device.device import Device, OutOfDeviceMemory
 from dragoman.server.runtime.device.memory import step_input_bytes, step_output_bytes
-from dragoman.server.runtime.device.model import DeviceModel
-
-When = Literal["idle", "start", "never"]
-"""When the graphs of larger layouts are captured: while nothing runs, or before the model is ready; or no graph at all."""
+from dragoman.server.runtime.device.model import NO_GRAPH, Buckets, DeviceModel
+from dragoman.server.runtime.runner import Candidates
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a step is bound for: rows and K as they are computed, and the capacities of the caches."""
+    """Rows and K of a step as computed, and the capacities of the caches."""
 
     num_rows: int
     num_candidates: int
@@ -32,37 +29,24 @@ class Shape:
 
 
 class StepGraphs:
-    """The graphs of one model's steps.
+    """The captured graphs of one model's steps; given up, with a `reason`, when a capture fails."""
 
-    Attributes:
-        is_on: Whether steps are captured and replayed.
-        is_disabled: Whether they would be, but a capture has failed.
-        reason: What it failed for.
-    """
-
-    def __init__(self, buckets: Buckets, when: When, capture: Callable[[Shape], None], warn: Callable[[str], None]) -> None:
-        """Begin with nothing captured.
-
-        Args:
-            buckets: The shapes there are.
-            when: See `When`.
-            capture: Runs a step of a shape, which captures it.
-            warn: Told why, when graphs are given up.
-        """
-        self.is_on, self.is_disabled, self.reason = when != "never", False, ""
-        self._buckets, self._when, self._capture, self._warn = buckets, when, capture, warn
+    def __init__(self, buckets: Buckets, is_on: bool, capture: Callable[[Shape], None], warn: Callable[[str], None]) -> None:
+        """Begin with nothing captured; `capture` runs a step of a shape, `warn` gets the reason when graphs are given up."""
+        self.is_on, self.is_disabled, self.reason = is_on, False, ""
+        self._buckets, self._capture, self._warn = buckets, capture, warn
         self._captured: set[Shape] = set()
         self._shortage: Exception | None = None
         self._pending = list(self.shapes())[::-1] if self.is_on else []
 
     def __contains__(self, shape: Shape) -> bool:
-        """Tell whether a shape can be replayed."""
+        """Return whether a shape can be replayed."""
         return shape in self._captured
 
     def shapes(self) -> Iterator[Shape]:
-        """Yield every shape: the smallest layouts first, and of a layout the largest batches, whose memory does for the others.
+        """Yield every shape: the smallest layouts first, and of a layout the largest batches, whose memory the others reuse.
 
-        The other way round ONNX Runtime's arena would keep pieces of every size: they are not joined to make larger ones.
+        In rising order ONNX Runtime's arena would keep chunks of every size: they are not joined to larger ones.
         """
         buckets = self._buckets
         layouts = sorted(itertools.product(buckets.targets, buckets.sources), key=lambda layout: layout[0] + layout[1])
@@ -70,19 +54,19 @@ class StepGraphs:
             yield Shape(rows, candidates, targets, sources)
 
     def at_start(self) -> list[Shape]:
-        """Return the shapes to run before the model is ready: those of the smallest layouts, or all."""
+        """Return the shapes to run before the model is ready: those of the smallest layouts."""
         smallest = self._buckets.targets[0], self._buckets.sources[0]
-        return [shape for shape in self.shapes() if self._when == "start" or (shape.targets, shape.sources) == smallest]
+        return [shape for shape in self.shapes() if (shape.targets, shape.sources) == smallest]
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is a shape that has been neither captured nor tried."""
+        """Whether a shape has been neither captured nor tried."""
         while self._pending and self._pending[-1] in self._captured:
             self._pending.pop()
         return bool(self._pending)
 
     def capture_next(self) -> None:
-        """Try to capture the next shape, if there is one; call it while no row holds anything."""
+        """Try to capture the next shape, if any; only while all rows are empty."""
         if self.has_pending:
             self._capture(self._pending.pop())
 
@@ -93,7 +77,7 @@ class StepGraphs:
 
     @contextmanager
     def ignored(self) -> Iterator[None]:
-        """Replay nothing meanwhile."""
+        """Replay nothing within the `with`."""
         captured, self._captured = self._captured, set()
         try:
             yield
@@ -105,16 +89,16 @@ class StepGraphs:
         self._captured.add(shape)
 
     def note_shortage(self, error: Exception) -> None:
-        """Note that there was no memory to capture a shape, whose steps stay plain."""
+        """Note that memory was too short to capture a shape, whose steps run without a graph."""
         self._shortage = error
 
     def end_start(self) -> None:
-        """Give up if none of the shapes that were to be ready at the start could be captured."""
+        """Give up if no shape could be captured at the start."""
         if self.is_on and self._shortage is not None and not self._captured:
             self.give_up(self._shortage)
 
     def give_up(self, error: Exception) -> None:
-        """Replay and capture nothing any more, and say so once."""
+        """Stop replaying and capturing, with one warning."""
         if self.is_on:
             self._warn(str(error))
         self.is_on, self.is_disabled, self.reason = False, True, str(error)
@@ -122,34 +106,17 @@ class StepGraphs:
         self._pending.clear()
 
 
+# Host buffers of a step's arrays: for the step being read, the one in flight, and its replacement.
 NUM_STAGES = 3
-"""Places for a step's arrays in host memory: the step being read, the one under way, and the one that takes its place."""
 ASYNCHRONOUS = "disable_synchronize_execution_providers"
-
-
-class Likeliest(NamedTuple):
-    """The K likeliest next tokens of N rows.
-
-    Attributes:
-        ids: `[N, K]`, likeliest first.
-        log_probs: `[N, K]`.
-    """
-
-    ids: NDArray[np.int64]
-    log_probs: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A step under way.
-
-    Attributes:
-        mark: To wait for.
-        likeliest: What it finds, to be read after that.
-    """
+    """A step in flight: its candidates may be read after waiting for its mark."""
 
     mark: int
-    likeliest: Likeliest
+    candidates: Candidates
 
 
 class DeviceSteps:
@@ -182,7 +149,7 @@ class DeviceSteps:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Capture the shapes of steps begun meanwhile, where they can be; at other times none is captured."""
+        """Capture the steps begun within the `with`; no other is captured."""
         self._is_capturing = True
         try:
             yield
@@ -195,11 +162,10 @@ class DeviceSteps:
         """Begin a step.
 
         Args:
-            tokens: `[N]`; None for the likeliest ones of the step before, which are on the device: it had the same rows and K 1.
+            tokens: `[N]`; None for the likeliest ones of the step before, which had the same rows and K 1: they are on the device.
             positions: `[N]`.
             num_candidates: K.
-            first_row: The row of `tokens[0]`, where these are a part of the rows in use; None where they are all of them. A part is
-                not captured, and not padded: its neighbours are in use.
+            first_row: Row of `tokens[0]`, where these are a part of the rows in use, which is neither captured nor padded.
 
         Raises:
             OutOfDeviceMemory: If it does not fit.
@@ -224,7 +190,7 @@ class DeviceSteps:
         return self._collect(self._staged_outputs[self._stage], self._output, shape, num_rows, num_candidates)
 
     def _run(self, shape: Shape) -> None:
-        """Replay a shape, or capture it if that is due, or else compute it plainly; what could not be captured is, too."""
+        """Replay a shape, or capture it, or run it without a graph."""
         is_known = shape in self._graphs
         if is_known or (self._is_capturing and self._graphs.is_on and shape.num_candidates in self._buckets.candidates):
             try:
@@ -243,7 +209,7 @@ class DeviceSteps:
         self._device.run(self._session, *self._binding(shape, is_captured=False))
 
     def _feed(self, tokens: NDArray[np.int64] | None, positions: NDArray[np.int64], padded: int, first_row: int) -> None:
-        """Send a step's inputs; rows of padding are fed padding at position 0 of a source of one token, which harms nothing."""
+        """Upload a step's inputs; rows of padding get padding at position 0 of a source of one token."""
         num_rows = len(positions)
         staged = self._staged_inputs[self._stage][: step_input_bytes(padded)].view(np.int64).reshape(3, padded)
         staged[1, :num_rows], staged[1, num_rows:] = positions, 0
@@ -256,7 +222,7 @@ class DeviceSteps:
             self._device.upload(self._input, staged)
 
     def _start_wide(self, shape: Shape, num_rows: int, first_row: int) -> Ticket:
-        """Run a step with more candidates than there is room for: its outputs are reserved for it alone."""
+        """Run a step with more candidates than the reserved arrays hold, in memory of its own."""
         size = step_output_bytes(shape.num_rows, shape.num_candidates)
         output = self._device.allocate(size)
         try:
@@ -268,17 +234,16 @@ class DeviceSteps:
             self._device.free(output)
 
     def _collect(self, staged: NDArray[np.uint8], output: int, shape: Shape, num_rows: int, num_candidates: int) -> Ticket:
-        """Fetch a step's outputs."""
+        """Download a step's outputs."""
         count = shape.num_rows * shape.num_candidates
         staged = staged[: 12 * count]
         self._device.download(staged, output)
         ids = staged[: 8 * count].view(np.int64).reshape(shape.num_rows, shape.num_candidates)
         log_probs = staged[8 * count :].view(np.float32).reshape(shape.num_rows, shape.num_candidates)
-        likeliest = Likeliest(ids[:num_rows, :num_candidates], log_probs[:num_rows, :num_candidates])
-        return Ticket(self._device.mark(), likeliest)
+        return Ticket(self._device.mark(), Candidates(ids[:num_rows, :num_candidates], log_probs[:num_rows, :num_candidates]))
 
     def _binding(self, shape: Shape, *, is_captured: bool) -> tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]:
-        """Return a shape's binding, the same one each time."""
+        """Return the binding of a shape, made once."""
         if (bound := self._bound.get((shape, is_captured))) is None:
             bound = self._bound[shape, is_captured] = self._bind(shape, self._output, 0, is_captured=is_captured)
         return bound
@@ -286,7 +251,7 @@ class DeviceSteps:
     def _bind(
         self, shape: Shape, output: int, first_row: int, *, is_captured: bool = False
     ) -> tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]:
-        """Bind arrays and caches by address; caches are inputs and outputs in one place."""
+        """Bind arrays and caches by address; caches are inputs and outputs at one address."""
         device, cache, num_rows = self._device, self._cache, shape.num_rows
         binding = self._session.io_binding()
         where = device.kind, device.ordinal
@@ -310,7 +275,7 @@ class DeviceSteps:
         return binding, self._options(shape, is_captured=is_captured)
 
     def _options(self, shape: Shape, *, is_captured: bool) -> onnxruntime.RunOptions:
-        """Return how a shape is run: without waiting, and as its graph."""
+        """Return run options: asynchronous, with the number of the shape's graph."""
         options = onnxruntime.RunOptions()
         options.add_run_config_entry(ASYNCHRONOUS, "1")
         graph = NO_GRAPH

@@ -1,7 +1,6 @@
 """A desk behind a socket: the socket and the front ends' side are the real ones, the replica is played by hand."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,15 +9,16 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from dragoman.server.dispatch.attached_engine import AttachedEngine
 from dragoman.server.dispatch.desk import Desk
 from dragoman.server.dispatch.desk_server import DeskServer
+from dragoman.server.engine.client import EngineClient
 from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.messages import Request
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.errors import NotReady, Unavailable
 from tests.server.conftest import until
 from tests.server.dispatch.fakes import FakeReplica
+from tests.server.test_supervisor import SETTINGS
 
 
 class World:
@@ -27,18 +27,11 @@ class World:
     def __init__(self, endpoint: str) -> None:
         self.desk = Desk(Limits(max_slots=2, max_waiting_requests=8, max_waiting_tokens=100, prefill_tokens_per_step=100))
         self.server = DeskServer(endpoint, self.desk)
-        self.engines: list[AttachedEngine] = []
+        self.engines: list[EngineClient] = []
 
-    def front_end(self, name: str) -> AttachedEngine:
-        numbers = itertools.count(1)
-        engine = AttachedEngine(
-            "a",
-            lambda: ZmqLink(self.server.endpoint, f"{name}/{next(numbers)}".encode()),
-            0.1,
-            on_statistics=lambda _: None,
-            on_change=lambda: None,
-        )
-        engine.begin()
+    def front_end(self, name: str) -> EngineClient:
+        engine = EngineClient("a", ZmqLink(self.server.endpoint, name.encode()), SETTINGS, 1, 0.1)
+        engine.open()
         self.engines.append(engine)
         return engine
 
@@ -50,7 +43,7 @@ async def connected(folder: Path) -> AsyncIterator[World]:
         yield world
     finally:
         for engine in world.engines:
-            await engine.stop()
+            engine.close()
         world.server.close()
 
 
@@ -75,7 +68,7 @@ async def test_what_a_front_end_had_that_is_gone_is_ended_and_nothing_else(tmp_p
         lost.cancel()
 
 
-async def test_a_front_end_attaches_anew_when_the_model_was_down(tmp_path: Path) -> None:
+async def test_a_front_end_goes_on_when_the_model_was_down(tmp_path: Path) -> None:
     async with connected(tmp_path) as world:
         replica = FakeReplica(world.desk, 0, 2)
         engine = world.front_end("front")
@@ -108,19 +101,3 @@ async def test_what_cannot_be_read_hurts_nobody(tmp_path: Path) -> None:
         await until(lambda: engine.is_ready)
         stranger.close()
         context.term()
-
-
-async def test_a_front_end_that_cannot_attach_tries_again(tmp_path: Path) -> None:
-    async with connected(tmp_path) as world:
-        FakeReplica(world.desk, 0, 2)
-        failures = [OSError("too many open files")] * 2
-
-        def connect() -> ZmqLink:
-            if failures:
-                raise failures.pop()
-            return ZmqLink(world.server.endpoint, b"front/1")
-
-        engine = AttachedEngine("a", connect, 0.01, on_statistics=lambda _: None, on_change=lambda: None)
-        engine.begin()
-        world.engines.append(engine)
-        await until(lambda: engine.is_ready)

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.messages import Answer, Finished, Request
 from dragoman.server.engine.scheduler import Limits
-from dragoman.server.engine.search.candidates import Candidates
-from dragoman.server.engine.search.target import TargetSide
-from dragoman.server.runtime.runner import Held
+from dragoman.server.engine.search.hypothesis import TargetSide
+from dragoman.server.runtime.runner import Candidates, Held
 
 PAD, EOS, START, MAX_TARGET, VOCAB = 0, 1, 2, 40, 80
 ORIGIN = b"front"

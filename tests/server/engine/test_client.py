@@ -17,6 +17,7 @@ from dragoman.server.engine.messages import (
     ANYBODY,
     Cancel,
     Command,
+    Down,
     Event,
     Finished,
     Hello,
@@ -28,12 +29,12 @@ from dragoman.server.engine.messages import (
     ScoreRequest,
     Share,
     Statistics,
-    Stop,
     Submit,
     Tokens,
 )
 from dragoman.server.engine.snapshot import EngineSnapshot, Snapshot, Watch
-from dragoman.server.errors import QueueFull, Unavailable
+from dragoman.server.errors import NotReady, QueueFull, Unavailable
+from tests.server.test_supervisor import SETTINGS
 
 
 class Engine:
@@ -70,13 +71,16 @@ class Engine:
 async def attached(folder: Path, statistics: list[Statistics] | None = None) -> AsyncIterator[tuple[EngineClient, Engine]]:
     endpoint = f"ipc://{folder}/engine"
     engine = Engine(endpoint)
-    client = EngineClient(ZmqLink(endpoint), [].append if statistics is None else statistics.append)
+    told: Any = [].append if statistics is None else statistics.append
+    client = EngineClient("a", ZmqLink(endpoint), SETTINGS, 1, 0.5, on_statistics=told)
+    client.open()
     try:
         assert await engine.receive() == Hello()
+        await engine.send(Ready("cpu", 4, 0.5))
+        await client.until_ready()
         yield client, engine
     finally:
-        client.fail(Unavailable("over"))
-        await client.close()
+        client.close()
         engine.close()
     assert client.num_outstanding == 0
 
@@ -148,15 +152,17 @@ async def test_failing_ends_everything_once_and_refuses_what_comes_then(tmp_path
         await engine.receive()
         watching = client.watch()
         leaving.cancel()
-        client.fail(Unavailable("the engine ended"))
-        client.fail(Unavailable("and again"))
+        await engine.send(Down("the engine ended", 0.5))
+        await engine.send(Down("and again", 0.5))
         outcomes = await asyncio.gather(*tasks, watching, return_exceptions=True)
         assert [str(outcome) for outcome in outcomes] == ["the engine ended"] * 4
         await asyncio.wait([leaving])
-        assert leaving.cancelled() and client.has_failed and client.num_outstanding == 0
-        for late in (client.generate(request(11)), client.score(pair(12)), client.watch()):
-            with pytest.raises(Unavailable):
+        assert leaving.cancelled() and not client.is_ready and client.num_outstanding == 0
+        for late in (client.generate(request(11)), client.score(pair(12))):
+            with pytest.raises(NotReady):
                 await late
+        with pytest.raises(NotReady):
+            client.watch()
 
 
 async def test_nothing_that_arrives_is_overlooked_while_requests_are_sent(tmp_path: Path) -> None:
@@ -181,20 +187,16 @@ async def test_nothing_that_arrives_is_overlooked_while_requests_are_sent(tmp_pa
 async def test_events_other_than_answers(tmp_path: Path) -> None:
     statistics: list[Statistics] = []
     async with attached(tmp_path, statistics) as (client, engine):
-        for device in ("cpu", "other"):
-            await engine.send(Ready(device, 4, 0.5))
-        assert (await client.ready).device == "cpu"
-        heard = client.last_heard
+        await engine.send(Ready("other", 4, 0.5))
         for _ in range(2):
             first = client.watch()
             assert client.watch() is first and await engine.receive() == Watch()
             await engine.report(num_waiting=3)
             await engine.send(Snapshot([EngineSnapshot(1.0)], []))
-            assert await first == Snapshot([EngineSnapshot(1.0)], []) and client.last_heard > heard
+            assert await first == Snapshot([EngineSnapshot(1.0)], [])
         await engine.send(Snapshot([], []))  # which was not asked for
-        client.stop_engine()
-        assert await engine.receive() == Stop() and await engine.has_silence()
-    assert [one.num_waiting for one in statistics] == [3, 3]
+        assert await engine.has_silence() and client.device == "cpu"
+    assert [one.num_waiting for one in statistics] == [3, 3, 0]
 
 
 MANY, FEW = Share("many"), Share("few")
@@ -232,7 +234,7 @@ async def test_a_queue_that_is_full_for_a_caller_refuses_without_asking_the_engi
             except QueueFull as full:
                 found[name] = full.retry_after_seconds, full.limit
         assert found == refusals
-        client.fail(Unavailable("the end"))
+        client.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -244,4 +246,6 @@ async def test_a_message_that_cannot_be_read_ends_the_waiting(tmp_path: Path, pa
         await engine.send(payload)
         with pytest.raises(Unavailable):
             await asyncio.wait_for(task, 10)
-        assert client.has_failed
+        assert not client.is_ready and await engine.receive() == Hello(), "it attaches anew"
+        await engine.send(Ready("cpu", 4, 0.5))
+        await client.until_ready()

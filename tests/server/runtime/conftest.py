@@ -15,10 +15,8 @@ from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import trace
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.server.runtime.device.buckets import Buckets
-from dragoman.server.runtime.device.device import OutOfDeviceMemory
-from dragoman.server.runtime.device.host import HostDevice
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.device import HostDevice, OutOfDeviceMemory
+from dragoman.server.runtime.device.model import Buckets, DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
 from tests.export.conftest import export as export
 from tests.export.conftest import make_checkpoint as make_checkpoint

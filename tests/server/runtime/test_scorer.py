@@ -12,7 +12,7 @@ import torch
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.eager_pass import EagerPass
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.server.runtime.scorer import OnnxScorer
+from dragoman.server.runtime.onnx import OnnxScorer
 
 PAIRS = [([7, 8, 9, 1], [10, 11, 1]), ([1], [20] * 19 + [1]), ([5] * 23 + [1], [1])]
 

@@ -16,10 +16,8 @@ from dragoman.server.engine.loading import load_runner, load_scorer
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.runtime import weights as weights_module
-from dragoman.server.runtime.onnx import OnnxRunner
-from dragoman.server.runtime.scorer import OnnxScorer
-from dragoman.server.runtime.weights import Weights
-from dragoman.server.runtime.weights_layout import WEIGHTS_FILE
+from dragoman.server.runtime.onnx import OnnxRunner, OnnxScorer
+from dragoman.server.runtime.weights import WEIGHTS_FILE, Weights
 
 MAX_ROWS = 17
 Patch = pytest.MonkeyPatch

@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.export.bundle import Bundle
 from dragoman.export.session import WRITTEN_SUFFIX, open_session
-from dragoman.server.runtime.weights_layout import ALIGNMENT, WEIGHTS_FILE, Layout
+from dragoman.server.runtime.weights import ALIGNMENT, WEIGHTS_FILE, Layout
 
 NAMES = ("encoder.onnx", "decoder.onnx")
 

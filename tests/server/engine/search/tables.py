@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.server.engine.messages import Answer, Request
-from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.hypothesis import TargetSide
 from dragoman.server.engine.search.search import Search
-from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.runtime.runner import Candidates
 from tests.server.engine.bench import EOS, PAD, START, reference_answers
 
 MAX_TOKENS = 16

@@ -8,8 +8,7 @@ import pytest
 
 from dragoman.server.engine.messages import SearchOptions
 from dragoman.server.engine.search.constraints import MAX_LISTED, MAX_SORTED, NUM_SPARE, Constraints
-from dragoman.server.engine.search.hypothesis import Hypothesis
-from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide
 
 EOS, VOCAB_SIZE = 1, 8
 

@@ -6,10 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
-from dragoman.server.engine.search.choice import search_for
+from dragoman.server.engine.search.hypothesis import TargetSide
 from dragoman.server.engine.search.search import Search
-from dragoman.server.engine.search.separate import SeparateSearch
-from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.engine.search.searches import SeparateSearch, search_for
 from tests.examples import num_examples
 from tests.server.engine.search.tables import make_table
 

@@ -13,9 +13,8 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from dragoman.server.engine.messages import Sampling, SearchOptions
 from dragoman.server.engine.search.constraints import Constraints, Options
-from dragoman.server.engine.search.hypothesis import Hypothesis
+from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide
 from dragoman.server.engine.search.sampler import Sampler
-from dragoman.server.engine.search.target import TargetSide
 
 TEMPERATURES = [0.1, 0.7, 1.0, 1.2, 5.0]
 Values = NDArray[np.float64]

@@ -6,9 +6,8 @@ import pytest
 
 from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
 from dragoman.server.engine.search.beam import BeamSearch
-from dragoman.server.engine.search.choice import search_for
 from dragoman.server.engine.search.hypothesis import BLOCK, Hypothesis, num_common_tokens
-from dragoman.server.engine.search.separate import SeparateSearch
+from dragoman.server.engine.search.searches import SeparateSearch, search_for
 from tests.server.engine.bench import EOS
 from tests.server.engine.search.tables import make_table
 

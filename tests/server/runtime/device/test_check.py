@@ -12,7 +12,7 @@ import pytest
 from dragoman.server.runtime.device import check
 from dragoman.server.runtime.device.check import Finding, GpuCheck, Wanted, kernels_of
 from dragoman.server.runtime.device.device import DeviceError
-from dragoman.server.runtime.device.steps import Likeliest
+from dragoman.server.runtime.runner import Candidates
 from tests.export.conftest import Export
 from tests.server.runtime.conftest import FailingDevice
 
@@ -123,15 +123,15 @@ def test_failed_run_is_named_and_the_others_are_tried(
     ],
 )
 def test_wrong_results_are_found(half_bundle: Path, monkeypatch: pytest.MonkeyPatch, change: Any, name: str) -> None:
-    decode, count = check.DeviceRunner.decode, 0
+    step, count = check.DeviceRunner.step, 0
 
-    def broken(self: Any, *arguments: Any) -> Likeliest:
+    def broken(self: Any, *arguments: Any) -> Candidates:
         nonlocal count
         count += 1
-        found = decode(self, *arguments)
-        return Likeliest(found.ids, change(found.log_probs, count))
+        found = step(self, *arguments)
+        return Candidates(found.ids, change(found.log_probs, count))
 
-    monkeypatch.setattr(check.DeviceRunner, "decode", broken)
+    monkeypatch.setattr(check.DeviceRunner, "step", broken)
     found = findings(half_bundle, FailingDevice())
     assert name in failed(found) and (name == "step" or "differ" in found[name].text)
 

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from dragoman.server.runtime.device.buckets import Buckets, padded_sizes
 from dragoman.server.runtime.device.device import OutOfDeviceMemory
 from dragoman.server.runtime.device.encoder import DeviceEncoder
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.model import Buckets, DeviceModel, padded_sizes
 from dragoman.server.runtime.device.runner import DeviceRunner
 from tests.server.runtime.conftest import FailingDevice
 
@@ -93,7 +92,7 @@ def test_batch_that_proved_too_large_is_not_tried_again(encoder: DeviceEncoder, 
 def test_model_starts_though_its_longest_source_has_no_room(model: DeviceModel, buckets: Buckets, device: FailingDevice) -> None:
     limit = model.max_source_tokens
     device.is_short = lambda shape: len(shape) == 4 and shape[2] >= limit
-    runner = DeviceRunner(device, model, buckets, prefill_tokens=MAX_POSITIONS, capture="never")
+    runner = DeviceRunner(device, model, buckets, prefill_tokens=MAX_POSITIONS, has_graphs=False)
     runner.warm_up()
     runner.prefill([source(5, 0)], [0])
     with pytest.raises(OutOfDeviceMemory):

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from dragoman.export.caches import Cache, attention_caches
-from dragoman.server.runtime.device.buckets import NO_GRAPH, Buckets, at_least, padded_sizes
-from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
-from dragoman.server.runtime.device.host import HostDevice
-from dragoman.server.runtime.device.kind import CacheKind
+from dragoman.server.runtime.device.device import DeviceError, HostDevice, OutOfDeviceMemory
+from dragoman.server.runtime.device.model import NO_GRAPH, Buckets, CacheKind, at_least, padded_sizes
 
 
 def test_kind_has_the_caches_of_its_role_with_their_sizes() -> None:

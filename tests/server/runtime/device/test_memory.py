@@ -8,10 +8,9 @@ import pytest
 from dragoman.export.caches import attention_caches
 from dragoman.export.cuda_contract import DOMAIN, INPUTS, OPERATOR
 from dragoman.export.graph_file import GraphFile, NodeInfo
-from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.device import DeviceError
 from dragoman.server.runtime.device.memory import DEFAULT_SHARE, MIN_ACTIVATION_BYTES, MemoryPlan
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.model import Buckets, DeviceModel
 
 ROOT = Path(__file__).resolve().parents[4]
 MIB, GIB = 2**20, 2**30

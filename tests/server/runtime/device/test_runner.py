@@ -12,12 +12,10 @@ from dragoman.export.bundle import Bundle
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.messages import Finished, Request, Sampling, SearchOptions
 from dragoman.server.engine.scheduler import Limits
-from dragoman.server.engine.search.target import TargetSide
-from dragoman.server.runtime.device.buckets import Buckets
+from dragoman.server.engine.search.hypothesis import TargetSide
 from dragoman.server.runtime.device.cache import SHRINK_PATIENCE
-from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
-from dragoman.server.runtime.device.host import HostDevice
-from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.device import DeviceError, HostDevice, OutOfDeviceMemory
+from dragoman.server.runtime.device.model import Buckets, DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
 from dragoman.server.runtime.onnx import OnnxRunner
 from dragoman.server.runtime.runner import Runner

@@ -1,19 +1,31 @@
-"""Answers that grow independently of each other: greedy search with options, samples, and alternatives after a prefix."""
+"""The search of a request, and the searches of one step side by side.
+
+Plain greedy requests have no search: the engine chooses for all of them at once. A forced prefix, a forced end and the length in a
+score leave a request plain, since imported models have them in every request; only the end itself is found by a search, which
+goes on from what the plain request has.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from dragoman.server.engine.messages import Answer, Request
-from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.messages import GREEDY, Answer, Request, SearchOptions
+from dragoman.server.engine.search.beam import BeamSearch, ranked
 from dragoman.server.engine.search.constraints import Option
-from dragoman.server.engine.search.hypothesis import Hypothesis
+from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide
 from dragoman.server.engine.search.sampler import NUM_CANDIDATES, Sampler
 from dragoman.server.engine.search.search import Search
-from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.runtime.runner import Candidates
 
 
 class SeparateSearch(Search):
-    """One row until the first token is generated, then one for each answer that has not ended."""
+    """Independent answers: greedy search with options, samples, and alternatives after a prefix.
+
+    One row until the first token is generated, then one for each answer that has not ended.
+    """
 
     def __init__(self, request: Request, target: TargetSide) -> None:
         self._finished: list[Hypothesis] = []
@@ -25,24 +37,22 @@ class SeparateSearch(Search):
 
     @property
     def max_rows(self) -> int:
-        """See `Search`."""
         return len(self.live) if self._has_branched else self.options.num_answers
 
     @property
     def num_generated(self) -> int:
-        """See `Search`."""
         if self.live:
             return max(hypothesis.num_generated for hypothesis in self.live)
         return sum(hypothesis.num_generated for hypothesis in self._finished)
 
     @property
     def certain_tokens(self) -> list[int]:
-        """See `Search`: all of the first answer's."""
+        """All of the first answer's."""
         first = next(hypothesis for hypothesis in (*self.live, *self._finished) if hypothesis.index == 0)
         return first.token_ids
 
     def answers(self) -> list[Answer]:
-        """See `Search`: in the order of their indices."""
+        """In the order of their indices."""
         finished = sorted(self._finished, key=lambda hypothesis: hypothesis.index)
         return [self._answer(hypothesis) for hypothesis in finished]
 
@@ -56,7 +66,7 @@ class SeparateSearch(Search):
 
     def _set_num_candidates(self) -> None:
         super()._set_num_candidates()
-        if self._samplers:  # rules are no reason to see more, for a draw knows bounds of what it does not see
+        if self._samplers:  # a draw has bounds for unseen tokens, so rules need no more
             self.num_candidates = min(self.num_candidates, NUM_CANDIDATES)
 
     def _decide(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
@@ -78,7 +88,7 @@ class SeparateSearch(Search):
         live: list[Hypothesis] = []
         parents: list[int] = []
         for row, index, option in places:
-            if option is None:  # fewer alternatives than asked for, or rules that leave nothing to go on with
+            if option is None:  # too few alternatives, or none left by the rules
                 if self._has_branched or index == 0:
                     self._finished.append(self.live[row])
                 continue
@@ -94,7 +104,7 @@ class SeparateSearch(Search):
         return parents
 
     def _likeliest(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> list[Option | None] | None:
-        """Return what each answer in a row goes on with, None for one that cannot go on; None for all if more has to be seen."""
+        """Return the next option of each answer in a row, None for one that cannot go on; None if more candidates are needed."""
         count = 1 if self._has_branched else self.options.num_answers
         num_wanted = count if self.options.has_alternatives else 1
         best = self._constraints.certain(self.live[row], ids, log_probs, num_wanted)
@@ -106,12 +116,12 @@ class SeparateSearch(Search):
         return [*best, *[None] * (count - len(best))]
 
     def _drawn(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> list[Option | None] | None:
-        """Return what each answer in a row draws, None for one that cannot go on; None for all if more has to be seen."""
+        """Return the drawn option of each answer in a row, None for one that cannot go on; None if more candidates are needed."""
         num_unseen = self._target.num_choices - len(ids)
         indices = [self.live[row].index] if self._has_branched else range(self.options.num_answers)
         options = self._constraints.apply(self.live[row], ids, log_probs)
         if not len(options.ids):
-            if num_unseen and log_probs[-1] > -np.inf:  # the rules have taken all that was seen
+            if num_unseen and log_probs[-1] > -np.inf:  # the rules exclude all that was seen
                 self._want_more(row, len(ids))
                 return None
             return [None] * len(indices)
@@ -127,3 +137,65 @@ class SeparateSearch(Search):
                 return None
             drawn.append((options.ids.item(place), options.log_probs.item(place), options.values.item(place)))
         return drawn
+
+
+def search_for(request: Request, target: TargetSide) -> Search | None:
+    """Return a request's search, or None for plain greedy search."""
+    if is_plain(request.search, request.max_new_tokens):
+        return None
+    if request.search.num_beams > 1:
+        return BeamSearch(request, target)
+    return SeparateSearch(request, target)
+
+
+def search_from(request: Request, target: TargetSide, hypothesis: Hypothesis) -> Search:
+    """Return the search that continues a plain request after its forced prefix and a generated token."""
+    search = SeparateSearch(request, target)
+    search.go_on_from(hypothesis)
+    return search
+
+
+def is_plain(options: SearchOptions, max_new_tokens: int) -> bool:
+    """Return whether a request needs no search: its forced prefix, then the likeliest tokens, and no details."""
+    if options is GREEDY:
+        return True
+    if options.is_end_forced and max_new_tokens == 1:
+        return False
+    unlike = {"length_penalty": 1.0, "num_forced": 0, "forced_prefix": [], "is_end_forced": False}
+    return structs.replace(options, **unlike) == GREEDY
+
+
+# See `Search.advance`.
+Advance = Callable[[], list[int] | None]
+
+
+def advances(searches: Sequence[Search], rows: Sequence[list[int]], candidates: Candidates) -> list[Advance]:
+    """Return a call that advances each search with a step's candidates; beams without rules are ranked together.
+
+    The outcome is that of `Search.advance`, bit for bit.
+
+    Args:
+        searches: None of them waits for more candidates.
+        rows: Rows of each search's live hypotheses.
+        candidates: At least as many as the search that needs most.
+    """
+    found: list[Advance | None] = [None] * len(searches)
+    alike: dict[tuple[int, int], list[int]] = {}
+    for place, search in enumerate(searches):
+        if isinstance(search, BeamSearch) and search.is_unruled:
+            alike.setdefault((len(rows[place]), search.num_wanted), []).append(place)
+    for (_, num_wanted), places in alike.items():
+        beams = [searches[place] for place in places]
+        where = np.array([rows[place] for place in places])
+        log_probs = candidates.log_probs[where, :num_wanted]
+        if log_probs[:, :, -1].min() == -np.inf:  # some tokens have no probability
+            continue
+        totals = np.array([[hypothesis.total for hypothesis in search.live] for search in beams])
+        extensions = ranked(totals, candidates.ids[where, :num_wanted], log_probs, num_wanted)
+        for place, search, own in zip(places, beams, extensions, strict=True):
+            assert isinstance(search, BeamSearch)
+            found[place] = partial(search.go_on_with, own)
+    return [
+        advance or partial(search.advance, candidates.of(own, search.num_candidates))
+        for advance, search, own in zip(found, searches, rows, strict=True)
+    ]

@@ -1,0 +1,489 @@
+"""The OpenAPI document of the HTTP port: `/v1` from the contract and its comments, the other protocols from tables.
+
+The message descriptors have no comments, which are therefore read from the .proto files of the package.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from dragoman.inference import inference_pb2
+from dragoman.server.protocols.http.openinference import BINARY, BINARY_DATA, BINARY_OUTPUT, BINARY_SIZE, LENGTH_KEY, MODEL, ROOT
+from dragoman.server.protocols.http.responses import JSON
+from dragoman.server.protocols.openinference.requests import (
+    FIELDS,
+    FLAGS,
+    INPUTS,
+    MAX_TEXTS,
+    NUM_PARAMETERS,
+    OUTPUTS,
+    PARAMETERS,
+    SYNONYMS,
+    Kind,
+    Output,
+)
+from dragoman.server.protocols.openinference.tensors import DATATYPES
+from dragoman.v1 import generation_pb2, repository_pb2
+
+Schema = dict[str, Any]
+
+EVENTS = "text/event-stream"
+# Method, path, RPC, request and response.
+CALLER_RPCS = (
+    ("post", "/v1/generate", "Generate", "GenerateRequest", "GenerateResponse"),
+    ("post", "/v1/generate:stream", "GenerateStream", "GenerateRequest", "GenerateStreamResponse"),
+    ("post", "/v1/score", "Score", "ScoreRequest", "ScoreResponse"),
+    ("get", "/v1/models", "ListModels", "", "ListModelsResponse"),
+    ("get", "/v1/models/{model}", "GetModel", "", "Model"),
+)
+OPERATOR_RPCS = (
+    ("get", "/v1/repository", "ListRepository", "", "ListRepositoryResponse"),
+    ("post", "/v1/repository:refresh", "RefreshRepository", "RefreshRepositoryRequest", "ListRepositoryResponse"),
+    *(
+        ("post", f"/v1/repository/models/{{model}}:{verb}", rpc, f"{rpc}Request", "RepositoryModel")
+        for verb, rpc in (
+            ("load", "LoadModel"),
+            ("unload", "UnloadModel"),
+            ("reload", "ReloadModel"),
+            ("rollback", "RollbackModel"),
+            ("label", "SetLabel"),
+        )
+    ),
+)
+FOR_OPERATORS = "For operators, where `http_admin` is set; it is not there where it is not."
+QUERIES: dict[str, list[tuple[str, bool]]] = {"GetModel": [("modelVersion", False)], "ListRepository": [("model", False)]}
+# Path, id, text, request, response; of the Open Inference Protocol, whose paths of a model are there with a version too.
+OF_SERVER = (
+    ("get", ROOT, "InferenceServer", "What the server is.", "", "ServerMetadata"),
+    ("get", f"{ROOT}/models", "InferenceModels", "Models that the caller may use.", "", "ModelNames"),
+    ("get", f"{ROOT}/models/stats", "InferenceStats", "What became of requests, of every model.", "", "Statistics"),
+    ("post", f"{ROOT}/repository/index", "InferenceIndex", "Every version of every model.", "IndexRequest", "Index"),
+)
+OF_MODEL = (
+    ("get", "", "InferenceModel", "What a model takes and gives.", "", "ModelMetadata"),
+    ("get", "/config", "InferenceModelConfig", "The same in Triton's words.", "", "ModelConfig"),
+    ("get", "/stats", "InferenceModelStats", "What became of requests, in the process that answers.", "", "Statistics"),
+    ("post", "/infer", "Infer", "Answers up to 1,024 texts.", "InferenceRequest", "InferenceResponse"),
+    ("post", "/generate", "InferenceGenerate", "The same in a shorter form.", "TextRequest", "TextResponse"),
+    ("post", "/generate_stream", "InferenceGenerateStream", "The same in pieces.", "TextRequest", "TextResponse"),
+)
+PROBES = (
+    (f"{ROOT}/health/live", "InferenceLive", "Whether the process answers.", "Live"),
+    (f"{ROOT}/health/ready", "InferenceReady", "Whether the server is ready; 503 if it is not.", "Ready"),
+    (f"{MODEL}/ready", "InferenceModelReady", "Whether a model is ready; 503 if it is not, or there is none.", "Ready"),
+    (f"{MODEL}/versions/{{version}}/ready", "InferenceModelVersionReady", "Whether a version of a model is ready.", "Ready"),
+)
+LIBRETRANSLATE = (
+    ("post", "/translate", "Translate", "Translates texts.", "TranslateRequest", "TranslateResponse"),
+    ("post", "/detect", "Detect", "Tells languages that a text may have.", "DetectRequest", "DetectResponse"),
+    ("get", "/languages", "Languages", "Languages that there are models for.", "", "LanguagesResponse"),
+    ("get", "/frontend/settings", "FrontendSettings", "What a page needs to know.", "", "FrontendSettings"),
+    ("get", "/health", "Health", "Whether the server is ready; 503 if it is not.", "", "HealthResponse"),
+)
+ERRORS = {
+    "400": "A field is missing, malformed or over its limit; the message begins with its name.",
+    "401": "No token, or one that this server does not know.",
+    "403": "A page of another origin sent it, which may not; at paths of LibreTranslate, no token that the server knows.",
+    "404": "No such model or version, or nothing is at this path.",
+    "405": "The path is there, but not for this method.",
+    "408": "The body did not come in time.",
+    "413": "The body is larger than `max_message_bytes` of the server.",
+    "415": "The body is of another media type, or compressed otherwise than by gzip or deflate.",
+    "429": "The queue is full, or a limit of the caller's is reached; `Retry-After` says when to come back.",
+    "500": "The server's fault; the message quotes an incident that its log has.",
+    "503": "Draining, or the model is starting; `Retry-After` says when to come back.",
+    "504": "The deadline passed, or is sure to pass.",
+}
+# Statuses of every operation, and of those with a body.
+V1_STATUSES = ("400", "401", "404", "405", "429", "500", "503", "504"), ("408", "413", "415")
+V2_STATUSES = ("400", "401", "404", "405", "429", "500", "503"), ("403", "408", "413", "415", "504")
+LIBRETRANSLATE_STATUSES = ("405", "500", "503"), ("400", "403", "408", "413", "415", "429", "504")
+HEADERS: tuple[tuple[str, str, Schema], ...] = (
+    ("X-Request-Id", "Id of the request, where the body has none: 128 printable ASCII characters at the most.", {"maxLength": 128}),
+    (
+        "Grpc-Timeout",
+        "Time until the caller's deadline: digits and a unit, of H, M, S, m, u and n.",
+        {"pattern": "^[0-9]{1,8}[HMSmun]$"},
+    ),
+    ("traceparent", "W3C Trace Context: the caller's span.", {}),
+)
+
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+NUMBER: Schema = {"type": "integer"}
+BYTES: Schema = {"type": "string", "format": "binary"}
+KINDS: dict[Kind, str] = {"flag": "boolean", "integer": "integer", "number": "number", "text": "string", "tokens": "array"}
+_DECLARATION = re.compile(r"(message|enum|service|oneof|rpc) (\w+)|[^=/]*?(\w+) = ")
+
+
+@cache
+def document() -> bytes:
+    """Return the document as JSON."""
+    contracts = [(Contract(generation_pb2.DESCRIPTOR), CALLER_RPCS), (Contract(repository_pb2.DESCRIPTOR), OPERATOR_RPCS)]
+    paths: dict[str, Schema] = {}
+    schemas: dict[str, Schema] = {}
+    used: set[str] = set()
+    for contract, rpcs in contracts:
+        schemas |= contract.schemas()
+        for method, path, rpc, request, response in rpcs:
+            paths[path] = {method: _rpc_operation(contract, path, rpc, request, response)}
+            used |= {request, response} - {""}
+    content = {
+        "openapi": "3.1.0",
+        "info": {"title": "Dragoman", "version": "1", "description": contracts[0][0].comments["syntax"]},
+        "paths": paths | _inference_paths() | _libretranslate_paths(),
+        "components": {
+            "schemas": _reachable(schemas, used) | {"Status": _status()} | _inference_schemas() | _libretranslate_schemas(),
+            "parameters": {
+                name: {"name": name, "in": "header", "description": text, "schema": TEXT | more} for name, text, more in HEADERS
+            },
+            "responses": {
+                prefix + status: {"description": text, "content": {JSON: {"schema": _ref(error)}}}
+                for prefix, error in (("", "Status"), ("inference", "InferenceError"))
+                for status, text in ERRORS.items()
+                if prefix or status != "403"
+            },
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+    return json.dumps(content, ensure_ascii=False).encode()
+
+
+class Contract:
+    """A file of the contract, with the comment before each declaration by its full name."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        text = files("dragoman").joinpath(file.name.removeprefix("dragoman/")).read_text(encoding="utf-8")
+        self.comments = read_comments(text)
+
+    def schemas(self) -> dict[str, Schema]:
+        """Return a schema of each message and enum, as canonical JSON has them."""
+        return {name: self._enum(enum) for name, enum in self.file.enum_types_by_name.items()} | {
+            name: self._message(message) for name, message in self.file.message_types_by_name.items()
+        }
+
+    def _enum(self, enum: Any) -> Schema:
+        names = [value.name for value in enum.values]
+        lines = [f"- `{name}`: {text}" for name in names if (text := self.comments[f"{enum.name}.{name}"])]
+        return _described({"type": "string", "enum": names}, "\n".join(lines))
+
+    def _message(self, message: Any) -> Schema:
+        properties = {
+            field.json_name: _described(_field(field), self.comments[f"{message.name}.{field.name}"]) for field in message.fields
+        }
+        schema = {"type": "object", "properties": properties, "additionalProperties": False}
+        return _described(schema, self.comments[message.name])
+
+
+def read_comments(text: str) -> dict[str, str]:
+    """Return the comment before each declaration of a .proto file; empty where there is none."""
+    found: dict[str, str] = {}
+    lines: list[str] = []
+    scopes: list[str] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("//"):
+            lines.append(line[2:].strip())
+            continue
+        if match := _DECLARATION.match(line):
+            kind, name, field = match.groups()
+            paragraphs = "\n".join(lines).split("\n\n")
+            found[".".join([*filter(None, scopes), name or field])] = "\n\n".join(" ".join(part.split()) for part in paragraphs)
+            if line.endswith("{"):
+                scopes.append("" if kind == "oneof" else name)
+        elif line == "}":
+            scopes.pop()
+        lines = []
+    return found
+
+
+def _field(field: Any, is_plain: bool = False) -> Schema:
+    """Return the schema of a field: in canonical JSON or, if `is_plain`, with messages in place and integers as numbers."""
+    message = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        return {"type": "object", "additionalProperties": _value(message.fields_by_name["value"], is_plain)}
+    return _some(_value(field, is_plain)) if field.is_repeated else _value(field, is_plain)
+
+
+def _value(field: Any, is_plain: bool) -> Schema:
+    kind = field.message_type or field.enum_type
+    if kind is not None:
+        if not is_plain:
+            return {"type": "object"} if kind.full_name.startswith("google") else _ref(kind.name)
+        return _plain(kind) if field.message_type else {"type": "string", "enum": [value.name for value in kind.values]}
+    if is_plain:
+        return {field.TYPE_STRING: TEXT, field.TYPE_BOOL: FLAG}.get(field.type, NUMBER)
+    schemas: dict[int, Schema] = {
+        field.TYPE_STRING: TEXT,
+        field.TYPE_BOOL: FLAG,
+        field.TYPE_UINT32: NUMBER | {"minimum": 0, "maximum": 2**32 - 1},
+        field.TYPE_INT32: NUMBER | {"minimum": -(2**31), "maximum": 2**31 - 1},
+        field.TYPE_UINT64: {"type": "string", "format": "uint64", "pattern": "^[0-9]{1,20}$"},
+        field.TYPE_FLOAT: {"type": "number", "format": "float"},
+        field.TYPE_DOUBLE: {"type": "number", "format": "double"},
+        field.TYPE_BYTES: {"type": "string", "contentEncoding": "base64"},
+    }
+    return schemas[field.type]
+
+
+def _plain(message: Any) -> Schema:
+    """Return the schema of a message as the Open Inference Protocol writes it over HTTP."""
+    properties = {field.name: _field(field, is_plain=True) for field in message.fields}
+    required = [field.name for field in message.fields if not field.has_presence]
+    return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _some(of: Schema, **more: Any) -> Schema:
+    return {"type": "array", "items": of} | more
+
+
+def _one_or_some(of: Schema, **more: Any) -> Schema:
+    """Return the schema of a value or a list; few generators of clients read a list of types."""
+    return {"oneOf": [of, _some(of, **more)]}
+
+
+def _object(description: str, required: Iterable[str] = (), /, **properties: Schema) -> Schema:
+    more: Schema = {"required": list(required)} if required else {}
+    return _described({"type": "object", "properties": properties, "additionalProperties": False} | more, description)
+
+
+def _described(schema: Schema, text: str) -> Schema:
+    return schema | ({"description": text} if text else {})
+
+
+def _reachable(schemas: dict[str, Schema], names: set[str]) -> dict[str, Schema]:
+    """Return the schemas of some names and those that they refer to."""
+    found: set[str] = set()
+    while names:
+        name = names.pop()
+        found.add(name)
+        names |= {other for other in schemas if f'"{_ref(other)["$ref"]}"' in json.dumps(schemas[name])} - found
+    return {name: schema for name, schema in schemas.items() if name in found}
+
+
+def _operation(
+    name: str,
+    path: str,
+    summary: str,
+    description: str,
+    request: str,
+    content: Schema,
+    statuses: tuple[tuple[str, ...], tuple[str, ...]],
+    prefix: str = "inference",
+    has_headers: bool = True,
+) -> Schema:
+    in_path = [(part, True) for part in re.findall(r"\{(\w+)\}", path)]
+    parameters = [
+        {"name": part, "in": "path" if is_in_path else "query", "required": is_in_path, "schema": TEXT}
+        for part, is_in_path in (*in_path, *QUERIES.get(name, ()))
+    ]
+    if has_headers:
+        parameters += [{"$ref": f"#/components/parameters/{header}"} for header, *_ in HEADERS]
+    errors = sorted((*statuses[0], *(statuses[1] if request else ())))
+    operation: Schema = {
+        "operationId": name,
+        "summary": summary,
+        "description": description,
+        "parameters": parameters,
+        "responses": {"200": {"description": "OK", "content": content}}
+        | {status: {"$ref": f"#/components/responses/{prefix}{status}"} for status in errors},
+        "security": [{}, {"bearer": []}],
+    }
+    if request:
+        operation["requestBody"] = {"required": request != "IndexRequest", "content": {JSON: {"schema": _ref(request)}}}
+    return operation
+
+
+def _rpc_operation(contract: Contract, path: str, rpc: str, request: str, response: str) -> Schema:
+    text = contract.comments[f"{next(iter(contract.file.services_by_name))}.{rpc}"]
+    content: Schema = {JSON: {"schema": _ref(response)}}
+    if rpc == "GenerateStream":
+        events = f"Server-sent events: `data` of each is a {response}; one named `error`, with a Status, ends a stream that fails."
+        content = {EVENTS: {"schema": _described(TEXT, events)}}
+    operation = _operation(rpc, path, text.partition(". ")[0].rstrip("."), text, request, content, V1_STATUSES, "")
+    if path.startswith("/v1/repository"):
+        operation |= {"description": f"{text} {FOR_OPERATORS}", "security": [{"bearer": []}]}
+    return operation
+
+
+def _inference_paths() -> dict[str, Schema]:
+    paths: dict[str, Schema] = {}
+    rows = [*OF_SERVER]
+    for prefix, more in ((MODEL, ""), (f"{MODEL}/versions/{{version}}", "Version")):
+        rows += [(method, prefix + end, name + more, *rest) for method, end, name, *rest in OF_MODEL]  # type: ignore[misc]
+    for method, path, name, text, request, response in rows:
+        content: Schema = {JSON: {"schema": _ref(response)}}
+        if path.endswith("/generate_stream"):
+            events = f"Server-sent events: `data` of each is a {response}; where it fails, that of the last an InferenceError."
+            content = {EVENTS: {"schema": _described(TEXT, events)}}
+        description = f"Open Inference Protocol. {text}"
+        operation = _operation(name, path, text.rstrip("."), description, request, content, V2_STATUSES)
+        if request == "InferenceRequest":
+            binary = _described(BYTES, f"JSON, and behind it the content of tensors; {LENGTH_KEY} says how many bytes are JSON.")
+            operation["requestBody"]["content"][BINARY] = content[BINARY] = {"schema": binary}
+        paths[path] = {method: operation}
+    for path, name, text, response in PROBES:
+        content = {JSON: {"schema": _ref(response)}}
+        description = f"Open Inference Protocol. {text}"
+        statuses = (("405", "503"), ())
+        operation = _operation(name, path, text.rstrip("."), description, "", content, statuses, has_headers=False)
+        paths[path] = {"get": operation | {"security": [{}]}}
+    return paths
+
+
+def _libretranslate_paths() -> dict[str, Schema]:
+    return {
+        path: {
+            method: _operation(
+                name,
+                path,
+                text.rstrip("."),
+                f"LibreTranslate's API. {text}",
+                request,
+                {JSON: {"schema": _ref(response)}},
+                LIBRETRANSLATE_STATUSES,
+            )
+        }
+        for method, path, name, text, request, response in LIBRETRANSLATE
+    }
+
+
+def _status() -> Schema:
+    return {
+        "type": "object",
+        "description": "google.rpc.Status: why a request failed.",
+        "properties": {
+            "code": _described(NUMBER, "Number of the gRPC status, for example 8 for RESOURCE_EXHAUSTED."),
+            "message": _described(TEXT, "What went wrong, in English; for people, so its wording may change."),
+            "details": _described(_some({"type": "object"}), "google.rpc.RetryInfo and RequestInfo."),
+        },
+        "required": ["code", "message"],
+    }
+
+
+def _parameters() -> dict[str, Schema]:
+    """Return the schema of each parameter of an inference request; that it may be JSON in a text, too, is left out."""
+
+    def schema(kind: Kind, text: str) -> Schema:
+        return {"type": KINDS[kind], "description": text} | ({"items": NUMBER} if kind == "tokens" else {})
+
+    found = {name: schema(field.kind, "As in GenerateRequest.") for name, field in FIELDS.items()}
+    found |= {name: schema(FIELDS[field].kind, f"Another name of {field}.") for name, field in SYNONYMS.items()}
+    found |= {name: schema(field.kind, "See docs/open-inference.md.") for name, field in (FLAGS | PARAMETERS).items()}
+    found["timeout"] = schema("integer", "Microseconds from the request's arrival; 0 for none.")
+    found["sampling_parameters"] = {"type": "object", "description": "Fields of GenerateRequest."}
+    return found
+
+
+def _generated(output: Output) -> Schema:
+    kind = {"BYTES": "string", "BOOL": "boolean", "FP64": "number"}.get(output.datatype, "integer")
+    return _one_or_some({"type": kind})
+
+
+def _inference_schemas() -> dict[str, Schema]:
+    parameters, request_id = _parameters(), TEXT | {"maxLength": 128}
+    tensor = {"name": TEXT, "datatype": {"type": "string", "enum": list(DATATYPES)}, "shape": _some(NUMBER)}
+    answered = {"id": TEXT, "model_name": TEXT, "model_version": TEXT}
+    size = _described(NUMBER | {"minimum": 0}, "Bytes of it behind the JSON.")
+    return {
+        "InferenceRequest": _object(
+            "Texts, and what is said of them, as tensors and parameters.",
+            ("inputs",),
+            id=request_id,
+            model_name=_described(TEXT, "That of the path, if it is said."),
+            inputs=_some(_ref("InferenceInput"), maxItems=len(INPUTS)),
+            outputs=_some(_ref("InferenceWanted"), maxItems=len(OUTPUTS)),
+            parameters=_object("", **parameters, **{BINARY_OUTPUT: _described(FLAG, "Whether outputs are wanted as bytes.")})
+            | {"maxProperties": NUM_PARAMETERS + 1},
+        ),
+        "InferenceInput": _object(
+            "A tensor; `text_input` has to be there. Its elements are in `data`, or behind the JSON.",
+            ("name", "datatype", "shape"),
+            name=TEXT | {"enum": list(INPUTS)},
+            datatype=tensor["datatype"],
+            shape=_some(NUMBER | {"minimum": 0, "maximum": MAX_TEXTS}, minItems=1, maxItems=2),
+            data=_described(_some({}), "Elements, or rows of them."),
+            parameters=_object("", **{BINARY_SIZE: size}),
+        ),
+        "InferenceWanted": _object(
+            "An output that is wanted.",
+            ("name",),
+            name=TEXT | {"enum": list(OUTPUTS)},
+            parameters=_object("", **{BINARY_DATA: FLAG}),
+        ),
+        "InferenceResponse": _object(
+            "The answers to all texts.", ("id", "model_name", "outputs"), **answered, outputs=_some(_ref("InferenceOutput"))
+        ),
+        "InferenceOutput": _object(
+            "A tensor; its elements are in `data`, or behind the JSON.",
+            ("name", "datatype", "shape"),
+            **tensor,
+            data=_some({}),
+            parameters=_object("", **{BINARY_SIZE: size}),
+        ),
+        "TextRequest": _object(
+            "One text, or several, and what is said of them.",
+            ("text_input",),
+            text_input=_one_or_some(TEXT, minItems=1, maxItems=MAX_TEXTS),
+            id=request_id,
+            parameters=_object("", **parameters),
+            **parameters,
+        ),
+        "TextResponse": _object(
+            "Each output by its name: a value, or a list where there are several.",
+            ("id", "model_name"),
+            **answered,
+            **{name: _generated(output) for name, output in OUTPUTS.items()},
+        ),
+        "InferenceError": _object("Why a request failed.", ("error",), error=TEXT),
+        "ServerMetadata": _described(_plain(inference_pb2.ServerMetadataResponse.DESCRIPTOR), "What the server is."),
+        "ModelNames": _object("Models that the caller may use.", ("models",), models=_some(TEXT)),
+        "ModelMetadata": _described(_plain(inference_pb2.ModelMetadataResponse.DESCRIPTOR), "What a model takes and gives."),
+        "ModelConfig": _described(_plain(inference_pb2.ModelConfig.DESCRIPTOR), "The same in Triton's words."),
+        "Statistics": _described(_plain(inference_pb2.ModelStatisticsResponse.DESCRIPTOR), "What became of requests."),
+        "IndexRequest": _object("What to list.", ready=_described(FLAG, "Only what is ready."), repository_name=TEXT),
+        "Index": _described(_some(_ref("IndexEntry")), "Versions of models."),
+        "IndexEntry": _described(_plain(inference_pb2.RepositoryIndexResponse.ModelIndex.DESCRIPTOR), "A version of a model."),
+        "Live": _object("", ("live",), live=FLAG),
+        "Ready": _object("", ("ready",), name=TEXT, ready=FLAG),
+    }
+
+
+def _libretranslate_schemas() -> dict[str, Schema]:
+    key = _described(TEXT, "Token of the caller, where it is in no header.")
+    detected = _one_or_some(_ref("DetectedLanguage"))
+    return {
+        "TranslateRequest": _object(
+            "Texts, and their languages.",
+            ("q", "source", "target"),
+            q=_described(_one_or_some(TEXT, maxItems=1024), "A text, or a list of them."),
+            source=_described(TEXT, "Code of a language, or `auto`."),
+            target=_described(TEXT, "Code of a language."),
+            format=TEXT | {"enum": ["text"]},
+            alternatives=_described(NUMBER, "Further answers wanted."),
+            api_key=key,
+            model=_described(TEXT, "Name of a model, where several have the languages."),
+        )
+        | {"additionalProperties": True},
+        "TranslateResponse": _object(
+            "Translations, in lists where `q` is one.",
+            ("translatedText",),
+            translatedText=_one_or_some(TEXT),
+            alternatives=_some({"oneOf": [TEXT, _some(TEXT)]}),
+            detectedLanguage=_described(detected, "Where `source` is `auto`."),
+        ),
+        "DetectRequest": _object("A text.", ("q",), q=TEXT, api_key=key) | {"additionalProperties": True},
+        "DetectResponse": _described(_some(_ref("DetectedLanguage")), "The likeliest languages."),
+        "DetectedLanguage": _object("", ("language", "confidence"), language=TEXT, confidence={"type": "number"}),
+        "LanguagesResponse": _described(_some(_ref("TranslatedLanguage")), "Languages by code."),
+        "TranslatedLanguage": _object("", ("code", "name", "targets"), code=TEXT, name=TEXT, targets=_some(TEXT)),
+        "FrontendSettings": _described({"type": "object"}, "Settings of a page."),
+        "HealthResponse": _object("", ("status",), status=TEXT),
+    }
