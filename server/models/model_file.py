@@ -41,11 +41,6 @@ from dragoman.server.config import (
     hint,
     parse_duration,
 )
-<<<<<<< HEAD
-from dragoman.server.durations import ALWAYS, DURATION, parse_keeping
-=======
-from dragoman.server.models.version_names import VersionName
->>>>>>> main
 from dragoman.server.service.ports import Traits
 from dragoman.server.service.validation import MAX_PRIORITY
 

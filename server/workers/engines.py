@@ -10,12 +10,8 @@ from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
-<<<<<<< HEAD
 from dragoman.server.models.loaded import SleepingEngine
-=======
-from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.runtime.weights_cache import weights_folder
->>>>>>> main
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.processors import TooFewCores, available_cores, divide_cores

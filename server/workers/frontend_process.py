@@ -17,12 +17,9 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
-<<<<<<< HEAD
-from dragoman.server.models.loaded import SleepingEngine
-=======
 from dragoman.server.engine.client import EngineClient
 from dragoman.server.engine.link import ZmqLink
->>>>>>> main
+from dragoman.server.models.loaded import SleepingEngine
 from dragoman.server.models.registry import Repository
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.caller_metrics import CallerMetrics

@@ -17,15 +17,8 @@ from dragoman.export.manifest_file import parse_manifest, read_manifest_bytes
 from dragoman.model.errors import InputError
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ServerConfig
-<<<<<<< HEAD
-from dragoman.server.dispatch.attached_engine import AttachedEngine
-from dragoman.server.engine.link import ZmqLink
-from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.models.loaded import LoadedModel, SleepingEngine
-=======
 from dragoman.server.engine.client import EngineClient
-from dragoman.server.models.loaded import LoadedModel
->>>>>>> main
+from dragoman.server.models.loaded import LoadedModel, SleepingEngine
 from dragoman.server.models.registry import Repository, Route
 from dragoman.server.models.use import Outcomes
 from dragoman.server.workers.messages import FromWorker, ModelRoute, Released, Routes, RoutesTaken, UsageReport, VersionAddress
