@@ -16,7 +16,7 @@ from dragoman.server.config import ConfigError
 from dragoman.server.models import reconcile as actions
 from dragoman.server.models.discovery import FoundModel
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.models.loader import VersionLoader
+from dragoman.server.models.loader import VersionLoader, engine_of
 from dragoman.server.models.memory import NotWanted, Placement
 from dragoman.server.models.policy import History
 from dragoman.server.models.reconcile import Action, Canary, Idle, Loaded, LoadMode, Observed, is_in, next_canary
@@ -124,7 +124,7 @@ class Executor:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*(one.loaded.engine.stop() for one in self.loaded.versions if one.loaded is not None))
+        await asyncio.gather(*(engine_of(one.loaded).stop() for one in self.loaded.versions if one.loaded is not None))
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def execute(self, action: Action) -> bool:
@@ -401,7 +401,7 @@ class Executor:
 
     async def _until_started(self, version: Version, model: LoadedModel, is_persistent: bool) -> None:
         try:
-            await model.engine.start(is_persistent=is_persistent)
+            await engine_of(model).start(is_persistent=is_persistent)
         except EngineCannotStart:
             while not model.engine.is_ready:  # it is started again and again, and the log says so each time
                 is_answered = self.loaded.route is not None and not self.loaded.route.is_stand_in
@@ -506,7 +506,7 @@ class Executor:
     async def _end(self, version: Version) -> None:
         """End the engine of a version that no request holds."""
         if version.loaded is not None:
-            await version.loaded.engine.stop()
+            await engine_of(version.loaded).stop()
             version.loaded = None
             self._loader.forget(self._name, version.replicas)
         if version.state in (State.RETIRING, State.REFUSED):

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.engine.client import EngineClient
 from dragoman.server.engine.messages import Ready
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import NotReady
@@ -30,11 +31,8 @@ class SleepingEngine:
     def __init__(self, name: str, settings: EngineSettings, num_replicas: int, device: str) -> None:
         self.name, self.settings, self.num_replicas, self.device = name, settings, num_replicas, device
 
-    def begin(self) -> None:
-        """Do nothing, as the next three."""
-
     async def until_ready(self) -> None:
-        """Do nothing."""
+        """Do nothing, as the next two."""
 
     async def start(self, *, is_persistent: bool = False) -> None:
         """Do nothing."""
@@ -47,6 +45,9 @@ class SleepingEngine:
         raise NotReady(f"model {self.name!r} is asleep")
 
     ensure_place = generate = stream = score = statistics = watch = next_id
+
+
+FrontEngine = EngineClient | SleepingEngine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,13 +67,13 @@ class LoadedModel:
     bundle: Bundle
     tokenizers: Tokenizers
     frames: Frames
-    engine: Any
+    engine: FrontEngine
     label: str
     use: Use = field(default_factory=Use)
     traits: Traits = NO_TRAITS
 
     @classmethod
-    def of(cls, bundle: Bundle, engine: Any, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
+    def of(cls, bundle: Bundle, engine: FrontEngine, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
         """Read a bundle for an engine that has been made; raise `BundleError` if its tokenisers or templates are damaged."""
         return cls(bundle, bundle.tokenizers(), Frames(bundle.manifest), engine, label or bundle.manifest.version, traits=traits)
 
@@ -112,19 +113,19 @@ class LoadedModel:
     @property
     def device(self) -> str:
         """Device of the engine; empty until it was ready once."""
-        return str(self.engine.device)
+        return self.engine.device
 
     @property
     def num_engines(self) -> int:
         """Engines that share its requests."""
-        return int(self.engine.num_replicas)
+        return self.engine.num_replicas
 
     @property
     def max_slots(self) -> int:
         """Rows of the decode batches of all its engines."""
-        return int(self.engine.num_replicas * self.engine.settings.max_slots)
+        return self.engine.num_replicas * self.engine.settings.max_slots
 
     @property
     def max_slots_per_request(self) -> int:
         """Rows that one request may take, all in one engine."""
-        return int(self.engine.settings.slots_per_request)
+        return self.engine.settings.slots_per_request

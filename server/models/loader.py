@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import structlog
 
@@ -19,7 +20,7 @@ from dragoman.server.models.version import Cause, Opened, Refused
 from dragoman.server.service.languages import Frames
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.processes import read_process
-from dragoman.server.workers.engines import EnginePlan, engine_settings, make_engine, plan_engine
+from dragoman.server.workers.engines import EnginePlan, ModelEngine, engine_settings, make_engine, plan_engine
 from dragoman.server.workers.processors import give_back_blocks_soon
 
 log = structlog.get_logger("dragoman.repository")
@@ -172,8 +173,13 @@ class VersionLoader:
 
 def _resident_sizes(model: LoadedModel) -> list[int]:
     """Return the resident bytes of each engine that has a process."""
-    readings = [read_process(process_id) for process_id in model.engine.process_ids]
+    readings = [read_process(process_id) for process_id in engine_of(model).process_ids]
     return [reading.resident_memory_bytes for reading in readings if reading is not None]
+
+
+def engine_of(model: LoadedModel) -> ModelEngine:
+    """Return the engine of a model in the process that starts engines."""
+    return cast(ModelEngine, model.engine)
 
 
 def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> None:

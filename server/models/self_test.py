@@ -22,7 +22,7 @@ from dragoman.export.samples import NUM_CANDIDATES, Candidate, Sample, Samples, 
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, SearchOptions
 from dragoman.server.errors import ServiceError
-from dragoman.server.service.ports import Engine
+from dragoman.server.models.loaded import FrontEngine
 
 
 class ProofFailed(Exception):
@@ -179,7 +179,13 @@ class Proof:
 
 
 async def prove(
-    bundle: Bundle, tokenizers: Tokenizers, engine: Engine, platform: Platform, device: str = CPU, *, seconds: float = PROOF_SECONDS
+    bundle: Bundle,
+    tokenizers: Tokenizers,
+    engine: FrontEngine,
+    platform: Platform,
+    device: str = CPU,
+    *,
+    seconds: float = PROOF_SECONDS,
 ) -> Proof:
     """Ask a running engine for the sample answers of its bundle, one alone and then all at once, and compare.
 
@@ -322,7 +328,7 @@ async def _ask_all(asks: Sequence[Ask]) -> None:
 class _Asking:
     """Asks an engine, and knows the requests that are not answered."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: FrontEngine) -> None:
         self._engine = engine
         self._waiting: dict[int, str] = {}
         self._last = ""

@@ -19,7 +19,7 @@ from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
 from dragoman.server.engine.client import EngineClient
 from dragoman.server.engine.link import ZmqLink
-from dragoman.server.models.loaded import SleepingEngine
+from dragoman.server.models.loaded import FrontEngine, SleepingEngine
 from dragoman.server.models.registry import Repository
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
@@ -49,7 +49,7 @@ from dragoman.server.workers.messages import (
 )
 from dragoman.server.workers.operators import WorkerOperators
 from dragoman.server.workers.processors import end_process, give_back_large_blocks, keep_what_is_there
-from dragoman.server.workers.served import FrontEngine, HandedFiles, ServedVersions
+from dragoman.server.workers.served import HandedFiles, ServedVersions
 from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import INITIAL_BACKOFF_SECONDS
 

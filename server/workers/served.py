@@ -18,7 +18,7 @@ from dragoman.model.errors import InputError
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ServerConfig
 from dragoman.server.engine.client import EngineClient
-from dragoman.server.models.loaded import LoadedModel, SleepingEngine
+from dragoman.server.models.loaded import FrontEngine, LoadedModel
 from dragoman.server.models.registry import Repository, Route
 from dragoman.server.models.use import Outcomes
 from dragoman.server.workers.messages import FromWorker, ModelRoute, Released, Routes, RoutesTaken, UsageReport, VersionAddress
@@ -121,8 +121,6 @@ def _copy(bundle: Bundle, to: Path) -> None:
 ATTACH_SECONDS = 5.0
 
 log = structlog.get_logger("dragoman.fronts")
-
-FrontEngine = EngineClient | SleepingEngine
 
 
 class ServedVersions:
