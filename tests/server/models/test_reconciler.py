@@ -301,7 +301,7 @@ class Rollouts(RuleBasedStateMachine):
 
 
 TestRollouts = Rollouts.TestCase
-TestRollouts.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+TestRollouts.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
 
 
 # The start.
