@@ -41,7 +41,7 @@ from dragoman.server.runtime.runner import Candidates, Runner
 from dragoman.server.workers.processors import available_cores
 
 PARTS = ("growth", "searches", "replicas")
-ORIGIN, FIRST_ID = b"bench", 3
+FIRST_ID = 3
 WINDOW = 16
 """Steps that a figure of step time is the median of."""
 SWEEPS = ("rows", "source tokens", "target tokens")
@@ -108,14 +108,14 @@ class Probe:
         generator, started = random.Random(0), time.monotonic()
         for i in range(point.rows):
             ids = generator.choices(range(FIRST_ID, manifest.source_vocab_size), k=point.source_tokens - 1)
-            engine.submit(ORIGIN, Request(i, [*ids, manifest.eos_id], point.target_tokens, started))
+            engine.submit(Request(i, [*ids, manifest.eos_id], point.target_tokens, started))
         steps, memory, first_token = list[float](), list[float](), 0.0
         while engine.has_work:
             before = time.perf_counter()
             engine.step()
             seconds = time.perf_counter() - before
             done = engine.statistics()
-            for end in (end for report in engine.take_reports().values() for end in report.finished):
+            for end in engine.take_report().finished:
                 assert end.first_token is not None and end.num_generated == point.target_tokens, end.reason
                 first_token = max(first_token, end.first_token)
             if [step.num_rows for step in done.steps] == [point.rows] and not done.prefills:
@@ -283,14 +283,14 @@ def searches(bundle: Path, texts: Sequence[str], num_threads: int, num_rounds: i
         for name in names[start:] + names[:start]:
             search, own = SEARCHES[name], timings[name]
             for i, source in enumerate(sources[: NUM_ROWS // search.num_slots]):
-                engine.submit(ORIGIN, Request(i, source, 1 if search.forced_prefix else NUM_STEPS, time.monotonic(), search=search))
+                engine.submit(Request(i, source, 1 if search.forced_prefix else NUM_STEPS, time.monotonic(), search=search))
             while engine.has_work:
                 runner.reset()
                 started = time.perf_counter()
                 engine.step()
                 seconds = time.perf_counter() - started
                 done = engine.statistics()
-                assert all(end.reason == "length" for report in engine.take_reports().values() for end in report.finished)
+                assert all(end.reason == "length" for end in engine.take_report().finished)
                 if [step.num_rows for step in done.steps] == [NUM_ROWS] and not done.prefills and engine.has_work:
                     own.steps.append(seconds)
                     own.graphs.append(runner.step_seconds)

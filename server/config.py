@@ -14,6 +14,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -37,7 +38,6 @@ from pydantic_settings import (
 )
 
 from dragoman.model.errors import InputError
-from dragoman.server.service.readiness import ReadyRule
 
 PREFIX = "DRAGOMAN_"
 CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
@@ -138,6 +138,35 @@ def _path_or_address(value: object) -> object:
 
 
 Device = Annotated[str, AfterValidator(_check_device), WithJsonSchema({"type": "string", "pattern": f"^({_DEVICE})$"})]
+
+ALL, ANY = "all", "any"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRule:
+    """The setting `ready_when`.
+
+    Attributes:
+        word: `all` or `any`; empty where models are named.
+        names: Names of those models.
+    """
+
+    word: str = ANY
+    names: frozenset[str] = frozenset()
+
+    @classmethod
+    def parse(cls, text: str) -> "ReadyRule":
+        """Return the rule of a setting: a word, or names separated by commas; raise `ValueError` if it is neither."""
+        names = frozenset(name for part in text.split(",") if (name := part.strip()))
+        if names in ({ALL}, {ANY}):
+            return cls("".join(names))
+        if not names or names & {ALL, ANY}:
+            raise ValueError(f"{text!r} is not {ALL}, {ANY}, or names of models with commas between them")
+        return cls("", names)
+
+    def needs(self, name: str, is_ready_needed: bool | None = None) -> bool:
+        """Return whether a model, which may say so itself, must have been ready once before the server first is."""
+        return bool(self.word) or name in self.names if is_ready_needed is None else is_ready_needed
 
 
 class ServerConfig(BaseSettings):

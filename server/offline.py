@@ -10,18 +10,15 @@ from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.errors import InputError
 from dragoman.server.engine.loading import load_engine
 from dragoman.server.engine.messages import GREEDY, Finished, Request, SearchOptions
-from dragoman.server.engine.scheduler import Limits
-from dragoman.server.engine.settings import DeviceSettings
+from dragoman.server.engine.settings import DeviceSettings, Limits
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.defaults import default_max_new_tokens, has_special_tokens
-from dragoman.server.service.languages import Frame, Frames, decode_after
-from dragoman.server.service.requests import GenerateRequest
+from dragoman.server.service.languages import PromptTemplate, PromptTemplates, decode_after
+from dragoman.server.service.requests import GenerateRequest, default_max_new_tokens, has_special_tokens
 from dragoman.server.service.search_options import search_options
 from dragoman.server.service.validation import check_max_new_tokens
 from dragoman.server.workers.processors import available_cores
 
 ANYTHING = GenerateRequest()
-_ORIGIN = b"offline"
 
 
 class OfflineTranslator:
@@ -50,9 +47,9 @@ class OfflineTranslator:
         """
         self.bundle = Bundle.open(directory)
         self.tokenizers = self.bundle.tokenizers()
-        self.frames = Frames(self.bundle.manifest)
-        self.max_slots_per_request = max_slots
-        limits = Limits(max_slots, max_waiting_requests=2**31, max_waiting_tokens=2**62, prefill_tokens_per_step=4096)
+        self.frames = PromptTemplates(self.bundle.manifest)
+        self._max_slots = max_slots
+        limits = Limits(max_slots, prefill_tokens_per_step=4096)
         device = DeviceSettings(weights_cache=weights_cache)
         self.engine = load_engine(self.bundle, limits, num_threads or available_cores(), is_warmed_up=is_warmed_up, device=device)
 
@@ -87,8 +84,12 @@ class OfflineTranslator:
         try:
             frame = self.frames.find(wanted.source_language, wanted.target_language)
             request = structs.replace(wanted, max_new_tokens=max_new_tokens)
-            limit = check_max_new_tokens(request, self, 0, frame)
-            search = search_options(request, self, limit, [], frame) if search is None else _framed(search, frame)
+            limit = check_max_new_tokens(request, self.manifest, 0, frame)
+            search = (
+                search_options(request, self.manifest, self._max_slots, limit, [], frame)
+                if search is None
+                else _framed(search, frame)
+            )
             has_special = has_special_tokens(request, self.manifest, self.tokenizers)
         except InvalidRequest as error:
             raise InputError(error.message) from error
@@ -138,12 +139,11 @@ class OfflineTranslator:
         for request in requests:
             self._check(request)
         for request in requests:
-            self.engine.submit(_ORIGIN, request)
+            self.engine.submit(request)
         finished: dict[int, Finished] = {}
         while self.engine.has_work:
             self.engine.step()
-            for report in self.engine.take_reports().values():
-                finished |= {end.id: end for end in report.finished}
+            finished |= {end.id: end for end in self.engine.take_report().finished}
         if any(end.reason not in ("eos", "length") for end in finished.values()):
             raise RuntimeError("a step raised")
         return [finished[i] for i in range(len(requests))]
@@ -163,7 +163,7 @@ class OfflineTranslator:
                     f"max_target_tokens of model {manifest.name} is {room}"
                 )
             raise InputError(f"max_new_tokens: {limit} is not in 1 to {num_left}")
-        max_slots = self.engine.scheduler.limits.max_slots
+        max_slots = self.engine.limits.max_slots
         if search.num_slots > max_slots:
             raise InputError(f"{search.num_slots} hypotheses need more than the {max_slots} slots there are")
 
@@ -172,7 +172,7 @@ class OfflineTranslator:
         return self.manifest.max_target_tokens - len(search.forced_prefix) - (len(source) if self.manifest.has_prompts else 0)
 
 
-def _framed(search: SearchOptions, frame: Frame) -> SearchOptions:
+def _framed(search: SearchOptions, frame: PromptTemplate) -> SearchOptions:
     """Return a search whose answers begin with what the frame forces."""
     if not frame.target_prefix:
         return search

@@ -12,10 +12,10 @@ from dragoman.server.config import ServerConfig, is_loopback
 from dragoman.server.models.administration import Administrator
 from dragoman.server.models.manager import ModelManager
 from dragoman.server.protocols.grpc.repository import RepositoryServer
-from dragoman.server.service.administration import OperatorCalls, carry_out
-from dragoman.server.service.callers import Callers, read_operators_book
-from dragoman.server.service.context import Records
-from dragoman.server.service.running import RunningCalls
+from dragoman.server.service.administration import OperatorCalls
+from dragoman.server.service.callers import Callers
+from dragoman.server.service.callers_file import read_operators_book
+from dragoman.server.service.context import AccessLog, RunningCalls
 from dragoman.server.service.service import CLOSE_SECONDS
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.metrics import Metrics
@@ -44,7 +44,7 @@ class Operators:
         is_there = config.admin_port is not None or config.http_admin
         book = read_operators_book(config) if is_there else None
         self._callers = None if book is None else Callers(book, counted)
-        self._calls = RunningCalls(Records(metrics), self._callers)
+        self._calls = RunningCalls(AccessLog(metrics), self._callers)
         self._server: RepositoryServer | None = None
 
     @property
@@ -55,7 +55,7 @@ class Operators:
     @property
     def over_http(self) -> OperatorCalls | None:
         """The way in over HTTP; None where settings do not open it."""
-        return OperatorCalls(self._calls, partial(carry_out, self._administrator)) if self._config.http_admin else None
+        return OperatorCalls(self._calls, self._administrator.carry_out) if self._config.http_admin else None
 
     async def start(self) -> None:
         """Listen and answer; changes are made from `begin` on.
@@ -68,7 +68,7 @@ class Operators:
             log.warning("operators' tokens travel unencrypted over HTTP: set tls_certificate and tls_key")
         if config.admin_port is None:
             return
-        self._server = RepositoryServer(self._config, self._administrator, self._calls)
+        self._server = RepositoryServer(self._config, self._administrator.carry_out, self._calls)
         await self._server.start()
         log.info("admin service listens", host=self._config.admin_host, port=self._server.port)
 

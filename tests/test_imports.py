@@ -23,7 +23,7 @@ HOMES = {
     "dragoman.inference": ("server/protocols/",),
     "aiohttp": ("server/protocols/http/", "server/protocols/console/", "server/protocols/libretranslate/"),
     "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/piece_model.py", "export/graph_file.py"),
-    "zmq": ("server/engine/link.py", "server/engine/process.py", "server/dispatch/desk_server.py"),
+    "zmq": ("server/engine/process.py", "server/dispatch/link.py", "server/dispatch/remote.py"),
     "prometheus_client": ("server/main.py", "server/workers/frontend_process.py", "server/telemetry/"),
     "onnxruntime": ("server/runtime/", "export/session.py"),
     "onnx": ("export/",),
@@ -35,6 +35,8 @@ HOMES = {
     **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
 }
 OUTER = ("server", "client", "load", "cli", "attention")
+# Modules that lead models through their life cycle; protocols know loaded models and routes alone.
+LEADING = ("server.models.administration", "server.models.loader", "server.models.manager", "server.models.reconciler")
 # Of our own, all below `dragoman`: folder, and the packages that it must not import.
 FORBIDDEN = {
     "model/": ("export", *OUTER),
@@ -46,7 +48,7 @@ FORBIDDEN = {
     "dragoman/attention/": ("server", "export", "load", "cli", "model.networks", "model.training"),
     "server/": ("client", "load", "cli", "attention"),
     "server/service/": ("grpc", "google", "v1", "inference", "server.protocols", "prometheus_client", "zmq", "server.runtime"),
-    "server/protocols/": ("server.workers.supervisor", "server.models", "server.main", "server.engine", "server.runtime"),
+    "server/protocols/": ("server.workers.supervisor", "server.main", "server.engine", "server.runtime", *LEADING),
     "server/protocols/openinference/": ("v1", "grpc"),
     "server/models/": ("server.protocols", "server.main", "server.runtime"),
     "server/stores/": ("server.service", "server.engine", "server.protocols", "server.main", "server.config"),

@@ -103,12 +103,12 @@ class DragomanEngine:
         def submit(count: int) -> None:
             for _, (i, source) in zip(range(count), waiting, strict=False):
                 request = Request(i, [*source, self._eos_id], workload.max_new_tokens, time.monotonic(), search=search)
-                self._engine.submit(b"bench", request)
+                self._engine.submit(request)
 
         submit(concurrency or len(answers))
         while self._engine.has_work:
             self._engine.step()
-            finished = [end for report in self._engine.take_reports().values() for end in report.finished]
+            finished = self._engine.take_report().finished
             for end in finished:
                 assert end.reason in ("eos", "length"), f"request {end.id} ended as {end.reason}"
                 answers[end.id] = end.answers[0].token_ids

@@ -108,8 +108,8 @@ def mixed_searches(device: Device, graphs: DeviceModel, num_requests: int) -> di
     """
     from dragoman.server.engine.engine import Engine
     from dragoman.server.engine.messages import Finished, Request, Sampling, SearchOptions
-    from dragoman.server.engine.scheduler import Limits
     from dragoman.server.engine.search.hypothesis import TargetSide
+    from dragoman.server.engine.settings import Limits
     from dragoman.server.runtime.device.model import Buckets
     from dragoman.server.runtime.device.runner import DeviceRunner
 
@@ -126,13 +126,13 @@ def mixed_searches(device: Device, graphs: DeviceModel, num_requests: int) -> di
     )
 
     def run(requests: Sequence[Any]) -> dict[int, Finished]:
-        engine = Engine(runner, Limits(NUM_SLOTS, 10_000, 10**6, 4096), target)
+        engine = Engine(runner, Limits(NUM_SLOTS, 4096), target)
         for request in requests:
-            engine.submit(b"", request)
+            engine.submit(request)
         finished: dict[int, Finished] = {}
         while engine.has_work:
             engine.step()
-            finished |= {end.id: end for report in engine.take_reports().values() for end in report.finished}
+            finished |= {end.id: end for end in engine.take_report().finished}
         return finished
 
     sources = random_sources(graphs, num_requests, 3, 30, seed=9)

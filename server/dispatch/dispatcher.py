@@ -1,177 +1,370 @@
-"""Who is next, and which replica gets it: policy over plain objects. No I/O, no clock of its own."""
+"""One model's dispatcher: the one queue before however many engines run it, and the table of requests in flight.
 
-from dataclasses import dataclass, replace
+It lives in the only frontend process, which calls it directly, or with several in their parent process (`remote.py`). Everything is
+called on one event loop. Engines are given what they can run and a little more; `queue.py` decides which requests and where.
+Requests submitted in one turn of the event loop leave as one message to each engine; one message of an engine reaches all waiting
+callers in one pass.
+"""
 
-from dragoman.server.engine.scheduler import Limits, Scheduler
-from dragoman.server.engine.sequence import Key, Sequence
+import asyncio
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
-MIN_AHEAD = 2
-"""Requests of one slot that a replica is given beyond its slots, at the least."""
-SLOTS_PER_AHEAD = 4
-"""One more for so many slots: what ends while a report travels, and what is encoded ahead meanwhile."""
-SUSPICIOUS_SECONDS = 2.5
-"""Silence after which a replica is given nothing while another speaks; it gives a sign of life every second."""
+from msgspec.structs import replace
 
+from dragoman.server.dispatch.calls import Calls, ending
+from dragoman.server.dispatch.queue import Entry, Load, QueueIsFull, RequestQueue
+from dragoman.server.engine.messages import (
+    Cancel,
+    Command,
+    FinishReason,
+    Ready,
+    Report,
+    Request,
+    Score,
+    ScoreRequest,
+    Share,
+    Statistics,
+    Submit,
+)
+from dragoman.server.engine.settings import QueueLimits
+from dragoman.server.engine.snapshot import CallerUse, EngineSnapshot, Snapshot, Watch, of_replica, summed_up
+from dragoman.server.errors import QueueFull
 
-def num_ahead(max_slots: int) -> int:
-    """Return how many slots' worth of requests a replica is given beyond its slots, so that none idles while a report travels."""
-    return max(MIN_AHEAD, max_slots // SLOTS_PER_AHEAD)
+ANSWERS = ("eos", "length")
+LOST_RETRY_SECONDS = 0.1
+"""Retry hint for requests that were lost with their engine, while others are there."""
+MIN_LOOKAHEAD = 2
+"""Slots' worth of requests that an engine is given beyond its slots, at the least."""
+SLOTS_PER_LOOKAHEAD = 4
+"""One more for so many slots: those that become free while a report travels, and sources that are encoded ahead meanwhile."""
+SCORE_LOOKAHEAD = 2
+"""Turns of score requests that an engine is given at once: the next is there when one ends."""
+WATCH_SECONDS = 0.2
+"""Age of a snapshot up to which it answers the next `watch` too."""
+WATCH_PATIENCE_SECONDS = 0.1
+"""Time after which an engine that has not answered is left out of a snapshot."""
 
 
 @dataclass(slots=True, eq=False)
-class Load:
-    """What one replica has been given and has not ended.
+class _Engine:
+    """An engine that is ready: `send` is its link, `commands` what this turn of the event loop adds to the next messages."""
+
+    ready: Ready
+    send: Callable[[Command], None]
+    statistics: Statistics = field(default_factory=Statistics)
+    snapshots: tuple[EngineSnapshot, ...] = ()
+    is_asked: bool = False
+    cancelled: list[int] = field(default_factory=list)
+
+
+class Dispatcher(Calls):
+    """Takes requests, gives each to one engine, and delivers their tokens and ends.
 
     Attributes:
-        index: Which replica.
-        max_slots: Its rows.
-        num_slots: Slots that what it has been given needs.
-        num_tokens: Source tokens of that; answers are about as long.
-        last_heard: When it last spoke.
+        device: Device that the engines run on; empty until one was ready once.
+        listeners: Called after anything has happened: a report, a change of readiness, deadlines.
     """
 
-    index: int
-    max_slots: int
-    last_heard: float
-    num_slots: int = 0
-    num_tokens: int = 0
-
-    def takes(self, num_slots: int) -> bool:
-        """Return whether it is to be given a request that needs so many slots: they are free, or not much waits there."""
-        if num_slots > self.max_slots:
-            return False
-        return self.num_slots + num_slots <= self.max_slots or self.num_slots < self.max_slots + num_ahead(self.max_slots)
-
-    def is_suspicious(self, now: float) -> bool:
-        """Return whether it has been silent for so long that it may hang."""
-        return now - self.last_heard > SUSPICIOUS_SECONDS
-
-    def wait(self, num_slots: int) -> tuple[int, int, int, int]:
-        """Return what says how soon a request would be done here; less is sooner.
-
-        Where slots have to become free for it, it begins the sooner the fewer they are. Where none have, it goes on the faster the
-        fewer rows a step has beside it.
-        """
-        num_missing = max(self.num_slots + num_slots - self.max_slots, 0)
-        return num_missing, self.num_slots, self.num_tokens, self.index
-
-
-class Dispatcher(Scheduler):
-    """One queue before several engines: a `Scheduler` whose slots are those of all of them.
-
-    What is admitted is handed over to one replica, which gives it slots or keeps it for a moment until there are some. So what is
-    `running` here holds slots or is about to; its caller is charged for it, and its caller's limit of slots counts it. A request
-    is in one replica as a whole, however many slots it needs.
-
-    Replicas step by themselves. A caller is charged a token for each slot that it holds each time that as many steps have been done
-    as there are replicas.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        """Start without replicas.
+    def __init__(
+        self,
+        name: str,
+        limits: QueueLimits,
+        score_turn_tokens: int,
+        *,
+        retry_seconds: float,
+        on_statistics: Callable[[Statistics], None] = lambda _: None,
+        on_change: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start without engines.
 
         Args:
-            limits: `max_slots` is a replica's; the others are those of the model as a whole. The prefill budget is each engine's.
+            name: Of the model.
+            limits: Of each of the two queues.
+            score_turn_tokens: Tokens of the score requests that an engine scores between two rests.
+            retry_seconds: Hint for callers while there is no engine.
+            on_statistics: Called with those of the model after each report of an engine, and when one is gone.
+            on_change: Called when `is_ready` has changed.
+            clock: In seconds, as deadlines are.
         """
-        super().__init__(replace(limits, max_slots=0))
-        self._loads: dict[int, Load] = {}
-        self._places: dict[Sequence, Load] = {}
-        self._num_steps = 0
+        super().__init__(name, retry_seconds)
+        self._on_statistics, self._on_change = on_statistics, on_change
+        self.listeners: list[Callable[[], None]] = []
+        self._clock, self._score_turn_tokens = clock, score_turn_tokens
+        self._requests = RequestQueue(limits, has_slots=True)
+        self._scores = RequestQueue(limits, has_slots=False)
+        self._queues = (self._requests, self._scores)
+        self._entries: dict[int, Entry] = {}
+        self._engines: dict[int, _Engine] = {}
+        self.device = ""
+        self._is_scheduled = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._watching: asyncio.Future[Snapshot] | None = None
+        self._awaited: set[int] = set()
+        self._watched_at = -math.inf
 
     @property
-    def num_replicas(self) -> int:
-        """Replicas that are given requests."""
-        return len(self._loads)
+    def is_ready(self) -> bool:
+        """Whether there is an engine."""
+        return bool(self._engines)
 
     @property
-    def num_free_slots(self) -> int:
-        """See `Scheduler`; what was given to replicas beyond their slots takes none."""
-        return max(self.limits.max_slots - self.num_used_slots, 0)
+    def ready(self) -> Ready | None:
+        """Message of the first engine that is ready; None if none is."""
+        return next((engine.ready for engine in self._engines.values()), None)
 
-    @property
-    def num_places(self) -> int:
-        """See `Scheduler`; what was given to replicas beyond their slots waits there, and is counted."""
-        return self.limits.max_waiting_requests + self.limits.max_slots - self.num_used_slots - self.num_waiting
+    def ensure_place(self, share: Share) -> None:
+        """See `Calls`."""
+        self.check_ready()
+        try:
+            self._requests.check_place(share)
+        except QueueIsFull as full:
+            raise QueueFull("too many requests are waiting", self._requests.seconds_until_place(share), limit=full.limit) from None
 
-    @property
-    def next_deadline(self) -> float:
-        """When `expire` may find something; infinity for never."""
-        return self._expiry.next
+    def submit(self, request: Request | ScoreRequest, deliver: Callable[[Any], None]) -> None:
+        """See `Calls`."""
+        self.check_ready()
+        if isinstance(request, Request):
+            queue, entry = self._requests, Entry(request, deliver, len(request.source_ids), request.search.num_slots)
+        else:
+            queue, entry = self._scores, Entry(request, deliver, len(request.source_ids) + len(request.target_ids), 0)
+        now = self._clock()
+        if not queue.has_work:
+            queue.forecast.start(now)
+        elif request.deadline and entry.num_slots and now + (needed := queue.needed_seconds(entry)) > request.deadline:
+            self._end(entry, "deadline_unmet", needed_seconds=needed)
+            return
+        try:
+            evicted = queue.submit(entry, now)
+        except QueueIsFull as full:
+            self._refuse(queue, entry, full.limit)
+            return
+        self._entries[request.id] = entry
+        for other in evicted:
+            self._refuse(queue, other)
+        self._schedule()
 
-    def open(self, index: int, max_slots: int, now: float) -> None:
-        """Give requests to a replica from now on."""
-        assert index not in self._loads
-        self._loads[index] = Load(index, max_slots, now)
-        self._count_slots()
+    def cancel(self, request_id: int) -> None:
+        """See `Calls`. A request that an engine has keeps its slots until the engine reports its end."""
+        if (entry := self._entries.get(request_id)) is None:
+            return
+        entry.deliver = _ignore
+        if entry.load is not None:
+            self._engines[entry.load.index].cancelled.append(request_id)
+        else:
+            self._queue_of(entry).remove(entry)
+            del self._entries[request_id]
+        self._schedule()
 
-    def close(self, index: int) -> list[Sequence]:
-        """Give a replica nothing more; return what it had, which is gone from here too."""
-        load = self._loads.pop(index)
-        lost = [sequence for sequence, place in self._places.items() if place is load]
-        for sequence in lost:
-            self.remove(sequence.key)
-        self._count_slots()
-        return lost
+    def open_engine(self, index: int, ready: Ready, send: Callable[[Command], None]) -> None:
+        """Give work to an engine from now on.
 
-    def heard(self, index: int, now: float, num_steps: int) -> None:
-        """Note that a replica has spoken, and how many steps it has done since it last did."""
-        self._loads[index].last_heard = now
-        self._num_steps += num_steps
-        while self._num_steps >= len(self._loads):
-            self._num_steps -= len(self._loads)
-            self._queue.tick()
-
-    def hand_over(self, now: float) -> list[tuple[int, Sequence]]:
-        """Give the next in line to replicas, as long as one takes what is next; return them in that order."""
-        handed: list[tuple[int, Sequence]] = []
-        while (sequence := self._queue.first()) is not None and (load := self._choose(sequence.num_slots, now)) is not None:
-            self._start(sequence)
-            self._places[sequence] = load
-            load.num_slots += sequence.num_slots
-            load.num_tokens += sequence.num_source_tokens
-            handed.append((load.index, sequence))
-        return handed
-
-    def find(self, key: Key) -> Sequence | None:
-        """Return what waits or runs; None if there is no such, or not any more."""
-        return self._waiting.get(key) or self._running.get(key)
-
-    def keys(self, origin: bytes) -> list[Key]:
-        """Return the keys of what a front end has asked for and has not ended."""
-        return [key for key in (*self._running, *self._waiting) if key[0] == origin]
-
-    def replica_of(self, sequence: Sequence) -> int | None:
-        """Return which replica has a sequence; None if it waits here."""
-        load = self._places.get(sequence)
-        return None if load is None else load.index
-
-    def shrink(self, sequence: Sequence, num_slots: int) -> None:
-        """See `Scheduler`."""
-        num_before = sequence.num_slots
-        super().shrink(sequence, num_slots)
-        self._places[sequence].num_slots -= num_before - num_slots
-
-    def remove(self, key: Key) -> Sequence | None:
-        """See `Scheduler`."""
-        sequence = super().remove(key)
-        if sequence is not None and (load := self._places.pop(sequence, None)) is not None:
-            load.num_slots -= sequence.num_slots
-            load.num_tokens -= sequence.num_source_tokens
-        return sequence
-
-    def _choose(self, num_slots: int, now: float) -> Load | None:
-        """Return the replica in which a request will be done first; None if none takes it yet.
-
-        One that may hang gets nothing, for it would be lost with it, unless all of them may: then it was us who heard nothing.
+        Args:
+            index: Number of the engine among the model's.
+            ready: Its message.
+            send: Sends it a command.
         """
-        loads = self._loads.values()
-        speaking = [load for load in loads if not load.is_suspicious(now)]
-        able = (load for load in speaking or loads if load.takes(num_slots))
-        return min(able, key=lambda load: load.wait(num_slots), default=None)
+        now = self._clock()
+        self._engines[index] = _Engine(ready, send)
+        self.device = self.device or ready.device
+        lookahead = max(MIN_LOOKAHEAD, ready.max_slots // SLOTS_PER_LOOKAHEAD)
+        self._requests.open(Load(index, ready.max_slots, lookahead, now))
+        self._scores.open(Load(index, 0, SCORE_LOOKAHEAD * self._score_turn_tokens, now))
+        if len(self._engines) == 1:
+            self._on_change()
+        self._go_on(now)
 
-    def _count_slots(self) -> None:
-        self.limits = replace(self.limits, max_slots=sum(load.max_slots for load in self._loads.values()))
+    def close_engine(self, index: int, retry_after_seconds: float) -> None:
+        """End what an engine had as `lost`, and with the last engine everything; without effect for one that is not open.
 
-    def _has(self, sequence: Sequence) -> bool:
-        """Only what waits here expires here: replicas see to what they have."""
-        return self._waiting.get(sequence.key) is sequence
+        Args:
+            index: Number of the engine.
+            retry_after_seconds: Hint for callers where it was the last.
+        """
+        if self._engines.pop(index, None) is None:
+            return
+        is_last = not self._engines
+        for queue in self._queues:
+            for entry in queue.close(index) + (queue.remove_all() if is_last else []):
+                self._end(entry, "lost", retry_after_seconds=retry_after_seconds if is_last else LOST_RETRY_SECONDS)
+        self._note_snapshot(index)
+        self._on_statistics(Statistics() if is_last else self.statistics())
+        if is_last:
+            self._on_change()
+        self._go_on(self._clock())
+
+    def hear(self, index: int, report: Report) -> None:
+        """Take in the report of an engine; of one that is not open nothing."""
+        if (engine := self._engines.get(index)) is None:
+            return
+        now, entries, requests, scores = self._clock(), self._entries, self._requests, self._scores
+        statistics = engine.statistics = report.statistics
+        requests.heard(index, now, len(statistics.steps))
+        for step in statistics.steps:
+            requests.forecast.observe_step(step.seconds)
+        for prefill in statistics.prefills:
+            if prefill.num_tokens:
+                requests.forecast.observe_prefill(prefill.num_tokens, prefill.seconds)
+        for tokens in report.tokens:
+            if (entry := entries.get(tokens.id)) is not None:
+                entry.deliver(tokens)
+        for shrunk in report.shrunk:
+            if (entry := entries.get(shrunk.id)) is not None:
+                requests.shrink(entry, shrunk.num_slots)
+        for finished in report.finished:
+            if (entry := entries.pop(finished.id, None)) is not None:
+                requests.remove(entry)
+                if finished.reason in ANSWERS:
+                    requests.forecast.observe_completion(now, finished.admitted)
+                elif finished.reason == "queue_full":  # there is no memory for its source
+                    seconds = requests.seconds_until_place(entry.request.share)
+                    finished = replace(finished, retry_after_seconds=seconds)
+                entry.deliver(finished)
+        for scored in report.scored:
+            if (entry := entries.pop(scored.id, None)) is not None:
+                scores.remove(entry)
+                if scored.reason in ANSWERS:
+                    scores.forecast.observe_completion(now)
+                entry.deliver(scored)
+        self._on_statistics(self.statistics())
+        self._go_on(now)
+
+    def statistics(self) -> Statistics:
+        """See `Calls`."""
+        requests, scores = self._requests, self._scores
+        engines = [engine.statistics for engine in self._engines.values()]
+        return Statistics(
+            num_waiting=requests.num_waiting + scores.num_waiting + sum(s.num_waiting for s in engines),
+            num_waiting_tokens=requests.num_waiting_tokens + scores.num_waiting_tokens + sum(s.num_waiting_tokens for s in engines),
+            num_running=sum(s.num_running for s in engines),
+            num_slots=sum(s.num_slots for s in engines),
+            num_places=requests.num_places,
+            retry_after_seconds=requests.seconds_until_place(),
+            queue_seconds=requests.queue_seconds(),
+            cache_bytes_reserved=sum(s.cache_bytes_reserved for s in engines),
+            cache_bytes_used=sum(s.cache_bytes_used for s in engines),
+            num_ahead=sum(s.num_ahead for s in engines),
+            ahead_bytes=sum(s.ahead_bytes for s in engines),
+        )
+
+    def statistics_for_callers(self) -> Statistics:
+        """Return the same with the callers that have no place in the queue, for attachments that refuse requests themselves."""
+        requests = self._requests
+        return replace(self.statistics(), without_claim=requests.without_claim(), at_their_limit=requests.at_their_limit())
+
+    def watch(self) -> asyncio.Future[Snapshot]:
+        """See `Calls`. Engines are asked at most once in `WATCH_SECONDS`; one that hangs holds up nobody."""
+        self.check_ready()
+        now, watching = self._clock(), self._watching
+        if watching is not None and (not watching.done() or now < self._watched_at + WATCH_SECONDS):
+            return watching
+        loop = asyncio.get_running_loop()
+        watching = self._watching = loop.create_future()
+        self._watched_at = now
+        self._awaited = {index for index, engine in self._engines.items() if not engine.is_asked}
+        for index in self._awaited:
+            self._engines[index].is_asked = True
+            self._engines[index].send(Watch())
+        loop.call_later(WATCH_PATIENCE_SECONDS, self._answer_watch, watching)
+        return watching
+
+    def hear_snapshot(self, index: int, snapshot: Snapshot) -> None:
+        """Take in the snapshot of an engine; of one that is not open nothing."""
+        if (engine := self._engines.get(index)) is not None:
+            engine.is_asked = False
+            engine.snapshots = tuple(of_replica(one, index) for one in snapshot.engines)
+            self._note_snapshot(index)
+
+    def _note_snapshot(self, index: int) -> None:
+        if index in self._awaited:
+            self._awaited.discard(index)
+            if not self._awaited and self._watching is not None:
+                self._answer_watch(self._watching)
+
+    def _answer_watch(self, watching: asyncio.Future[Snapshot]) -> None:
+        """Resolve a watch with the last snapshots; requests that are in no slot yet count as waiting."""
+        if watching.done():
+            return
+        self._awaited.clear()
+        snapshots = [one for _, engine in sorted(self._engines.items()) for one in engine.snapshots]
+        in_slots = {slot.request for one in snapshots for slot in one.slots}
+        running: Counter[str] = Counter()
+        waiting: Counter[str] = Counter()
+        for queue in self._queues:
+            waiting.update(dict(queue.waiting_by_caller()))
+            for entry in queue.given():
+                (running if entry.request.id in in_slots else waiting)[entry.request.share.caller] += 1
+        uses = [CallerUse(name, waiting[name], running[name]) for name in waiting.keys() | running.keys()]
+        watching.set_result(Snapshot(snapshots, summed_up(uses)))
+
+    def _queue_of(self, entry: Entry) -> RequestQueue:
+        return self._requests if entry.num_slots else self._scores
+
+    def _refuse(self, queue: RequestQueue, entry: Entry, limit: str = "") -> None:
+        self._end(entry, "queue_full", retry_after_seconds=queue.seconds_until_place(entry.request.share), limit=limit)
+
+    def _end(self, entry: Entry, reason: FinishReason, **details: Any) -> None:
+        """Deliver the end of a request that no engine has."""
+        self._entries.pop(entry.request.id, None)
+        entry.deliver(ending(entry.request, reason, self._clock(), **details))
+
+    def _schedule(self) -> None:
+        """Have `_go_on` called in the next turn of the event loop."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._on_turn)
+
+    def _on_turn(self) -> None:
+        self._is_scheduled = False
+        self._go_on(self._clock())
+
+    def _go_on(self, now: float) -> None:
+        """End what is late, send engines what they have room for, and tell listeners."""
+        for queue in self._queues:
+            if queue.next_deadline <= now:
+                for entry in queue.expire(now):
+                    self._end(entry, "deadline")
+        if requests := self._requests.hand_over(now):
+            self._send(requests, Submit)
+        if scores := self._scores.hand_over(now):
+            self._send(scores, Score)
+        for engine in self._engines.values():
+            if engine.cancelled:
+                engine.send(Cancel(engine.cancelled))
+                engine.cancelled = []
+        self._set_alarm()
+        for listener in self.listeners:
+            listener()
+
+    def _send(self, entries: list[Entry], message: Callable[[list[Any]], Command]) -> None:
+        """Send each engine its part of what it has been given; entries that were lost meanwhile have no engine."""
+        by_engine: defaultdict[int, list[Request | ScoreRequest]] = defaultdict(list)
+        for entry in entries:
+            if entry.load is not None:
+                by_engine[entry.load.index].append(entry.request)
+        for index, requests in by_engine.items():
+            self._engines[index].send(message(requests))
+
+    def _set_alarm(self) -> None:
+        """Have `_go_on` called when the next deadline of a waiting request passes."""
+        at = min(self._requests.next_deadline, self._scores.next_deadline)
+        if self._alarm is not None:
+            if self._alarm.when() <= at:
+                return  # it is set anew when it rings
+            self._alarm.cancel()
+            self._alarm = None
+        if at < math.inf:
+            self._alarm = asyncio.get_running_loop().call_at(at, self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        self._alarm = None
+        self._go_on(self._clock())
+
+
+def _ignore(event: Any) -> None:
+    """Deliver nothing: the caller is gone."""

@@ -2,16 +2,16 @@
 
 from dataclasses import asdict, replace
 
+import numpy as np
 import structlog
 
-from dragoman.export.bundle import Bundle
+from dragoman.export.bundle import Bundle, Manifest
 from dragoman.export.processor import Platform
+from dragoman.server.engine.costs import PACKED, PADDED, Costs, measured
 from dragoman.server.engine.engine import Engine
-from dragoman.server.engine.scheduler import Limits
-from dragoman.server.engine.scorer import Scorer
+from dragoman.server.engine.scoring import Scorer
 from dragoman.server.engine.search.hypothesis import TargetSide
-from dragoman.server.engine.settings import DeviceSettings
-from dragoman.server.engine.warmup import usual_costs, warm_up
+from dragoman.server.engine.settings import DeviceSettings, Limits
 from dragoman.server.runtime.runner import Runner
 
 log = structlog.get_logger("dragoman.engine")
@@ -113,3 +113,37 @@ def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> Scorer:
     except Exception as error:  # what it is is known when it has failed again
         log.warning("the scorer cannot be loaded yet", model=bundle.manifest.name, reason=str(error))
     return scorer
+
+
+def warm_up(runner: Runner, manifest: Manifest) -> Costs:
+    """Run the encoder, or what reads prompts, on a short and a long source, and the decoder on 1, 2, 4 … `max_rows` rows.
+
+    What it leaves in the caches is never read: a row's length starts at 0 with each request.
+
+    Returns:
+        What the encoder takes.
+    """
+    longest = min(64, manifest.max_source_tokens)
+    if manifest.has_prompts:  # which share their room with what follows
+        longest = min(longest, manifest.max_target_tokens - 1)
+    for length in (1, longest):
+        runner.prefill([[manifest.eos_id] * length], [0])
+    num_rows = 1
+    while True:
+        zeros = np.zeros(num_rows, np.int64)
+        runner.step(zeros + manifest.decoder_start_id, zeros, 1)
+        if num_rows == runner.max_rows:
+            break
+        num_rows = min(2 * num_rows, runner.max_rows)
+    if runner.holder is None:
+        return usual_costs(manifest)
+
+    def encode(lengths: list[int]) -> None:
+        runner.prefill([[manifest.eos_id] * length for length in lengths], list(range(len(lengths))))
+
+    return measured(encode, runner.max_rows, manifest.max_source_tokens)
+
+
+def usual_costs(manifest: Manifest) -> Costs:
+    """Return what to take the encoder to cost where it is not measured."""
+    return PACKED if manifest.is_packed else PADDED

@@ -1,120 +1,204 @@
-"""How what decoder layers read of a source comes into its row: encoded now, beside others, or encoded before."""
+"""Prefill: sources into rows of the decode batch, encoded in batches, or prompts read in pieces between steps.
 
-from collections.abc import Callable
+Prefetch. A run of the encoder has a fixed cost, and slots become free one or two at a time. So the encoder takes along sources of
+the next waiting sequences, until the fixed cost hardly counts (`Costs.good_tokens`), and keeps what it makes of them until they
+have a slot. No run is made for waiting sequences alone.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ordered
+from itertools import islice
 
 import structlog
 
-from dragoman.server.engine.ahead import Ahead
 from dragoman.server.engine.costs import Costs, grouped
 from dragoman.server.engine.messages import Prefill
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.sequence import Sequence
-from dragoman.server.runtime.runner import Held, Runner
+from dragoman.server.engine.settings import Limits
+from dragoman.server.runtime.runner import Held, Reader, Runner
 
 log = structlog.get_logger("dragoman.engine")
 
+MAX_PREFETCH_BYTES = 2**26
 
-class Prefills:
-    """Fills rows, in as few and as good batches as there are, and says what that took. See `Filling`.
+
+class Prefiller(ABC):
+    """Fills rows, at once or over several iterations.
 
     Attributes:
-        ahead: Sources that have been encoded and have no slot yet.
-        done: What was done since the last report, an entry for every time that rows were filled.
+        done: Work since the last report.
     """
-
-    unfilled = ()
-    num_unread_tokens = None
 
     def __init__(
         self,
-        runner: Callable[[], Runner],
-        costs: Costs,
         limits: Limits,
         clock: Callable[[], float],
-        observe: Callable[[int, float], None],
         fail: Callable[[list[Sequence], str], None],
         refuse: Callable[[Sequence], None],
     ) -> None:
-        """Take what is needed to fill rows.
+        """Start with nothing.
 
         Args:
-            runner: Returns what computes.
-            costs: Of a batch.
-            limits: Of sources encoded before they have a slot, and of tokens encoded together with these.
-            clock: Tells the time.
-            observe: Is told the tokens and seconds of each batch.
-            fail: Ends sequences whose batch has raised, while the exception is being handled.
+            limits: Of sources encoded before they have a slot, and of tokens read between two steps.
+            clock: In seconds.
+            fail: Ends sequences whose prefill has raised, while the exception is being handled.
             refuse: Ends a sequence for whose source there is no memory even alone.
         """
-        self._runner, self._costs, self._clock = runner, costs, clock
-        self._observe, self._fail, self._refuse = observe, fail, refuse
-        self.ahead = Ahead(limits.max_ahead, min(costs.good_tokens, limits.prefill_tokens_per_step))
+        self._limits, self._clock, self._fail, self._refuse = limits, clock, fail, refuse
         self.done: list[Prefill] = []
 
     @property
-    def num_ahead(self) -> int:
-        """See `Filling`."""
-        return len(self.ahead)
+    def unfilled(self) -> Collection[Sequence]:
+        """Running sequences whose rows are not filled yet; `fill` is called in every iteration while there are any."""
+        return ()
 
     @property
-    def ahead_bytes(self) -> int:
-        """See `Filling`."""
-        return self.ahead.num_bytes
+    def num_unread_tokens(self) -> int | None:
+        """Source tokens that are still to be read of these; None where every source is encoded at once."""
+        return None
+
+    @property
+    def num_prefetched(self) -> int:
+        """Waiting sequences that have been encoded."""
+        return 0
+
+    @property
+    def prefetched_bytes(self) -> int:
+        """Memory that their encoded sources take."""
+        return 0
+
+    @abstractmethod
+    def fill(self, admitted: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
+        """Do an iteration's part of the work; return the sequences whose rows are filled now.
+
+        Args:
+            admitted: Sequences that have just got their rows.
+            waiting: Sequences that have none, the next one first.
+        """
+
+    @abstractmethod
+    def forget(self, sequence: Sequence) -> None:
+        """Drop the state of a sequence that has ended."""
+
+
+class EncoderPrefiller(Prefiller):
+    """Encodes sources, in as few and as good batches as there are."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        costs: Costs,
+        limits: Limits,
+        clock: Callable[[], float],
+        fail: Callable[[list[Sequence], str], None],
+        refuse: Callable[[Sequence], None],
+        max_bytes: int = MAX_PREFETCH_BYTES,
+    ) -> None:
+        super().__init__(limits, clock, fail, refuse)
+        self._runner, self._costs, self._max_bytes = runner, costs, max_bytes
+        self._good_tokens = min(costs.good_tokens, limits.prefill_tokens_per_step)
+        self._held: dict[Sequence, Held] = {}
+        self._refused: set[Sequence] = set()
+        self._token_bytes = self._num_bytes = 0
+
+    @property
+    def num_prefetched(self) -> int:
+        """See `Prefiller`."""
+        return len(self._held)
+
+    @property
+    def prefetched_bytes(self) -> int:
+        """See `Prefiller`."""
+        return self._num_bytes
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Filling`."""
-        self.ahead.take(sequence)
+        """See `Prefiller`."""
+        self._take(sequence)
 
-    def fill(self, admitted: Ordered[Sequence], next_in_line: Callable[[int], list[Sequence]]) -> list[Sequence]:
-        """See `Filling`: those whose encoding has raised are not filled, and have ended."""
+    def fill(self, admitted: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
+        """See `Prefiller`: sequences whose encoding has raised are not filled, and have ended."""
         started = self._clock()
         filled: set[Sequence] = set()
-        missing = [sequence for sequence in admitted if sequence not in self.ahead]
+        missing: list[Sequence] = []
         for sequence in admitted:
-            if (held := self.ahead.take(sequence)) is not None:
+            if (held := self._take(sequence)) is not None:
                 filled |= self._place({sequence: held}, started)
-        company = self.ahead.company(missing, next_in_line) if missing and self._runner().holder is not None else []
-        groups = [group for group in grouped([*missing, *company], self._costs) if any(s.admitted is not None for s in group)]
+            else:
+                missing.append(sequence)
+        prefetched = self._choose(missing, waiting) if missing and self._runner.holder is not None else []
+        groups = [group for group in grouped([*missing, *prefetched], self._costs) if any(s.admitted is not None for s in group)]
         for group in groups:
             filled |= self._encode(group)
+        num_encoded = sum(map(len, groups))
         num_tokens = sum(sequence.num_source_tokens for group in groups for sequence in group)
         num_padded_tokens = sum(len(group) * max(s.num_source_tokens for s in group) for group in groups)
-        num_encoded = sum(map(len, groups))
         self.done.append(Prefill(num_encoded, num_tokens, num_padded_tokens, self._clock() - started, len(admitted)))
         return [sequence for sequence in admitted if sequence in filled]
 
+    def _choose(self, missing: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
+        """Return the waiting sequences to encode with others that have their slots."""
+        budget = self._good_tokens - sum(sequence.num_source_tokens for sequence in missing)
+        chosen: list[Sequence] = []
+        num_bytes = self._num_bytes
+        for sequence in islice(waiting, self._limits.max_prefetch if budget > 0 else 0):
+            needed = self._token_bytes * sequence.num_source_tokens
+            is_known = sequence in self._held or sequence in self._refused
+            if is_known or sequence.num_source_tokens > budget or num_bytes + needed > self._max_bytes:
+                continue
+            chosen.append(sequence)
+            budget -= sequence.num_source_tokens
+            num_bytes += needed
+        return chosen
+
     def _encode(self, group: list[Sequence]) -> set[Sequence]:
-        """Encode a batch, and fill the rows of those of it that have some; return these."""
-        started, holder = self._clock(), self._runner().holder
+        """Encode a batch and fill the rows of its running sequences; return these."""
+        started = self._clock()
         own = [sequence for sequence in group if sequence.admitted is not None]
-        if len(own) < len(group) and holder is not None and (encoded := self.ahead.encode(holder, group)) is not None:
-            self._observe(sum(sequence.num_source_tokens for sequence in group), self._clock() - started)
+        if len(own) < len(group) and (encoded := self._prefetch(group)) is not None:
             return self._place(encoded, started)
         try:
-            self._runner().prefill([sequence.request.source_ids for sequence in own], [sequence.rows[0] for sequence in own])
+            self._runner.prefill([sequence.request.source_ids for sequence in own], [sequence.rows[0] for sequence in own])
         except MemoryError:
-            return self._encode_apart(own)
+            if len(own) > 1:
+                return set().union(*(self._encode([sequence]) for sequence in own))
+            log.warning("no memory for a source", num_tokens=own[0].num_source_tokens)
+            self._refuse(own[0])
+            return set()
         except Exception:
             self._fail(own, "prefill failed")
             return set()
-        self._observe(sum(sequence.num_source_tokens for sequence in own), self._clock() - started)
         for sequence in own:
             sequence.prefill_seconds = self._clock() - started
         return set(own)
 
-    def _encode_apart(self, group: list[Sequence]) -> set[Sequence]:
-        """Encode sources one by one that a device has no memory for together; refuse one for which there is none even alone."""
-        if len(group) > 1:
-            return set().union(*(self._encode([sequence]) for sequence in group))
-        log.warning("no memory for a source", num_tokens=group[0].num_source_tokens)
-        self._refuse(group[0])
-        return set()
+    def _prefetch(self, group: list[Sequence]) -> dict[Sequence, Held] | None:
+        """Encode a batch; keep the encoded sources of waiting sequences, return the others'.
+
+        Where it fails, waiting sequences are not tried again, and fail nobody: the batch is encoded again without them. So it is
+        with a source for which there is no memory, which is known when the first batch is encoded.
+        """
+        holder = self._runner.holder
+        assert holder is not None
+        waiting = [sequence for sequence in group if sequence.admitted is None]
+        try:
+            encoded = dict(zip(group, holder.encode([sequence.request.source_ids for sequence in group]), strict=True))
+        except Exception as error:
+            log.warning("sources cannot be encoded ahead", num_requests=len(waiting), reason=f"{type(error).__name__}: {error}")
+            self._refused.update(waiting)
+            return None
+        for sequence in waiting:
+            held = encoded.pop(sequence)
+            self._token_bytes = held.nbytes // sequence.num_source_tokens
+            if self._num_bytes + held.nbytes <= self._max_bytes:
+                self._held[sequence] = held
+                self._num_bytes += held.nbytes
+        return encoded
 
     def _place(self, encoded: dict[Sequence, Held], started: float) -> set[Sequence]:
-        """Fill rows with what has been encoded; return those of which that has succeeded."""
-        holder = self._runner().holder
-        assert holder is not None, "what is held was encoded by a holder"
+        """Fill rows with encoded sources; return the sequences of which that has succeeded."""
+        holder = self._runner.holder
+        assert holder is not None
         try:
             holder.place(list(encoded.values()), [sequence.rows[0] for sequence in encoded])
         except Exception:
@@ -123,3 +207,82 @@ class Prefills:
         for sequence in encoded:
             sequence.prefill_seconds = self._clock() - started
         return set(encoded)
+
+    def _take(self, sequence: Sequence) -> Held | None:
+        """Take out the encoded source of a sequence that has got its slot or ended."""
+        self._refused.discard(sequence)
+        if (held := self._held.pop(sequence, None)) is not None:
+            self._num_bytes -= held.nbytes
+        return held
+
+
+class PromptPrefiller(Prefiller):
+    """Reads prompts in order of admission, so many tokens an iteration, so that nobody who runs waits long for another's prompt.
+
+    A row whose prompt is being read is stepped with the others at position 0, and the outcome ignored: the next piece overwrites
+    what the step has written. The result is the same to the last bit however a prompt was cut.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        limits: Limits,
+        clock: Callable[[], float],
+        fail: Callable[[list[Sequence], str], None],
+        refuse: Callable[[Sequence], None],
+    ) -> None:
+        super().__init__(limits, clock, fail, refuse)
+        self._reader = reader
+        self._num_read: dict[Sequence, int] = {}
+
+    @property
+    def unfilled(self) -> Collection[Sequence]:
+        """See `Prefiller`."""
+        return self._num_read.keys()
+
+    @property
+    def num_unread_tokens(self) -> int:
+        """See `Prefiller`."""
+        return sum(sequence.num_source_tokens - num_read for sequence, num_read in self._num_read.items())
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `Prefiller`."""
+        self._num_read.pop(sequence, None)
+
+    def fill(self, admitted: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
+        """See `Prefiller`."""
+        started = self._clock()
+        for sequence in admitted:
+            self._num_read[sequence] = 0
+            self._read(sequence, 0)
+        filled = [sequence for sequence in admitted if sequence in self._num_read and not sequence.num_source_tokens]
+        num_rows = num_tokens = 0
+        for sequence in [sequence for sequence in self._num_read if sequence.num_source_tokens]:
+            num_left = sequence.num_source_tokens - self._num_read[sequence]
+            size = min(num_left, self._limits.prefill_tokens_per_step - num_tokens)
+            if not size:
+                break
+            if self._read(sequence, size):
+                num_rows, num_tokens = num_rows + 1, num_tokens + size
+                if size == num_left:
+                    filled.append(sequence)
+        for sequence in filled:
+            del self._num_read[sequence]
+        self.done.append(Prefill(num_rows, num_tokens, num_tokens, self._clock() - started, len(admitted)))
+        return filled
+
+    def _read(self, sequence: Sequence, size: int) -> bool:
+        """Read so many tokens more of a prompt into the sequence's row; return whether that has succeeded."""
+        started, first = self._clock(), self._num_read[sequence]
+        try:
+            self._reader.read(sequence.rows[0], sequence.request.source_ids, first, first + size)
+        except MemoryError:
+            log.warning("no memory for a source", num_tokens=sequence.num_source_tokens)
+            self._refuse(sequence)
+            return False
+        except Exception:
+            self._fail([sequence], "prefill failed")
+            return False
+        self._num_read[sequence] = first + size
+        sequence.prefill_seconds += self._clock() - started
+        return True

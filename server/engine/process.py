@@ -1,4 +1,4 @@
-"""An engine's own process: the ZeroMQ socket it listens on, its loop, and its end.
+"""The process of an engine: its ZeroMQ socket, its loop, and its end.
 
 Started as `python -m dragoman.server.engine.process` with its settings as JSON in one argument. It ends when told to, when its
 standard input closes (the parent is gone, however it went), or when the engine is broken; the supervisor tells these apart by the
@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -22,7 +21,6 @@ import zmq
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.extras import install_command
 from dragoman.model.errors import InputError
-from dragoman.server.engine.bell import Bell
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.loading import load_engine, load_scorer, platform_of_engine
 from dragoman.server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Score, Stop, Submit
@@ -46,26 +44,55 @@ EXIT_CANNOT_START = 3
 EXIT_BROKEN = 4
 
 
+class WakeUp:
+    """An eventfd that wakes the loop while it sleeps on its socket; `set` is for any thread, at any time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_closed = False
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll."""
+        return self._descriptor
+
+    def set(self) -> None:
+        """Wake the loop; without effect once it is closed."""
+        with self._lock:  # or the number might be another file's by now
+            if not self._is_closed:
+                os.eventfd_write(self._descriptor, 1)
+
+    def clear(self) -> None:
+        """Let the loop sleep again."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+
+    def close(self) -> None:
+        """Give the descriptor back; doing so again does nothing."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._descriptor)
+
+
 class EngineLoop:
-    """An engine behind a ROUTER socket: front ends attach with `Hello` and are answered by identity."""
+    """An engine behind a ROUTER socket: the dispatcher attaches with `Hello` and is answered by identity."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Listen; the model is loaded by `run`, so that a front end may attach meanwhile."""
+        """Listen; the model is loaded by `run`, so that the dispatcher may attach meanwhile."""
         self.settings = settings
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.bind(settings.endpoint)
-        self._bell = Bell()
+        self._wake_up = WakeUp()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._bell, zmq.POLLIN)
+        self._poller.register(self._wake_up, zmq.POLLIN)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Command)
-        self._origins: set[bytes] = set()
-        self._num_received: Counter[bytes] = Counter()
-        self._has_received = False
+        self._dispatcher: bytes | None = None
         self._last_report = 0.0
         self._last_work = 0.0
         self._is_stopped = False
@@ -84,18 +111,18 @@ class EngineLoop:
         else:
             return self._serve(engine, scoring, ready)
         finally:
-            self._bell.close()
+            self._wake_up.close()
             self._socket.close()
             self._context.term()
 
     def stop(self) -> None:
         """Let `run` end after its current step; for another thread, which may not use the socket."""
         self._is_stopped = True
-        self._bell.ring()
+        self._wake_up.set()
 
     @property
     def is_computing(self) -> bool:
-        """Whether a thread was still at work when `run` ended, on what nobody waits for any more."""
+        """Whether a thread was still at work when `run` ended, on requests that nobody waits for any more."""
         return self._is_computing
 
     def _load(self) -> tuple[Engine, Scoring, Ready]:
@@ -112,14 +139,15 @@ class EngineLoop:
         engine = load_engine(
             bundle, settings.limits, settings.num_threads, is_warmed_up=settings.is_warmed_up, device=settings.device
         )
-        scoring = Scoring(load_scorer(bundle, settings.num_threads, engine.runner), settings.limits)
+        scorer = load_scorer(bundle, settings.num_threads, engine.runner)
+        scoring = Scoring(scorer, settings.limits.prefill_tokens_per_step)
         runner, seconds = engine.runner, time.monotonic() - started
         ready = Ready(runner.device, settings.max_slots, seconds, dict(runner.memory), platform_of_engine())
         return engine, scoring, ready
 
     def _serve(self, engine: Engine, scoring: Scoring, ready: Ready) -> int:
         """Alternate between messages and steps; sleep when there is nothing to do."""
-        scoring.on_done = self._bell.ring
+        scoring.on_done = self._wake_up.set
         self._last_work = time.monotonic()
         try:
             while not self._is_stopped:
@@ -134,96 +162,84 @@ class EngineLoop:
                     engine.step()
                 if scoring.has_work:
                     scoring.step(is_generating)
-                if self._is_report_due(engine, scoring):
-                    self._send_reports(engine, scoring)
+                if engine.has_news or scoring.has_news or time.monotonic() >= self._last_report + REPORT_SECONDS:
+                    self._send_report(engine, scoring)
         except Exception:
             log.exception("engine is broken")
             return EXIT_BROKEN
         else:
-            engine.remove_all("draining")
+            engine.end_all("draining")
             return 0
         finally:
-            scoring.remove_all("draining")
+            scoring.end_all("draining")
             scoring.close()
             self._is_computing = scoring.is_computing
-            self._send_reports(engine, scoring)
+            self._send_report(engine, scoring)
 
     def _wait(self, seconds: float) -> bool:
-        """Sleep until a message comes, the bell rings or that time is over; return whether there may be messages."""
+        """Sleep until a message comes, another thread wakes it, or that time is over; return whether there may be messages."""
         if seconds <= 0:
             return True
-        # Rounded up: what is due in a moment is not due yet.
+        # Rounded up: work that is due in a moment is not due yet.
         milliseconds = min(HEARTBEAT_MILLISECONDS, seconds * 1000 + 1)
         if not (ready := dict(self._poller.poll(int(milliseconds)))):
             give_back_blocks()
-        if self._bell.fileno() in ready:
-            self._bell.silence()
+        if self._wake_up.fileno() in ready:
+            self._wake_up.clear()
         return self._socket in ready
 
     def _is_quiet(self, scoring: Scoring) -> bool:
-        """Return whether nothing has run for long enough; a bell that rings is no message, but often the end of some work."""
+        """Return whether nothing has run for long enough."""
         return not scoring.num_waiting and time.monotonic() >= self._last_work + QUIET_SECONDS
 
     def _receive(self, engine: Engine, scoring: Scoring, ready: Ready) -> None:
-        """Take in everything that has arrived."""
+        """Take everything that has arrived."""
         while True:
             try:
                 origin, payload = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            command = self._decoder.decode(payload)
-            if isinstance(command, Watch):  # no request, so nobody has to be told how many have come
-                self._send(origin, engine.snapshot())
-                continue
-            self._has_received = True
-            match command:
+            match self._decoder.decode(payload):
                 case Submit(requests):
-                    self._num_received[origin] += len(requests)
                     for request in requests:
-                        engine.submit(origin, request)
-                case Score(pairs):
-                    for pair in pairs:
-                        scoring.submit(origin, pair)
+                        engine.submit(request)
+                case Score(score_requests):
+                    for score_request in score_requests:
+                        scoring.submit(score_request)
                 case Cancel(ids):
                     for request_id in ids:
-                        engine.cancel(origin, request_id)
-                        scoring.cancel(origin, request_id)
+                        engine.cancel(request_id)
+                        scoring.cancel(request_id)
+                case Watch():
+                    self._send(engine.snapshot())
                 case Hello():
-                    self._origins.add(origin)
-                    self._send(origin, ready)
+                    self._dispatcher = origin
+                    self._send(ready)
                 case Stop():
                     self._is_stopped = True
 
-    def _is_report_due(self, engine: Engine, scoring: Scoring) -> bool:
-        """Return whether somebody waits for what has happened, or the last report is old."""
-        if engine.has_news or scoring.has_news or self._has_received:
-            return True
-        return time.monotonic() >= self._last_report + REPORT_SECONDS
-
-    def _send_reports(self, engine: Engine, scoring: Scoring) -> None:
-        """Send what has happened since the last time; to a front end without news, a sign of life."""
-        self._has_received, self._last_report = False, time.monotonic()
-        reports, scored = engine.take_reports(), scoring.take_scored()
-        idle: Report | None = None
-        for origin in self._origins | reports.keys() | scored.keys():
-            if (report := reports.get(origin)) is None:
-                report = idle = idle or Report([], [], engine.statistics())
+    def _send_report(self, engine: Engine, scoring: Scoring) -> None:
+        """Send what has happened since the last time; without news, a sign of life."""
+        self._last_report = time.monotonic()
+        report = engine.take_report()
+        statistics = report.statistics
+        if scoring.num_waiting:
             statistics = msgspec.structs.replace(
-                report.statistics,
-                num_waiting=report.statistics.num_waiting + scoring.num_waiting,
-                num_waiting_tokens=report.statistics.num_waiting_tokens + scoring.num_waiting_tokens,
+                statistics,
+                num_waiting=statistics.num_waiting + scoring.num_waiting,
+                num_waiting_tokens=statistics.num_waiting_tokens + scoring.num_waiting_tokens,
             )
-            pairs, num_received = scored.get(origin, []), self._num_received[origin]
-            self._send(origin, Report(report.tokens, report.finished, statistics, pairs, num_received, report.shrunk))
+        self._send(Report(report.tokens, report.finished, statistics, scoring.take_scored(), shrunk=report.shrunk))
 
     def _answer_first_hello(self, event: Event) -> None:
-        """Wait a moment for the front end that started this process, and tell it."""
+        """Wait a moment for the dispatcher, and tell it."""
         if self._socket.poll(2000):
-            origin, _ = self._socket.recv_multipart()
-            self._send(origin, event)
+            self._dispatcher, _ = self._socket.recv_multipart()
+            self._send(event)
 
-    def _send(self, origin: bytes, event: Event) -> None:
-        self._socket.send_multipart((origin, self._encoder.encode(event)))
+    def _send(self, event: Event) -> None:
+        if self._dispatcher is not None:
+            self._socket.send_multipart((self._dispatcher, self._encoder.encode(event)))
 
 
 def _seconds_to_sleep(engine: Engine, scoring: Scoring) -> float:

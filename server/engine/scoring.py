@@ -1,37 +1,84 @@
-"""Pairs that wait to be scored, and whose turn it is.
+"""Score requests of an engine: they take no slot, and are computed beside generation in the order in which they were given.
 
-It stands beside the engine: a pair takes no slot, and is computed on a thread that gives way to the engine's, in turns that leave
-generation half of the time. No socket; `process.py` gives it one.
+On the CPU they are scored on a thread of low priority, in turns that leave generation half of the time; on a GPU on the engine's
+own thread, between two steps. The scorer's graph is loaded in the background once the engine is ready; where that fails it is
+tried again, ever more rarely.
 """
 
+import contextlib
 import math
+import os
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence as Ordered
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
-from dragoman.server.engine.executors import Here, background
-from dragoman.server.engine.forecast import Average
+from dragoman.model.errors import InputError
 from dragoman.server.engine.messages import FinishReason, Scored, ScoreRequest
-from dragoman.server.engine.pairs import Pair, Pairs
-from dragoman.server.engine.scheduler import Limits, QueueIsFull
-from dragoman.server.engine.scorer import Scorer
-from dragoman.server.engine.scorer_loading import ScorerLoading
-from dragoman.server.engine.turns import Turns
 
 log = structlog.get_logger("dragoman.engine")
 
+INITIAL_RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 60.0
+REST_PER_SECOND = 1.0
+"""Rest for a second of a turn beside generation: at 1, half of the time is generation's alone."""
+NICENESS = 10
+"""By which the kernel's weight falls to a tenth: enough that decode steps hardly notice, and that scoring goes on."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Outcome:
-    """What became of a pair, and when."""
 
-    pair: Pair
+class Scorer(Protocol):
+    """Computes scores. Used by one thread at a time, except for `interrupt`."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it can score."""
+        ...
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether it works on the engine's device, so that opening it and scoring have their place among the engine's steps."""
+        ...
+
+    def check(self) -> None:
+        """Compare the files that `open` reads with those the engine runs; raise if they are others, or away."""
+        ...
+
+    def open(self) -> None:
+        """Load."""
+        ...
+
+    def score(
+        self, source_ids: Ordered[int], target_ids: Ordered[int], layer: int | None = None, decoder_start_id: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Score one target, end-of-sequence included in both.
+
+        Args:
+            source_ids: `[S]`.
+            target_ids: `[T]`.
+            layer: Decoder layer whose attention is wanted; None for the mean of all.
+            decoder_start_id: What the decoder is fed first; None for the model's start token.
+
+        Returns:
+            The target tokens' log-probabilities `[T]`, and the attention to the source `[T, S]`, averaged over heads; `[T, 0]` of a
+            model that has none.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """Let a computation under way fail soon; for any thread."""
+        ...
+
+
+class _Outcome(NamedTuple):
+    """A score request that was computed, and its result or error."""
+
+    request: ScoreRequest
     ended: float
     log_probs: list[float]
     alignment: bytes = b""
@@ -39,10 +86,10 @@ class _Outcome:
 
 
 class Scoring:
-    """The queue of pairs and what is reported of them.
+    """Score requests that have not ended, and what is reported of them.
 
-    `Pairs` says who is next, `Turns` when, `ScorerLoading` when to try to load a scorer that is not; whatever takes long is a job
-    in the background, of which there is one at a time. Pairs that come before the scorer is loaded wait, unless that has failed.
+    What takes long is a job on another thread, one at a time. Requests that come before the scorer is loaded wait, unless that has
+    failed.
 
     Attributes:
         on_done: Called, perhaps on another thread, when there is something for `step` to do.
@@ -51,50 +98,48 @@ class Scoring:
     def __init__(
         self,
         scorer: Scorer,
-        limits: Limits,
+        turn_tokens: int,
         clock: Callable[[], float] = time.monotonic,
         executor: Executor | None = None,
     ) -> None:
-        """Begin with nothing waiting.
+        """Start with nothing waiting.
 
         Args:
-            scorer: What scores.
-            limits: Of the queue and of a turn.
+            scorer: Computes.
+            turn_tokens: Tokens of both sides scored between two rests, at the most; a single larger request is scored alone.
             clock: In seconds, as deadlines are; for any thread.
-            executor: Where to do what takes long; None for a thread of its own.
+            executor: For work that takes long; None for a thread of its own, whose priority is low.
         """
         self.on_done: Callable[[], None] = lambda: None
-        self._scorer, self._clock = scorer, clock
-        self._background = executor or background()
-        self._executor = Here() if scorer.is_on_device else self._background
-        self._pairs = Pairs(limits)
-        self._scored: defaultdict[bytes, list[Scored]] = defaultdict(list)
+        self._scorer, self._turn_tokens, self._clock = scorer, turn_tokens, clock
+        self._background = executor or ThreadPoolExecutor(1, thread_name_prefix="scoring", initializer=_lower_priority)
+        self._requests: dict[int, ScoreRequest] = {}
+        self._waiting: dict[int, ScoreRequest] = {}
+        self._scored: list[Scored] = []
         self._job: tuple[Future[Any], Callable[[Future[Any]], None]] | None = None
-        self._is_turn = False
-        self._is_closed = False
-        self._loading = ScorerLoading()
-        self._turns = Turns()
-        self._seconds_between_ends = Average()
-        self._last_end = 0.0
+        self._is_turn = self._is_closed = self._has_failed = False
+        self._next_try, self._retry_seconds = 0.0, INITIAL_RETRY_SECONDS
+        self._rest_seconds = self._now = 0.0
+        self._next_deadline = math.inf
 
     @property
     def num_waiting(self) -> int:
-        """Pairs that have not ended."""
-        return len(self._pairs)
+        """Requests that have not ended."""
+        return len(self._requests)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens of both sides of those."""
-        return self._pairs.num_tokens
+        return sum(map(_num_tokens, self._requests.values()))
 
     @property
     def has_work(self) -> bool:
         """Whether `step` may have something to do, now or later."""
-        return bool(self._pairs) or self._job is not None or not self._scorer.is_loaded
+        return bool(self._requests) or self._job is not None or not self._scorer.is_loaded
 
     @property
     def has_news(self) -> bool:
-        """Whether a pair has ended since the last call of `take_scored`."""
+        """Whether a request has ended since the last call of `take_scored`."""
         return bool(self._scored)
 
     @property
@@ -105,38 +150,32 @@ class Scoring:
     def seconds_until_work(self) -> float:
         """Return when `step` is to be called, as far as that depends on time alone; `on_done` says the rest. Infinity for never."""
         now = self._clock()
-        until_deadline = max(0.0, self._pairs.next_deadline - now)
+        until_deadline = max(0.0, self._next_deadline - now)
         if self._job is not None:
             return 0.0 if self._job[0].done() else until_deadline
         if not self._scorer.is_loaded:
-            return max(0.0, self._loading.next_try - now)
-        return min(self._turns.rest_seconds, until_deadline) if self._pairs.num_waiting else math.inf
+            return max(0.0, self._next_try - now)
+        return min(self._rest_seconds, until_deadline) if self._waiting else math.inf
 
-    def submit(self, origin: bytes, request: ScoreRequest) -> None:
-        """Queue a pair, or report at once why not."""
-        pair, now = Pair(origin, request), self._clock()
-        if self._loading.has_failed and self._job is None:
-            self._report(pair, "not_loaded", retry_after_seconds=self._loading.seconds_until_try(now))
+    def submit(self, request: ScoreRequest) -> None:
+        """Take a request, or report at once that the scorer cannot be loaded."""
+        self._requests[request.id] = request
+        if self._has_failed and self._job is None:
+            self._end(request, "not_loaded", retry_after_seconds=self._seconds_until_try())
             return
-        if not len(self._pairs):
-            self._last_end = now  # an idle hour says nothing about how fast pairs are scored
-        try:
-            pushed_out = self._pairs.submit(pair)
-        except QueueIsFull as error:
-            self._report(pair, "queue_full", retry_after_seconds=self._seconds_until_a_place(), limit=error.limit)
-            return
-        for other in pushed_out:
-            self._report(other, "queue_full", retry_after_seconds=self._seconds_until_a_place())
+        self._waiting[request.id] = request
+        if request.deadline is not None:
+            self._next_deadline = min(self._next_deadline, request.deadline)
 
-    def cancel(self, origin: bytes, request_id: int) -> None:
-        """End a pair that nobody waits for; an id that is not here is somebody else's, or has just ended."""
-        if (pair := self._pairs.find((origin, request_id))) is not None:
-            self._end(pair, "cancelled")
+    def cancel(self, request_id: int) -> None:
+        """End a request that nobody waits for; without effect for one that is not here."""
+        if (request := self._requests.get(request_id)) is not None:
+            self._end(request, "cancelled")
 
-    def remove_all(self, reason: FinishReason) -> None:
+    def end_all(self, reason: FinishReason) -> None:
         """End everything."""
-        for pair in self._pairs.all():
-            self._end(pair, reason)
+        for request in list(self._requests.values()):
+            self._end(request, reason)
 
     def close(self) -> None:
         """Begin nothing any more, and let what is being computed fail soon."""
@@ -146,26 +185,45 @@ class Scoring:
             self._scorer.interrupt()
 
     def step(self, is_generating: bool = False) -> None:
-        """Take in what has been done, and begin what comes next; what takes long is done elsewhere.
+        """Take in what has been computed, and begin what comes next.
 
         Args:
             is_generating: Whether something has been generated since the last call.
         """
-        for pair in self._pairs.expire(self._clock()):
-            self._report(pair, "deadline")
+        self._retire()
         self._settle(is_generating)
         if self._job is None:
             self._begin()
             self._settle(is_generating)
 
-    def take_scored(self) -> dict[bytes, list[Scored]]:
-        """Return, for each front end, how its pairs have ended since the last call."""
-        scored, self._scored = self._scored, defaultdict(list)
+    def take_scored(self) -> list[Scored]:
+        """Return the ends of requests since the last call."""
+        scored, self._scored = self._scored, []
         return scored
 
+    def _retire(self) -> None:
+        """End requests whose deadline has passed."""
+        if (now := self._clock()) < self._next_deadline:
+            return
+        self._next_deadline = math.inf
+        for request in list(self._requests.values()):
+            if request.deadline is not None and request.deadline <= now:
+                self._end(request, "deadline")
+            elif request.deadline is not None:
+                self._next_deadline = min(self._next_deadline, request.deadline)
+
     def _settle(self, is_generating: bool) -> None:
-        """Let time pass, and see whether a job is done."""
-        self._turns.pass_time(self._clock(), is_turn=self._is_turn, is_generating=is_generating)
+        """Let time pass, and take in a job that is done.
+
+        The time of a turn while something is generated is rested afterwards. Rest passes with time, also when nothing is
+        generated any more: it is no longer than the last turn was.
+        """
+        now = self._clock()
+        elapsed, self._now = now - self._now, now
+        if not self._is_turn:
+            self._rest_seconds = max(0.0, self._rest_seconds - elapsed)
+        elif is_generating:
+            self._rest_seconds += REST_PER_SECOND * elapsed
         if self._job is not None and self._job[0].done():
             (future, on_done), self._job = self._job, None
             on_done(future)
@@ -173,81 +231,109 @@ class Scoring:
     def _begin(self) -> None:
         """Begin the next job, if one is due: a try to load, or a turn."""
         if not self._scorer.is_loaded:
-            if self._clock() >= self._loading.next_try:
-                self._start(self._background, self._scorer.check, self._on_checked)
-        elif not self._turns.rest_seconds and (pairs := self._pairs.take_turn()):
+            if self._clock() >= self._next_try:
+                self._start(self._scorer.check, self._on_checked)
+        elif not self._rest_seconds and (turn := self._take_turn()):
             self._is_turn = True
-            self._start(self._executor, lambda: self._compute(pairs), self._on_computed)
+            self._start(lambda: self._compute(turn), self._on_computed, is_device_work=True)
 
-    def _start(self, executor: Executor, do: Callable[[], Any], on_done: Callable[[Future[Any]], None]) -> None:
-        future = executor.submit(do)
+    def _take_turn(self) -> list[ScoreRequest]:
+        turn: list[ScoreRequest] = []
+        budget = self._turn_tokens
+        for request in self._waiting.values():
+            if turn and _num_tokens(request) > budget:
+                break
+            budget -= _num_tokens(request)
+            turn.append(request)
+        for request in turn:
+            del self._waiting[request.id]
+        return turn
+
+    def _start(self, do: Callable[[], Any], on_done: Callable[[Future[Any]], None], *, is_device_work: bool = False) -> None:
+        """Begin a job: in the background, or at once on this thread if it has its place among a device's work."""
+        future: Future[Any]
+        if is_device_work and self._scorer.is_on_device:
+            future = Future()
+            try:
+                future.set_result(do())
+            except Exception as error:
+                future.set_exception(error)
+        else:
+            future = self._background.submit(do)
         self._job = future, on_done
         future.add_done_callback(lambda _: self.on_done())
 
     def _on_checked(self, future: Future[None]) -> None:
         if (error := future.exception()) is None:
-            self._start(self._executor, self._scorer.open, self._on_opened)
+            self._start(self._scorer.open, self._on_opened, is_device_work=True)
         else:
             self._fail_to_load(error)
 
     def _on_opened(self, future: Future[None]) -> None:
         if (error := future.exception()) is None:
-            self._loading.succeed()
+            self._has_failed = False
+            log.info("scorer loaded")
         else:
             self._fail_to_load(error)
 
     def _fail_to_load(self, error: BaseException) -> None:
-        now = self._clock()
-        self._loading.fail(error, now)
-        for pair in self._pairs.all():
-            self._end(pair, "not_loaded", retry_after_seconds=self._loading.seconds_until_try(now))
+        """Log the first failure of a row, and end what waits."""
+        self._next_try = self._clock() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, MAX_RETRY_SECONDS)
+        if not self._has_failed:
+            is_foreseen = isinstance(error, InputError | OSError)
+            log.error("the scorer cannot be loaded", reason=str(error), exc_info=None if is_foreseen else error)
+        self._has_failed = True
+        for request in list(self._requests.values()):
+            self._end(request, "not_loaded", retry_after_seconds=self._seconds_until_try())
 
-    def _compute(self, pairs: list[Pair]) -> list[_Outcome]:
-        """Score pairs one by one, but those that have ended meanwhile; on whichever thread that is done."""
+    def _seconds_until_try(self) -> float:
+        return max(0.01, self._next_try - self._clock())
+
+    def _compute(self, turn: list[ScoreRequest]) -> list[_Outcome]:
+        """Score requests one by one, but those that have ended meanwhile; on another thread where there is one."""
         outcomes: list[_Outcome] = []
-        for pair in pairs:
+        for request in turn:
             if self._is_closed:
                 break
-            if pair not in self._pairs:
+            if request.id not in self._requests:
                 continue
-            request = pair.request
             try:
                 log_probs, attention = self._scorer.score(
                     request.source_ids, request.target_ids, request.alignment_layer, request.decoder_start_id
                 )
                 alignment = attention.tobytes() if request.is_aligned else b""
-                outcomes.append(_Outcome(pair, self._clock(), log_probs.tolist(), alignment))
+                outcomes.append(_Outcome(request, self._clock(), log_probs.tolist(), alignment))
             except Exception as error:
-                outcomes.append(_Outcome(pair, self._clock(), [], error=error))
+                outcomes.append(_Outcome(request, self._clock(), [], error=error))
         return outcomes
 
     def _on_computed(self, future: Future[list[_Outcome]]) -> None:
-        """End what was scored and has not ended meanwhile; whatever goes wrong with a pair is its end and nobody else's."""
+        """End the requests of a turn that have not ended meanwhile; an error is the end of one of them and of no other."""
         self._is_turn = False
-        for outcome in future.result():
-            pair = outcome.pair
-            if pair not in self._pairs:
+        for request, ended, log_probs, alignment, error in future.result():
+            if request.id not in self._requests:
                 continue
-            if outcome.error is not None:
-                incident = uuid.uuid4().hex[:12]
-                log.error("scoring failed", incident=incident, exc_info=outcome.error)
-                self._end(pair, "step_failed", incident=incident)
+            if error is None:
+                self._end(request, "eos", log_probs=log_probs, alignment=alignment, ended=ended)
                 continue
-            self._seconds_between_ends.add(max(outcome.ended - self._last_end, 1e-6))
-            self._last_end = outcome.ended
-            self._end(pair, "eos", log_probs=outcome.log_probs, alignment=outcome.alignment)
+            incident = uuid.uuid4().hex[:12]
+            log.error("scoring failed", incident=incident, exc_info=error)
+            self._end(request, "step_failed", incident=incident)
 
-    def _end(self, pair: Pair, reason: FinishReason, **details: Any) -> None:
-        """Forget a pair and report its end."""
-        self._pairs.remove(pair)
-        self._report(pair, reason, **details)
+    def _end(self, request: ScoreRequest, reason: FinishReason, **details: Any) -> None:
+        """Forget a request and report its end."""
+        del self._requests[request.id]
+        self._waiting.pop(request.id, None)
+        fields: dict[str, Any] = {"log_probs": [], "alignment": b"", "ended": self._clock()} | details
+        self._scored.append(Scored(id=request.id, reason=reason, **fields))
 
-    def _report(self, pair: Pair, reason: FinishReason, **details: Any) -> None:
-        fields = {"log_probs": [], "alignment": b""} | details
-        self._scored[pair.origin].append(Scored(id=pair.request.id, reason=reason, ended=self._clock(), **fields))
 
-    def _seconds_until_a_place(self) -> float:
-        """Guess when the queue has a place: the time in which a tenth of it, at least one pair, is scored."""
-        if not self._seconds_between_ends.count:
-            return 1.0
-        return min(max(max(1.0, self.num_waiting / 10) * self._seconds_between_ends.value, 0.01), 30.0)
+def _num_tokens(request: ScoreRequest) -> int:
+    return len(request.source_ids) + len(request.target_ids)
+
+
+def _lower_priority() -> None:
+    """Lower this thread's priority: on Linux niceness is a thread's, and `nice` changes the calling one's."""
+    with contextlib.suppress(OSError):  # where it is forbidden, turns are what keeps scoring back
+        os.nice(NICENESS)

@@ -1,12 +1,15 @@
 """What an engine is started with: one struct, which crosses to its process as JSON."""
 
+from dataclasses import dataclass
+
 import msgspec
 
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.telemetry.logs import LogFormat
 
+# Running requests stall no longer than encoding so many takes; with 2,048, throughput on the CPU was the same and stalls longer.
+PREFILL_TOKENS_PER_STEP = 512
 # Waiting requests whose sources are encoded beside others': more would wait too long in memory, fewer fill no batch.
-MAX_AHEAD = 16
+MAX_PREFETCH = 16
 USUAL_SLOTS_PER_REQUEST = 16
 """Rows that a request may take at least, where there are so many and no setting says otherwise."""
 
@@ -25,6 +28,35 @@ class DeviceSettings(msgspec.Struct, frozen=True):
     weights_cache: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one engine.
+
+    Attributes:
+        max_slots: Rows of the decode batch.
+        prefill_tokens_per_step: Source tokens encoded, or read of prompts, between two decode steps, which bounds how long running
+            requests stall; a single larger source is still encoded, alone, where it cannot be read in pieces.
+        max_prefetch: Waiting requests whose sources may have been encoded already, see `prefill.py`.
+    """
+
+    max_slots: int
+    prefill_tokens_per_step: int = PREFILL_TOKENS_PER_STEP
+    max_prefetch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Limits of a model's queue.
+
+    Attributes:
+        max_waiting_requests: Requests that wait, beyond those that free slots are about to take.
+        max_waiting_tokens: Their tokens; a single larger request still fits an empty queue.
+    """
+
+    max_waiting_requests: int
+    max_waiting_tokens: int
+
+
 class EngineSettings(msgspec.Struct, frozen=True):
     """What an engine is started with.
 
@@ -32,9 +64,9 @@ class EngineSettings(msgspec.Struct, frozen=True):
         endpoint: ZeroMQ address to listen on.
         bundle: Directory of the model.
         num_threads: Of ONNX Runtime.
-        max_slots: See `Limits`, as the next two.
-        max_waiting_requests: See `Limits`.
-        max_waiting_tokens: See `Limits`.
+        max_slots: See `Limits`.
+        max_waiting_requests: See `QueueLimits`, as the next.
+        max_waiting_tokens: See `QueueLimits`.
         log_level: See `dragoman.server.config`, as the next.
         log_format: See `dragoman.server.config`.
         version: The bundle's, which the front end has read too; the engine refuses any other. Empty for whichever is there.
@@ -67,8 +99,13 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
     @property
     def limits(self) -> Limits:
-        """Return what the scheduler keeps to."""
-        return Limits(self.max_slots, self.max_waiting_requests, self.max_waiting_tokens, max_ahead=MAX_AHEAD)
+        """Limits of the engine."""
+        return Limits(self.max_slots, max_prefetch=MAX_PREFETCH)
+
+    @property
+    def queue_limits(self) -> QueueLimits:
+        """Limits of the model's queue, the same in all of its engines' settings."""
+        return QueueLimits(self.max_waiting_requests, self.max_waiting_tokens)
 
 
 def slots_per_request(max_slots: int, max_slots_per_request: int) -> int:

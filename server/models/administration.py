@@ -28,15 +28,23 @@ from dragoman.server.models.status import (
     why_not_served,
     why_refused,
 )
-from dragoman.server.service.administration import ModelStatus, Operator
-from dragoman.server.service.outcomes import RETRY_SECONDS
-from dragoman.server.service.validation import MAX_NAME_CHARACTERS, check_model_name
+from dragoman.server.service.administration import Listing, ModelStatus, Operator, Order
+from dragoman.server.service.callers import RETRY_SECONDS
+from dragoman.server.service.requests import MAX_NAME_CHARACTERS, check_model_name
 
 log = structlog.get_logger("dragoman.administration")
 
 
 class Administrator:
-    """Implements `service.administration.Administration`."""
+    """Changes the served versions of models, for as long as the server lives.
+
+    Each change returns when it is made, or raises and has changed nothing; it goes on if nobody waits. All methods raise:
+
+        InvalidRequest: If a name cannot be one.
+        NotInRepository: If there is no such model, for this operator, or no such version or label.
+        NotPossible: If it cannot be done, with the reason.
+        Unavailable: If the server starts or ends.
+    """
 
     def __init__(self, manager: ModelManager) -> None:
         """Answer questions only, until `begin`."""
@@ -60,6 +68,27 @@ class Administrator:
     def problem(self) -> str:
         """Return why the models folder could not be scanned the last time; empty if it could."""
         return self._manager.problem
+
+    async def carry_out(self, operator: Operator, order: Order) -> Listing:
+        """Carry out an order that came as data."""
+        model, version = order.model, order.version
+        models: Sequence[ModelStatus]
+        match order.verb:
+            case "list":
+                models = self.list(operator, model)
+            case "refresh":
+                models = await self.refresh(operator)
+            case "load":
+                models = [await self.load(operator, model, version)]
+            case "unload":
+                models = [await self.unload(operator, model, version)]
+            case "reload":
+                models = [await self.reload(operator, model)]
+            case "rollback":
+                models = [await self.rollback(operator, model, version)]
+            case "label":
+                models = [await self.set_label(operator, model, order.label, version)]
+        return Listing(tuple(models), self.problem)
 
     def list(self, operator: Operator, model: str = "") -> Sequence[ModelStatus]:
         """Return the status of all models that the operator may see, or of one."""

@@ -1,17 +1,17 @@
 """A version of a model that answers requests: its bundle, its tokenisers, and its engine or a stand-in for that."""
 
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.server.engine.client import EngineClient
+from dragoman.server.dispatch.remote import RemoteDispatcher
 from dragoman.server.engine.messages import Ready
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import NotReady
+from dragoman.server.models.model_file import NO_TRAITS, Traits
 from dragoman.server.models.use import Outcomes, Use
-from dragoman.server.service.languages import Frames
-from dragoman.server.service.ports import NO_TRAITS, Traits
+from dragoman.server.service.languages import PromptTemplates
 
 
 class SleepingEngine:
@@ -31,11 +31,8 @@ class SleepingEngine:
     def __init__(self, name: str, settings: EngineSettings, num_replicas: int, device: str) -> None:
         self.name, self.settings, self.num_replicas, self.device = name, settings, num_replicas, device
 
-    async def until_ready(self) -> None:
-        """Do nothing, as the next two."""
-
     async def start(self, *, is_persistent: bool = False) -> None:
-        """Do nothing."""
+        """Do nothing, as the next one."""
 
     async def stop(self) -> None:
         """Do nothing."""
@@ -47,7 +44,10 @@ class SleepingEngine:
     ensure_place = generate = stream = score = statistics = watch = next_id
 
 
-FrontEngine = EngineClient | SleepingEngine
+if TYPE_CHECKING:  # the pool is of the process that starts engines
+    from dragoman.server.workers.pool import ReplicaPool
+
+    FrontEngine = ReplicaPool | RemoteDispatcher | SleepingEngine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,16 +66,18 @@ class LoadedModel:
 
     bundle: Bundle
     tokenizers: Tokenizers
-    frames: Frames
-    engine: FrontEngine
+    frames: PromptTemplates
+    engine: "FrontEngine"
     label: str
     use: Use = field(default_factory=Use)
     traits: Traits = NO_TRAITS
 
     @classmethod
-    def of(cls, bundle: Bundle, engine: FrontEngine, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
+    def of(cls, bundle: Bundle, engine: "FrontEngine", label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
         """Read a bundle for an engine that has been made; raise `BundleError` if its tokenisers or templates are damaged."""
-        return cls(bundle, bundle.tokenizers(), Frames(bundle.manifest), engine, label or bundle.manifest.version, traits=traits)
+        return cls(
+            bundle, bundle.tokenizers(), PromptTemplates(bundle.manifest), engine, label or bundle.manifest.version, traits=traits
+        )
 
     @property
     def manifest(self) -> Manifest:

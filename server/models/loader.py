@@ -17,7 +17,7 @@ from dragoman.server.models.memory import Measured, needed_bytes
 from dragoman.server.models.model_file import ModelFile
 from dragoman.server.models.self_test import PROOF_SECONDS, ProofFailed, prove
 from dragoman.server.models.version import Cause, Opened, Refused
-from dragoman.server.service.languages import Frames
+from dragoman.server.service.languages import PromptTemplates
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.processes import read_process
 from dragoman.server.workers.engines import EnginePlan, ModelEngine, engine_settings, make_engine, plan_engine
@@ -70,7 +70,7 @@ class VersionLoader:
             bundle = Bundle.open(found.directory, keys=self._keys)
             if bundle.manifest.name != model:
                 raise BundleError(f"{found.directory}: is of model {bundle.manifest.name!r}, not of {model!r}")
-            opened = Opened(bundle, bundle.tokenizers(), Frames(bundle.manifest))
+            opened = Opened(bundle, bundle.tokenizers(), PromptTemplates(bundle.manifest))
         except (InputError, OSError) as error:
             cause = Cause.SIGNATURE if isinstance(error, SignatureError) else Cause.BUNDLE
             raise Refused(cause, str(error)) from error

@@ -7,10 +7,9 @@ from pathlib import Path
 import structlog
 
 from dragoman.export.bundle import BundleError
-from dragoman.server.config import ConfigError
+from dragoman.server.config import ConfigError, ReadyRule
 from dragoman.server.models.discovery import FoundModel, find_unused, scan
 from dragoman.server.models.reconciler import ModelReconciler
-from dragoman.server.service.readiness import ReadyRule
 from dragoman.server.telemetry.version_metrics import VersionReading
 
 log = structlog.get_logger("dragoman.repository")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+from msgspec import Struct
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -41,8 +42,7 @@ from dragoman.server.config import (
     hint,
     parse_duration,
 )
-from dragoman.server.service.ports import Traits
-from dragoman.server.service.validation import MAX_PRIORITY
+from dragoman.server.service.requests import MAX_PRIORITY
 
 MAX_CHARACTERS = 64
 _RUNS = re.compile(r"[0-9]+|[^0-9]+")
@@ -84,6 +84,22 @@ Sticky = Literal["request", "caller"]
 # Decimal fractions that are 1 together may be a little more in binary.
 _ROUNDING = 1e-9
 
+
+class Traits(Struct, frozen=True, array_like=True):
+    """Properties of a model that no setting of the server is.
+
+    Attributes:
+        max_priority: Highest priority of its requests; None for any.
+        is_ready_needed: Whether the server is ready only while it is; None for the rule of `ready_when`.
+        one_sentence: Whether it knows one sentence at a time; None for the bundle's answer.
+    """
+
+    max_priority: int | None = None
+    is_ready_needed: bool | None = None
+    one_sentence: bool | None = None
+
+
+NO_TRAITS = Traits()
 
 KeepLoaded = Annotated[
     float,

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import NamedTuple
 
 from dragoman.export.fields import one_line
 from dragoman.server.errors import NotReady, UnknownModel, UnknownVersion
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.model_file import Sticky
-from dragoman.server.service.ports import ServedVersion
 
 MAX_SHOWN_CHARACTERS = 80
 
@@ -187,6 +187,24 @@ class Waiting:
 
 class CannotServe(Exception):
     """Requests cannot be answered by a version; the message says why."""
+
+
+class ServedVersion(NamedTuple):
+    """A version of a model that requests can get.
+
+    Attributes:
+        name: Of its folder, or of its content.
+        version: Of its content.
+        labels: Labels that requests may name, sorted.
+        share: Fraction of the requests without a version that it answers.
+        is_default: Whether the policy prefers it.
+    """
+
+    name: str
+    version: str
+    labels: tuple[str, ...] = ()
+    share: float = 1.0
+    is_default: bool = True
 
 
 @dataclass(frozen=True, slots=True)

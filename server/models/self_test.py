@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dragoman.export.bundle import Bundle, BundleError, Manifest
 from dragoman.export.processor import Platform
@@ -22,7 +22,9 @@ from dragoman.export.samples import NUM_CANDIDATES, Candidate, Sample, Samples, 
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, SearchOptions
 from dragoman.server.errors import ServiceError
-from dragoman.server.models.loaded import FrontEngine
+
+if TYPE_CHECKING:
+    from dragoman.server.models.loaded import FrontEngine
 
 
 class ProofFailed(Exception):
@@ -181,7 +183,7 @@ class Proof:
 async def prove(
     bundle: Bundle,
     tokenizers: Tokenizers,
-    engine: FrontEngine,
+    engine: "FrontEngine",
     platform: Platform,
     device: str = CPU,
     *,
@@ -328,7 +330,7 @@ async def _ask_all(asks: Sequence[Ask]) -> None:
 class _Asking:
     """Asks an engine, and knows the requests that are not answered."""
 
-    def __init__(self, engine: FrontEngine) -> None:
+    def __init__(self, engine: "FrontEngine") -> None:
         self._engine = engine
         self._waiting: dict[int, str] = {}
         self._last = ""
@@ -354,7 +356,7 @@ class _Asking:
         search = SearchOptions(forced_prefix=[*prefix], num_forced=len(prefix), num_top_log_probs=num_told)
         number, now = self._engine.next_id(), time.monotonic()
         request = Request(number, source, limit, now, search=search, decoder_start_id=start)
-        finished = await self._named(name, request.id, self._engine.generate(request))
+        finished: Finished = await self._named(name, request.id, self._engine.generate(request))
         _check_end(name, finished)
         if len(finished.answers) != 1:
             raise ProofFailed(f"{name} has {len(finished.answers)} answers")
@@ -363,7 +365,7 @@ class _Asking:
     async def score(self, name: str, source: list[int], target: list[int], start: int | None) -> list[float]:
         """Return the log-probabilities of a target's tokens."""
         request = ScoreRequest(self._engine.next_id(), source, target, time.monotonic(), decoder_start_id=start)
-        scored = await self._named(name, request.id, self._engine.score(request))
+        scored: Scored = await self._named(name, request.id, self._engine.score(request))
         _check_end(name, scored)
         return scored.log_probs
 

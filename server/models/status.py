@@ -4,9 +4,9 @@ from dragoman.export.fields import listed, shown
 from dragoman.server.errors import InvalidRequest, NotInRepository, NotPossible
 from dragoman.server.models.policy import Overrides
 from dragoman.server.models.reconciler import ModelReconciler
+from dragoman.server.models.registry import ServedVersion
 from dragoman.server.models.version import State, Version
 from dragoman.server.service.administration import ModelStatus, Requested, VersionStatus
-from dragoman.server.service.ports import ServedVersion
 
 
 def version_names_of(model: ModelReconciler) -> list[str]:

@@ -9,7 +9,7 @@ from dragoman.export.bundle import Bundle
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.service.languages import Frames
+from dragoman.server.service.languages import PromptTemplates
 
 # Of a stand-in, which has no files.
 NOWHERE = FoundVersion("", Path(), (0, 0, 0))
@@ -58,7 +58,7 @@ class Opened:
 
     bundle: Bundle
     tokenizers: Tokenizers
-    frames: Frames
+    frames: PromptTemplates
 
 
 @dataclass(slots=True, eq=False)

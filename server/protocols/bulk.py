@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import Unavailable
-from dragoman.server.service.context import Call, Records
+from dragoman.server.service.context import AccessLog, Call
 
 
 class BulkEnvelope:
@@ -30,7 +30,7 @@ def both_ends(text: str, num_characters: int) -> str:
 class Items:
     """Accompanies the requests of one call."""
 
-    def __init__(self, records: Records, whole: Call, own_ending: Callable[[BaseException], str | None]) -> None:
+    def __init__(self, records: AccessLog, whole: Call, own_ending: Callable[[BaseException], str | None]) -> None:
         """Begin without any.
 
         Args:
@@ -49,7 +49,7 @@ class Items:
         Args:
             request_id: Its id, or that of the message that has it.
             name: What the log calls it; empty for its id.
-            is_part: See `Records.begin_item`.
+            is_part: See `AccessLog.begin_item`.
         """
         bind_contextvars(request_id=name or request_id, batch_id=self.whole.request_id)
         with self.recorded(request_id, is_part=is_part) as call:

@@ -1,28 +1,28 @@
-"""What operators ask for of the models that are served, and what they are told: the port of faces to whoever leads versions."""
+"""Orders of operators and the status of models that they return, as data; `models/administration.py` carries them out."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
-from dragoman.server.service.running import RunningCalls
+from dragoman.server.service.context import RunningCalls
 
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """A version of a model, as it is now.
+    """Status of a version of a model.
 
     Attributes:
-        name: What its folder calls it, or what its content gives; empty while neither is known.
-        version: What its content gives; empty while it has not been opened.
-        state: Part of its life, in a word; `found` for what is not loaded.
-        since: When that began, seconds since 1970; 0 for what is not loaded.
-        cause: Why it is refused, in a word; empty if it is not.
+        name: Of its folder, or of its content; empty while neither is known.
+        version: Of its content; empty while it has not been opened.
+        state: State of its life cycle in a word; `found` if it is not loaded.
+        since: Begin of that state, seconds since 1970; 0 if it is not loaded.
+        cause: Cause of its refusal in a word; empty if it is not refused.
         reason: The same in one line.
-        labels: By which requests may name it, sorted.
-        share: Of the requests that name no version, how many get it; 0 to 1.
-        is_default: Whether it is the one that the policy prefers.
-        num_answered: Requests that it has answered.
-        num_failed: Requests that failed there through the server's fault.
+        labels: Labels that requests may name, sorted.
+        share: Fraction of the requests without a version that it answers.
+        is_default: Whether the policy prefers it.
+        num_answered: Requests answered.
+        num_failed: Requests that failed by a server fault.
     """
 
     name: str
@@ -40,14 +40,14 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """What operators have asked for of a model since the start.
+    """Orders of operators for a model since the start.
 
     Attributes:
         is_unloaded: Whether the model is not to be served at all.
-        loaded: Versions beyond those that the policy asks for, sorted.
-        unloaded: Versions that are as if they were not there, sorted.
-        pinned: The version that all requests get which name none; empty if the policy decides.
-        labels: Versions by label; an empty one takes the label away.
+        loaded: Versions loaded beside the policy's, sorted.
+        unloaded: Versions treated as missing, sorted.
+        pinned: The version of all requests that name none; empty if the policy decides.
+        labels: Versions by label; an empty one removes the label.
     """
 
     is_unloaded: bool = False
@@ -59,14 +59,14 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """A model, as it is now.
+    """Status of a model.
 
     Attributes:
         name: Of the model.
         is_ready: Whether requests for it are answered.
         versions: The newest first.
-        problems: What is asked for and cannot be had, and what is wrong with its folder or file, a line each.
-        requested: What operators have asked for.
+        problems: Orders that cannot be met, and faults of its folder or file, a line each.
+        requested: Orders of operators.
     """
 
     name: str
@@ -78,7 +78,7 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Who asks.
+    """An operator.
 
     Attributes:
         name: For the log.
@@ -89,64 +89,18 @@ class Operator:
     models: Collection[str] | None = None
 
 
-class Administration(Protocol):
-    """Changes what is served, for as long as the server lives.
-
-    Each change is answered when it is made, and raises what keeps it from being made: nothing has changed then. Whoever does not
-    wait for it does not end it. Names are as operators give them. All of them raise:
-
-        InvalidRequest: If a name cannot be one.
-        NotInRepository: If there is no such model, for this operator, or no such version or label.
-        NotPossible: If it cannot be done, with the reason.
-        Unavailable: If the server starts or ends.
-    """
-
-    @property
-    def problem(self) -> str:
-        """Why the folder of models could not be looked at the last time; empty if it could."""
-        ...
-
-    def list(self, operator: Operator, model: str = "") -> Sequence[ModelStatus]:
-        """Return how models are, sorted by name; all that the operator may see, or one."""
-        ...
-
-    async def load(self, operator: Operator, model: str, version: str) -> ModelStatus:
-        """Serve a version beside the policy's; with an empty one what the policy asks for, all of it and nothing instead of it."""
-        ...
-
-    async def unload(self, operator: Operator, model: str, version: str) -> ModelStatus:
-        """Serve a version no more; with an empty one the whole model."""
-        ...
-
-    async def reload(self, operator: Operator, model: str) -> ModelStatus:
-        """Look at the folder now, and try again what was refused."""
-        ...
-
-    async def rollback(self, operator: Operator, model: str, version: str) -> ModelStatus:
-        """Have a version answer all requests that name none; an empty one means the one that did so before."""
-        ...
-
-    async def set_label(self, operator: Operator, model: str, label: str, version: str) -> ModelStatus:
-        """Have a label stand for a version; for none if that is empty."""
-        ...
-
-    async def refresh(self, operator: Operator) -> Sequence[ModelStatus]:
-        """Look at all folders now; return how models are, when all are where they are to be."""
-        ...
-
-
 Verb = Literal["list", "refresh", "load", "unload", "reload", "rollback", "label"]
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Something that an operator asks for, whole, so that it can be carried from process to process.
+    """An order, as it travels between processes.
 
     Attributes:
-        verb: Which method of `Administration` it is for.
-        model: Name of the model; empty for all, where that can be.
-        version: As the method has it.
-        label: As the method has it.
+        verb: Name of the `Administrator`'s method.
+        model: Name of the model; empty for all, where that is possible.
+        version: Its argument; empty where it has none.
+        label: Its argument; empty where it has none.
     """
 
     verb: Verb
@@ -157,11 +111,11 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How models are, once an order has been carried out: those that it was about.
+    """The outcome of an order.
 
     Attributes:
-        models: Of them.
-        problem: See `Administration`.
+        models: Status of the models concerned.
+        problem: Why the models folder could not be read the last time; empty if it could.
     """
 
     models: tuple[ModelStatus, ...]
@@ -169,39 +123,17 @@ class Listing:
 
 
 CarryOut = Callable[[Operator, Order], Awaitable[Listing]]
-"""Carries out an order; errors are those of `Administration`."""
+"""Carries out an order; errors as of `Administrator`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCalls:
-    """The way in for operators through a face that is not theirs alone.
+    """Administration through a protocol adapter that serves other callers, too.
 
     Attributes:
-        calls: Those of operators that run, and who may make them: callers are always known there.
-        carry_out: What does what is asked for.
+        calls: Running calls of operators, and who may make them.
+        carry_out: Carries out an order.
     """
 
     calls: RunningCalls
     carry_out: CarryOut
-
-
-async def carry_out(administration: Administration, operator: Operator, order: Order) -> Listing:
-    """Carry out an order here; see `CarryOut`."""
-    model, version = order.model, order.version
-    models: Sequence[ModelStatus]
-    match order.verb:
-        case "list":
-            models = administration.list(operator, model)
-        case "refresh":
-            models = await administration.refresh(operator)
-        case "load":
-            models = [await administration.load(operator, model, version)]
-        case "unload":
-            models = [await administration.unload(operator, model, version)]
-        case "reload":
-            models = [await administration.reload(operator, model)]
-        case "rollback":
-            models = [await administration.rollback(operator, model, version)]
-        case "label":
-            models = [await administration.set_label(operator, model, order.label, version)]
-    return Listing(tuple(models), administration.problem)

@@ -1,13 +1,12 @@
-"""How much an answer can weigh at most, known before any work is done for it.
+"""The largest possible size of an answer, known before any work is done for it.
 
-The core counts answers, tokens, and bytes of text; what a protocol makes of them, and how much of that it can send, its face knows.
+The service counts answers, tokens and bytes of text; each protocol adapter turns these into its own bytes and has its own limit.
 """
 
 from collections.abc import Sequence
 from heapq import nlargest
 from itertools import accumulate
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
@@ -16,7 +15,7 @@ from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine import messages
 from dragoman.server.errors import InvalidRequest
 
-# More of them than can be told of a position.
+# More than the likeliest tokens of a position can be.
 MAX_COUNTED = 64
 
 
@@ -28,9 +27,9 @@ class AnswerShape(Struct, frozen=True):
         num_tokens: Tokens of each, the forced prefix included.
         text_bytes: Of each, in UTF-8.
         max_token: Largest token id.
-        num_told: Tokens of each that are told with their log-probabilities.
+        num_told: Tokens of each that have log-probabilities.
         piece_bytes: Of each of those.
-        num_top: Likeliest tokens told beside each.
+        num_top: Likeliest tokens beside each.
         top_piece_bytes: Of all those of a position, which are all different.
     """
 
@@ -45,7 +44,7 @@ class AnswerShape(Struct, frozen=True):
 
 
 class ScoresShape(Struct, frozen=True):
-    """What a pair is answered with if the weights of its alignment are told.
+    """Scores with the weights of an alignment.
 
     Attributes:
         num_source: Tokens of the source.
@@ -65,7 +64,7 @@ class ScoresShape(Struct, frozen=True):
 
 
 class AnswerLimit(Protocol):
-    """What a face can send."""
+    """The largest answer that a protocol adapter can send."""
 
     @property
     def max_bytes(self) -> int:
@@ -74,15 +73,15 @@ class AnswerLimit(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the setting that says so."""
+        """Name of the setting."""
         ...
 
     def answer_bytes(self, shape: AnswerShape) -> int:
-        """Return how much an answer of this shape takes at the most."""
+        """Return the bytes of an answer of this shape at the most."""
         ...
 
     def scores_bytes(self, shape: ScoresShape) -> int:
-        """Return how much scores of this shape take at the most."""
+        """Return the bytes of scores of this shape at the most."""
         ...
 
 
@@ -90,8 +89,8 @@ class TokenSizes(Struct, frozen=True):
     """Bytes of a tokeniser's tokens.
 
     Attributes:
-        longest_text: Bytes of text that a token can add; one that is not whole characters becomes U+FFFD here and there.
-        together: Bytes of the longest token, of the longest two, and so on, from that of none.
+        longest_text: Bytes of text that a token can add; a part of a character may become U+FFFD.
+        together: Bytes of no token, of the longest, of the longest two, and so on.
     """
 
     longest_text: int
@@ -99,7 +98,7 @@ class TokenSizes(Struct, frozen=True):
 
     @classmethod
     def measured(cls, tokenizer: Tokenizer) -> "TokenSizes":
-        """Look at every token."""
+        """Return the sizes of every token; a large vocabulary takes a tenth of a second."""
         pieces = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
         texts = (len(piece) if piece.isascii() else len(piece.decode(errors="replace").encode()) for piece in pieces)
         longest = nlargest(MAX_COUNTED, map(len, pieces))
@@ -119,38 +118,23 @@ class TokenSizes(Struct, frozen=True):
         )
 
 
-class SizesOfTokens:
-    """Remembers them for each tokeniser."""
-
-    def __init__(self) -> None:
-        self._sizes: WeakKeyDictionary[Tokenizer, TokenSizes] = WeakKeyDictionary()
-
-    def of(self, tokenizer: Tokenizer) -> TokenSizes:
-        """Return the sizes of a tokeniser's tokens."""
-        sizes = self._sizes.get(tokenizer)
-        if sizes is None:
-            sizes = self._sizes[tokenizer] = TokenSizes.measured(tokenizer)
-        return sizes
-
-
 def check_answer(
     search: messages.SearchOptions, max_new_tokens: int, has_log_probs: bool, sizes: TokenSizes, vocabulary: int, limit: AnswerLimit
 ) -> None:
-    """Do nothing if whatever a request is answered with can be sent.
+    """Check that every possible answer can be sent, for requests with details or with several answers.
 
-    It is for requests that ask for details or for several answers. One answer without details is small, there is nothing of it to
-    do without, and a server with a low limit still gives the short ones.
+    One answer without details is small, and a server with a low limit still gives the short ones.
 
     Args:
-        search: How it is searched for.
-        max_new_tokens: Tokens of an answer at the most, the forced prefix not counted.
-        has_log_probs: Whether each token's log-probability is told.
+        search: Search options.
+        max_new_tokens: Largest number of generated tokens.
+        has_log_probs: Whether each token has its log-probability.
         sizes: Of the tokeniser.
-        vocabulary: Tokens that the model can say.
-        limit: What can be sent.
+        vocabulary: Tokens of the model.
+        limit: The adapter's.
 
     Raises:
-        InvalidRequest: If it might not, naming the fields and the limit.
+        InvalidRequest: If it might be too large, naming the fields and the limit.
     """
     num_tokens = len(search.forced_prefix) + max_new_tokens
     num_told, num_top = (max_new_tokens, search.num_top_log_probs) if has_log_probs else (0, 0)
@@ -178,23 +162,17 @@ def check_answer(
 
 
 def check_scores(request: messages.ScoreRequest, tokenizers: Tokenizers, vocabulary: int, limit: AnswerLimit) -> None:
-    """Do nothing if the scores of a pair can be sent, the weights of its alignment among them.
-
-    Args:
-        request: For the engine.
-        tokenizers: What says how long their texts are.
-        vocabulary: Tokens that a target can have.
-        limit: What can be sent.
+    """Check that scores with the weights of an alignment can be sent.
 
     Raises:
-        InvalidRequest: If they might not, naming the limit.
+        InvalidRequest: If they might be too large, naming the limit.
     """
     num_source, num_target = len(request.source_ids), len(request.target_ids)
     shape = ScoresShape(
         num_source=num_source,
         num_target=num_target,
-        source_bytes=_total_bytes(tokenizers.source, request.source_ids),
-        target_bytes=_total_bytes(tokenizers.target, request.target_ids),
+        source_bytes=sum(map(len, map(tokenizers.source.token_bytes, request.source_ids))),
+        target_bytes=sum(map(len, map(tokenizers.target.token_bytes, request.target_ids))),
         max_token=max(0, vocabulary - 1),
         num_links=num_target,
     )
@@ -202,7 +180,3 @@ def check_scores(request: messages.ScoreRequest, tokenizers: Tokenizers, vocabul
     if size > limit.max_bytes:
         asked = f"the scores of {num_target} target and {num_source} source tokens may take {size} bytes"
         raise InvalidRequest("return_alignment", f"{asked}; {limit.name} of the server is {limit.max_bytes}")
-
-
-def _total_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    return sum(map(len, map(tokenizer.token_bytes, ids)))

@@ -1,29 +1,42 @@
-"""What callers get, in no protocol's terms, and how it is made of what the engine reports."""
+"""Answers in no protocol's terms, made of engine events, and the mapping of failed outcomes to errors."""
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 
 from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.engine import messages
+from dragoman.server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DeadlineUnmet,
+    QueueFull,
+    ServiceError,
+    StepFailed,
+    Unavailable,
+)
+from dragoman.server.service.callers import RETRY_SECONDS, Caller
 from dragoman.server.service.context import Call
-from dragoman.server.service.languages import decode_after
-from dragoman.server.service.ports import Model
+from dragoman.server.service.languages import PromptTemplate, decode_after
+from dragoman.server.service.requests import GenerateRequest
 from dragoman.server.service.sentences import has_several
-from dragoman.server.service.validation import Prepared
+
+if TYPE_CHECKING:
+    from dragoman.export.bundle import Manifest
+    from dragoman.server.models.loaded import LoadedModel
 
 SEVERAL_SENTENCES = "text: has several sentences; this model knows one at a time and may leave some out"
 
 
 class TokenLogProb(NamedTuple):
-    """A token and how likely it was; a tuple, since an answer may have thousands of them.
+    """A token and its log-probability; a tuple, since an answer may have thousands of them.
 
     Attributes:
         token: Its id.
         piece: Its text in UTF-8, perhaps a part of a character; empty for end-of-sequence.
-        log_prob: Natural logarithm of its probability, as the model gives it.
+        log_prob: Natural logarithm of its probability in the model.
         top: The likeliest tokens at its position, if asked for.
     """
 
@@ -37,10 +50,10 @@ class Answer(Struct, frozen=True):
     """One generated sequence.
 
     Attributes:
-        text: What it says.
-        tokens: Its ids, the forced prefix included, end-of-sequence not.
+        text: Its text.
+        tokens: Its ids, with the forced prefix and without end-of-sequence.
         finish_reason: Whether it ended by itself.
-        score: What answers are ranked by.
+        score: The order of answers.
         log_probs: Of each generated token, end-of-sequence included, the forced prefix not; empty unless asked for.
     """
 
@@ -52,7 +65,7 @@ class Answer(Struct, frozen=True):
 
 
 class Timings(Struct, frozen=True):
-    """Where a request's time went, in seconds."""
+    """Seconds of a request's phases."""
 
     queue_seconds: float
     prefill_seconds: float
@@ -62,20 +75,20 @@ class Timings(Struct, frozen=True):
 
 
 class Generated(Struct, frozen=True):
-    """All that a request is answered with.
+    """The whole answer to a request.
 
     Attributes:
-        request_id: The caller's or ours.
-        model: Name of the model that answered.
+        request_id: The caller's or the server's.
+        model: Name of the model.
         model_version: Of its bundle.
-        answers: The best one first; at least one.
+        answers: At least one, the best one first.
         is_truncated: Whether the source was cut.
-        source_tokens: Tokens of the source; of a prompt, all of them.
+        source_tokens: Tokens of the source, or of the whole prompt.
         generated_tokens: Tokens generated for all answers.
-        timings: Where the time went.
-        seed: What samples were drawn with; None for other searches.
+        timings: Seconds of its phases.
+        seed: Of samples; None for other searches.
         shortlist_tokens: Tokens that the answers were chosen from; 0 for the whole vocabulary.
-        warnings: What a person should know of the answer, in English.
+        warnings: Sentences for people, in English.
     """
 
     request_id: str
@@ -97,10 +110,10 @@ class Generated(Struct, frozen=True):
 
 
 class Piece(Struct, frozen=True):
-    """What is new of a streamed answer.
+    """A part of a streamed answer.
 
     Attributes:
-        text: What follows the pieces before; never half a character.
+        text: Text that follows the pieces before; never half a character.
         tokens: Ids that follow those before.
         result: The whole answer, in the last piece only.
     """
@@ -110,87 +123,90 @@ class Piece(Struct, frozen=True):
     result: Generated | None = None
 
 
-def to_generated(call: Call, source: str, model: Model, prepared: Prepared, finished: messages.Finished, text: str) -> Generated:
-    """Return what a request is answered with.
+def to_generated(
+    request: GenerateRequest,
+    call: Call,
+    model: "LoadedModel",
+    sequence: messages.Request,
+    template: PromptTemplate,
+    finished: messages.Finished,
+    text: str | None = None,
+    *,
+    is_truncated: bool = False,
+) -> Generated:
+    """Return the answer to a request.
 
     Args:
-        call: The request's record.
-        source: Its text.
-        model: What answered.
-        prepared: The request.
-        finished: How it ended.
-        text: Text of the first answer.
+        request: The request.
+        call: Its context.
+        model: Its model.
+        sequence: The request as the engine had it.
+        template: Around its text.
+        finished: The engine's outcome, with answers.
+        text: Of the first answer, where it is known.
+        is_truncated: Whether the source was cut.
     """
-    request = prepared.request
-    admitted = request.arrival if finished.admitted is None else finished.admitted
-    first_token = finished.ended if finished.first_token is None else finished.first_token
-    before = prepared.frame.before(request)
-    texts = [text, *(decode_after(model.tokenizers.target, before, answer.token_ids) for answer in finished.answers[1:])]
-    sampling = request.search.sampling
+    assert finished.admitted is not None and finished.first_token is not None, "an answer was decoded"
+    manifest, sampling, arrival = model.manifest, sequence.search.sampling, sequence.arrival
+    tokenizer, before = model.tokenizers.target, template.before(sequence)
+    texts = [decode_after(tokenizer, before, answer.token_ids) for answer in finished.answers[text is not None :]]
+    if text is not None:
+        texts.insert(0, text)
+    one_sentence = manifest.one_sentence if model.traits.one_sentence is None else model.traits.one_sentence
     return Generated(
         request_id=call.request_id,
         model=model.name,
         model_version=model.version,
-        answers=[_to_answer(model, prepared, *pair) for pair in zip(finished.answers, texts, strict=True)],
-        is_truncated=prepared.is_truncated,
-        source_tokens=prepared.frame.num_source_tokens(request.source_ids),
+        answers=[
+            Answer(
+                text,
+                answer.token_ids,
+                answer.reason,
+                answer.score,
+                LogProbs(tokenizer, manifest.eos_id, sequence.search, answer) if request.has_log_probs else (),
+            )
+            for answer, text in zip(finished.answers, texts, strict=True)
+        ],
+        is_truncated=is_truncated,
+        source_tokens=call.source_tokens,
         generated_tokens=finished.num_generated,
         timings=Timings(
-            queue_seconds=admitted - request.arrival,
+            queue_seconds=finished.admitted - arrival,
             prefill_seconds=finished.prefill_seconds,
-            decode_seconds=finished.ended - first_token,
-            time_to_first_token_seconds=first_token - request.arrival,
-            total_seconds=time.monotonic() - request.arrival,
+            decode_seconds=finished.ended - finished.first_token,
+            time_to_first_token_seconds=finished.first_token - arrival,
+            total_seconds=time.monotonic() - arrival,
         ),
         seed=None if sampling is None else sampling.seed,
-        shortlist_tokens=shortlist_tokens(model),
-        warnings=_warnings(source, model),
+        shortlist_tokens=shortlist_tokens(manifest),
+        warnings=(SEVERAL_SENTENCES,) if one_sentence and has_several(request.text) else (),
     )
 
 
-def _warnings(source: str, model: Model) -> Sequence[str]:
-    own = model.traits.one_sentence
-    is_of_one = model.manifest.one_sentence if own is None else own
-    return (SEVERAL_SENTENCES,) if is_of_one and has_several(source) else ()
-
-
-def shortlist_tokens(model: Model) -> int:
+def shortlist_tokens(manifest: "Manifest") -> int:
     """Return the length of a model's shortlist; 0 where it chooses from its whole vocabulary."""
-    manifest = model.manifest
     return manifest.num_choices if manifest.num_choices < manifest.target_vocab_size else 0
 
 
 class LogProbs(Collection[TokenLogProb]):
-    """The log-probabilities of an answer's generated tokens, with the likeliest ones beside them if they were wanted.
+    """The log-probabilities of an answer's generated tokens, and the likeliest tokens beside them if asked for.
 
-    Each is made when it is looked at: an answer may have hundreds of thousands, which all together would take more time and memory
-    than neighbours can do without.
+    Each is made when it is iterated over: an answer may have hundreds of thousands, too many to be made at once.
     """
 
-    def __init__(self, model: Model, prepared: Prepared, answer: messages.Answer) -> None:
-        """Tell what an answer has of them.
-
-        Args:
-            model: What answered.
-            prepared: The request.
-            answer: What the engine reports.
-        """
-        self._tokenizer = model.tokenizers.target
-        self._answer = answer
-        generated = answer.token_ids[len(prepared.request.search.forced_prefix) :]
-        self._ids = [*generated, model.manifest.eos_id] if answer.reason == "eos" else generated
-        self._has_top = prepared.request.search.num_top_log_probs > 0
+    def __init__(self, tokenizer: Tokenizer, eos_id: int, search: messages.SearchOptions, answer: messages.Answer) -> None:
+        self._tokenizer, self._answer = tokenizer, answer
+        generated = answer.token_ids[len(search.forced_prefix) :]
+        self._ids = [*generated, eos_id] if answer.reason == "eos" else generated
+        self._has_top = search.num_top_log_probs > 0
 
     def __len__(self) -> int:
-        """Return the number of tokens told."""
         return len(self._ids)
 
-    def __contains__(self, told: object) -> bool:
-        """Say whether this is told of one of the tokens."""
-        return any(told == own for own in self)
+    def __contains__(self, wanted: object) -> bool:
+        return any(wanted == own for own in self)
 
     def __iter__(self) -> Iterator[TokenLogProb]:
-        """Tell one after another."""
         answer = self._answer
         plain = token_log_probs(self._tokenizer, self._ids, answer.log_probs)
         if not self._has_top:
@@ -206,7 +222,40 @@ def token_log_probs(tokenizer: Tokenizer, ids: Sequence[int], log_probs: Sequenc
         yield TokenLogProb(token, tokenizer.token_bytes(token), log_prob)
 
 
-def _to_answer(model: Model, prepared: Prepared, answer: messages.Answer, text: str) -> Answer:
-    """Return one answer, with log-probabilities if they are wanted."""
-    told = LogProbs(model, prepared, answer) if prepared.has_log_probs else ()
-    return Answer(text, answer.token_ids, answer.reason, answer.score, told)
+def error_of(outcome: messages.Finished | messages.Scored, call: Call) -> ServiceError:
+    """Return the error that an outcome without an answer stands for."""
+    retry_after_seconds = outcome.retry_after_seconds
+    # The server's own deadline is named.
+    deadline = f"the server's deadline ({call.deadline_limit} seconds)" if call.deadline_limit else "the deadline"
+    match outcome.reason:
+        case "deadline" | "deadline_unmet" if isinstance(outcome, messages.Scored):
+            return DeadlineExceeded(f"{deadline} passed before the pair was scored")
+        case "deadline" if isinstance(outcome, messages.Finished):
+            return DeadlineExceeded(f"{deadline} passed after {outcome.num_generated} tokens")
+        case "deadline_unmet" if isinstance(outcome, messages.Finished):
+            needed = f"about {outcome.needed_seconds:.3g} s are needed"
+            return DeadlineUnmet(f"refused before any work: {needed}, more than {deadline} leaves")
+        case "queue_full" if outcome.limit and call.caller is not None:
+            return place_refused(call.caller, outcome.limit, retry_after_seconds)
+        case "queue_full":
+            waiting = "pairs are waiting to be scored" if isinstance(outcome, messages.Scored) else "requests are waiting"
+            return QueueFull(f"too many {waiting}", retry_after_seconds, limit=outcome.limit)
+        case "step_failed":
+            work = "scoring" if isinstance(outcome, messages.Scored) else "generation"
+            return StepFailed(f"{work} failed; quote incident {outcome.incident}")
+        case "lost":
+            return Unavailable("the engine that had the request ended", retry_after_seconds)
+        case "not_loaded":
+            return Unavailable("the model cannot score at the moment", retry_after_seconds)
+        case "cancelled":
+            return Cancelled("the request was cancelled")
+        case "draining":
+            return Unavailable("the model's engine is shutting down", retry_after_seconds=RETRY_SECONDS)
+        case reason:
+            raise AssertionError(f"{reason} is an answer")
+
+
+def place_refused(caller: Caller, limit: str, retry_after_seconds: float | None) -> ServiceError:
+    """Count a refusal by a caller's own limit of the queue, `max_waiting` or `max_slots`; return its error."""
+    reason = "the request needs more slots" if limit == "max_slots" else "too many requests are waiting"
+    return caller.limit_reached(limit, reason, RETRY_SECONDS if retry_after_seconds is None else retry_after_seconds)

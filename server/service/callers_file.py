@@ -1,7 +1,7 @@
-"""The file of callers (`auth_tokens_file`): what it may say, and what is wrong with it. Nobody's token is ever quoted.
+"""The file of callers (`auth_tokens_file`), and that of operators: its two forms, and errors that never quote a token.
 
-There are two forms. Lines, `name:token` or `token` each, name callers without limits. TOML gives each caller its credentials and
-its limits; docs/limits.md has an example. A file is TOML if its name ends in `.toml`, or if it is TOML with a table `callers`.
+Lines, `name:token` or `token` each, name callers without limits. TOML gives each caller its credentials and its limits;
+docs/limits.md has an example. A file is TOML if its name ends in `.toml`, or if it is TOML with a table `callers`.
 """
 
 import re
@@ -12,12 +12,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+import structlog
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from dragoman.model.files import read_bounded
-from dragoman.server.config import ConfigError
+from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.listening import MAX_TOKEN_CHARACTERS, digest_of, is_token
+
+log = structlog.get_logger("dragoman.callers")
 
 SETTING = "auth_tokens_file"
 MAX_FILE_BYTES = 16 * 2**20
@@ -49,21 +52,21 @@ Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class Limits(BaseModel):
-    """What a caller may have; what is None is not limited, but by the server's own settings.
+    """Limits of a caller; None for the server's own settings alone.
 
     Attributes:
         models: Names of the models it may use, and sees.
         requests_per_second: Rate of its requests, over any longer time.
         requests_burst: Requests that may come at once; by default what comes in a second, at least one.
-        tokens_per_second: Rate of its tokens, those of sources, of pairs' targets, and generated ones.
+        tokens_per_second: Rate of its tokens: those of sources, of scored targets, and generated ones.
         tokens_burst: Tokens that may be used at once; by default those of a second, at least one.
-        max_requests: Requests under way, waiting ones among them.
+        max_requests: Running and waiting requests.
         max_slots: Slots of a model that its requests may hold at once.
         max_waiting: Requests that may wait for a model.
-        weight: Among callers who wait, the parts in which a model's work is divided.
+        weight: Part of a model's work among waiting callers.
         max_priority: Highest priority that a request may have.
-        default_deadline_seconds: Time that a request has which brings no deadline; 0 for any. It goes before the server's setting.
-        max_deadline_seconds: Longest time that a request has; 0 for any. It goes before the server's setting.
+        default_deadline_seconds: Time of a request without a deadline, before the server's setting; 0 for any.
+        max_deadline_seconds: Longest time of a request, before the server's setting; 0 for any.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -82,11 +85,7 @@ class Limits(BaseModel):
     max_deadline_seconds: Seconds | None = None
 
     def within(self, defaults: "Limits") -> "Limits":
-        """Return these, with the defaults' where there are none.
-
-        Raises:
-            ValueError: If a burst is left without its rate.
-        """
+        """Return these, or the defaults where one is None; raise `ValueError` if a burst is left without its rate."""
         names = Limits.model_fields
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         for rate, burst in (("requests_per_second", "requests_burst"), ("tokens_per_second", "tokens_burst")):
@@ -131,12 +130,12 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the file says of one caller.
+    """One caller of the file.
 
     Attributes:
         name: Of the caller.
-        limits: What it may have.
-        expires: From when on it is not known any more; None for never.
+        limits: Its limits.
+        expires: End of its access; None for never.
     """
 
     name: str
@@ -152,7 +151,7 @@ class Book:
         entries: By name.
         tokens: Names by the SHA-256 digest of a token.
         certificates: Names by a name in a client's certificate.
-        warnings: What should be looked at, a sentence each.
+        warnings: A sentence each.
     """
 
     entries: Mapping[str, Entry]
@@ -161,12 +160,31 @@ class Book:
     warnings: tuple[str, ...] = ()
 
 
+def read_callers_book(config: ServerConfig) -> Book | None:
+    """Return the file of callers; None if there is none, and nobody is asked for a token; errors as `read_book`."""
+    return _read_named(config, config.auth_tokens_file, SETTING, "file of callers")
+
+
+def read_operators_book(config: ServerConfig) -> Book | None:
+    """Return the file of operators; None if there is none, and anybody who reaches the admin service may use it."""
+    return _read_named(config, config.admin_tokens_file, "admin_tokens_file", "file of operators")
+
+
+def _read_named(config: ServerConfig, path: Path | None, setting: str, title: str) -> Book | None:
+    if path is None:
+        return None
+    book = read_book(path, has_client_certificates=config.tls_client_ca is not None, setting=setting)
+    for warning in book.warnings:
+        log.warning(title, warning=warning)
+    return book
+
+
 def read_book(path: Path, *, has_client_certificates: bool = False, setting: str = SETTING) -> Book:
     """Read a file of callers.
 
     Args:
         path: The file.
-        has_client_certificates: Whether connections ask clients for certificates (`tls_client_ca`).
+        has_client_certificates: Whether connections ask for client certificates (`tls_client_ca`).
         setting: Name of the setting that names the file.
 
     Raises:
@@ -222,7 +240,7 @@ def _read_tables(file: str, tables: dict[str, Any]) -> Book:
 
 
 def _read_lines(file: str, text: str) -> Book:
-    """Read `name:token` or `token` a line; blank lines and those that start with `#` do not count.
+    """Read `name:token` or `token` a line; blank lines and comments (`#`) are skipped.
 
     The first colon separates. A token without a name is called after its line; several lines of one name are one caller.
     """
@@ -255,7 +273,7 @@ def _read_lines(file: str, text: str) -> Book:
 
 
 class _Credentials:
-    """Gathers whose a token or a certificate is, which must be one caller's."""
+    """Names of callers by credential; each credential must be one caller's."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -275,7 +293,7 @@ class _Credentials:
 
 
 def _explain(detail: ErrorDetails) -> str:
-    """Return one line about one wrong key; what it was set to may be a token and is not told."""
+    """Return one line about one wrong key; its value may be a token and is left out."""
     key = ".".join(str(part) for part in detail["loc"]) or "file"
     match detail["type"]:
         case "extra_forbidden":

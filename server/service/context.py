@@ -1,54 +1,96 @@
-"""Request context: the running call, its access log line, metrics and span."""
+"""Request context: ids, the running call, its line in the access log, and the set of running calls that a drain waits for.
+
+Every call gets an id, a span if it is traced and one line in the log, is counted once, and ends in an answer or in one
+`ServiceError`, which its protocol adapter sends in its own form.
+"""
 
 import asyncio
+import random
 import time
 from asyncio import Task
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from msgspec import Struct, field
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.engine.messages import ANYBODY, Share
-from dragoman.server.errors import ServiceError, UnexpectedFault
-from dragoman.server.service.callers import Caller
-from dragoman.server.service.ids import new_incident
+from dragoman.server.errors import Cancelled, Draining, InvalidRequest, ServiceError, Unavailable, UnexpectedFault
+from dragoman.server.service.callers import RETRY_SECONDS, Caller, Callers, Metadata
 from dragoman.server.service.in_flight import Window
 from dragoman.server.telemetry.logs import Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.trace_context import read_trace_context
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it needs OpenTelemetry
     from dragoman.server.telemetry.tracing import CallSpan, Tracer
 
+REQUEST_ID_KEY = "x-request-id"
+MAX_ID_CHARACTERS = 128
+# Seeded by the system, once; asking it for each request costs a system call.
+_ids = random.Random()
 
-@dataclass(slots=True, eq=False)
-class Call:
-    """One call of whichever face, or one request of a batch; filled in on its way.
+
+def new_incident() -> str:
+    """Return an id to find one failure, or one request, in the log; unlikely to repeat, and no secret."""
+    return f"{_ids.getrandbits(64):016x}"
+
+
+def choose_request_id(given: str, metadata: Metadata | None) -> str:
+    """Return the id in the request, or else the one in its metadata, or else a new one.
+
+    Raises:
+        InvalidRequest: If the caller's is not one to log.
+    """
+    if given:
+        return check_request_id("request_id", given)
+    for key, value in metadata or ():
+        if key == REQUEST_ID_KEY and value:
+            return check_request_id(REQUEST_ID_KEY, value if isinstance(value, str) else value.decode("latin-1"))
+    return new_incident()
+
+
+def check_request_id(field: str, value: str) -> str:
+    """Return a caller's request id as it is; it goes into logs, so it must be harmless there.
+
+    Raises:
+        InvalidRequest: If it is too long or has other characters than printable ASCII.
+    """
+    if len(value) > MAX_ID_CHARACTERS:
+        raise InvalidRequest(field, f"{len(value)} characters; at most {MAX_ID_CHARACTERS} are allowed")
+    if not (value.isascii() and value.isprintable()):
+        raise InvalidRequest(field, "only printable ASCII characters are allowed")
+    return value
+
+
+class Call(Struct, eq=False):
+    """The context of one call of any protocol, or of one request of a batch; filled in on its way.
 
     Attributes:
         method: Full name, `/package.Service/Method`.
         task: The asyncio task that serves it.
-        is_counted: Whether the metrics know of it: it is there to generate or to score.
-        has_items: Whether it is a stream of requests, each of which has a record of its own.
+        is_counted: Whether it counts in the metrics of requests: it generates or scores.
+        has_items: Whether it is a stream of requests, each of which has a context of its own.
         is_awaited: Whether a drain waits for it.
         request_id: The caller's or ours; empty until it is known.
-        caller: Whose it is; None while nobody is known, or nobody asks.
-        share: Whose it is, as engines are told.
+        caller: The caller; None while unknown, and where callers are not identified.
+        share: The caller's part of a model's work, for the dispatcher.
         arrival: `time.monotonic()` when it came.
-        is_entered: Whether its caller's limits have let it in, and are to be told when it ends.
-        not_entered: Why they have not; for a request of a batch, which is told so when it is looked at.
-        deadline_limit: Name and seconds of the server's limit that its deadline comes from; empty if the caller set it.
-        model: Name of the model, once that is known to be loaded.
+        deadline: `time.monotonic()` when its time is over; None for any time, and while its model is not known.
+        deadline_limit: Name and seconds of the server's limit that set the deadline; empty if the caller did.
+        is_entered: Whether its caller's limits have admitted it, so that they are told when it ends.
+        not_entered: Why they have not, of a request of a batch: raised when it is served.
+        model: Name of the model, once it is found.
         source_tokens: Tokens of its source.
         generated_tokens: Tokens generated for it.
-        count_answer: Counts its answer once that is sure to be given; None while there is none.
+        count_answer: Counts its answer once that is certain to be sent; None while there is none.
         is_ended_by_server: Whether the server cancelled it to shut down.
-        has_begun_items: Whether a request of its stream or message has been let in or refused.
-        code: Name of the status it ended with; empty until then. Its answer may still be on the way.
-        refusal: Why it was turned away before any work; see `ServiceError`.
-        span: What traces it; None if nothing does.
+        has_begun_items: Whether a request of its stream or message has been admitted or refused.
+        code: Name of its status; empty until it ends. Its answer may still be on the way.
+        refusal: Reason of a refusal before any work; see `ServiceError`.
+        span: Its trace span; None if it is not traced.
         window: Its in-flight window, if it is large or has several requests.
     """
 
@@ -61,9 +103,10 @@ class Call:
     caller: Caller | None = None
     share: Share = ANYBODY
     arrival: float = field(default_factory=time.monotonic)
+    deadline: float | None = None
+    deadline_limit: str = ""
     is_entered: bool = False
     not_entered: ServiceError | None = None
-    deadline_limit: str = ""
     model: str = ""
     source_tokens: int = 0
     generated_tokens: int = 0
@@ -77,17 +120,17 @@ class Call:
 
     @classmethod
     def begin(cls, method: str, *, is_counted: bool = True, has_items: bool = False, is_awaited: bool = True) -> "Call":
-        """Return the record of a call that comes now and is served by the task that runs."""
+        """Return the context of a call that the current task serves."""
         task = asyncio.current_task()
         assert task is not None
         return cls(method, task, is_counted, has_items, is_awaited)
 
     def caller_or(self, address: str) -> str:
-        """Return the name of its caller or, where callers are not known, an address."""
+        """Return the name of its caller or, where callers are not identified, an address."""
         return address if self.caller is None else self.caller.name
 
     def enter(self, caller: Caller, *, is_counted: bool = True) -> None:
-        """Have its caller's limits let it in; see `Caller.enter`.
+        """Have its caller's limits admit it; see `Caller.enter`.
 
         Raises:
             LimitReached: If one does not.
@@ -102,7 +145,7 @@ class Call:
         self.share = caller.share
 
     def leave(self) -> None:
-        """Tell its caller's limits, which have let it in, that it has ended."""
+        """Tell its caller's limits that it has ended."""
         assert self.caller is not None and self.is_entered
         self.is_entered = False
         if self.has_items:
@@ -111,23 +154,19 @@ class Call:
             self.caller.leave(self.generated_tokens)
 
 
-class Records:
-    """Writes them; the calls of all faces share one."""
+class AccessLog:
+    """The access log: one line for each call that has ended, with one count in the metrics and the end of its span."""
 
     def __init__(self, metrics: Metrics, tracer: "Tracer | None" = None) -> None:
-        """Start without any.
-
-        Args:
-            metrics: Where calls are counted.
-            tracer: What makes spans; None for none.
-        """
         self._metrics = metrics
         self._tracer = tracer
         self._log = structlog.get_logger("access").bind()
-        self._sampler = Sampler(self._tell_suppressed)
+        self._sampler = Sampler(
+            lambda kind, count: self._log.warning("lines of failed calls not written", kind=kind, suppressed=count)
+        )
 
-    def begin(self, call: Call, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
-        """Start the span of a call that is to be traced; put its trace, or else its caller's, on its log lines."""
+    def begin(self, call: Call, metadata: Metadata | None) -> None:
+        """Start the span of a traced call; bind its trace, or else its caller's, to its log lines."""
         caller = read_trace_context(metadata)
         if self._tracer is not None:
             call.span = self._tracer.start(call.method, call.arrival, caller)
@@ -135,10 +174,10 @@ class Records:
             bind_contextvars(trace_id=trace.trace_id, span_id=trace.span_id)
 
     def begin_item(self, call: Call, rpc: Call, *, is_part: bool = False) -> None:
-        """Start the span of one request of a batch, if the whole call has one; have its caller's limits let it in.
+        """Start the span of one request of a batch, if the whole call has one; have its caller's limits admit it.
 
-        A refusal is kept for when the request is looked at. The caller's rate of requests has counted the whole call, so it counts
-        neither the first request of the call nor parts (sentences, texts) of a message.
+        A refusal is kept until the request is served. The caller's rate of requests has counted the whole call, so it
+        counts neither the first request of the call nor parts (sentences, texts) of a message.
         """
         if rpc.span is not None:
             call.span = rpc.span.start_item(call.arrival)
@@ -152,9 +191,9 @@ class Records:
                 call.not_entered = error
 
     def finish(self, call: Call, code: str, event: str = "call") -> None:
-        """Write the access line of a call that ended with this status; count its answer or its failure; end its span.
+        """Write the line of a call that ended with this status; count its answer or its failure; end its span.
 
-        Of those that failed some lines of each kind are written; how many were not, `tell_suppressed` says.
+        Of failed calls some lines of each kind are written; `tell_suppressed` counts the others.
         """
         call.code = code
         ended = time.monotonic()
@@ -185,10 +224,7 @@ class Records:
             )
 
     def fault(self, error: Exception) -> ServiceError:
-        """Return what the caller may know of an exception; one nobody foresaw goes into the log under an incident id.
-
-        Of very many, only some do: then an id that is quoted may not be there.
-        """
+        """Return the error for the caller; an unforeseen exception is logged under an incident id, if there are not very many."""
         if isinstance(error, ServiceError):
             return error
         incident = new_incident()
@@ -197,8 +233,140 @@ class Records:
         return UnexpectedFault(incident)
 
     def tell_suppressed(self) -> None:
-        """Write how many lines of failed calls were not written and not told yet, a line for each kind."""
+        """Log how many lines of failed calls were not written since the last time, a line for each kind."""
         self._sampler.tell()
 
-    def _tell_suppressed(self, kind: str, count: int) -> None:
-        self._log.warning("lines of failed calls not written", kind=kind, suppressed=count)
+
+def _caller_left(error: BaseException) -> str | None:
+    """Return the status of an exception by which adapters without others of their own learn that the caller is gone."""
+    return Cancelled.code if isinstance(error, asyncio.CancelledError | GeneratorExit) else None
+
+
+class RunningCalls:
+    """The running calls of every protocol, each served within `serving`.
+
+    Attributes:
+        records: The access log.
+        callers: All callers; None where they are not identified.
+        draining: Set once new calls are refused.
+    """
+
+    def __init__(self, records: AccessLog, callers: Callers | None = None) -> None:
+        self.records = records
+        self.callers = callers
+        self.draining = asyncio.Event()
+        self._calls: set[Call] = set()
+        self._others: set[Call] = set()  # a drain does not wait for these
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_running(self) -> int:
+        """Running calls that a drain waits for."""
+        return len(self._calls)
+
+    async def wait_idle(self, seconds: float) -> bool:
+        """Wait until no call runs that a drain waits for; return False if some still do after so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def wait_ended(self, seconds: float) -> None:
+        """Wait until no call runs at all, at most so long."""
+        if tasks := {call.task for call in self._calls | self._others} - {asyncio.current_task()}:
+            await asyncio.wait(tasks, timeout=seconds)
+
+    def end_all(self) -> None:
+        """End running calls with `UNAVAILABLE`; those that are sending their answer are left alone."""
+        for call in self._calls | self._others:
+            if not call.code:
+                call.is_ended_by_server = True
+                call.task.cancel()
+
+    def is_known(self, call: Call, metadata: Metadata | None, names: Callable[[], Iterable[str]] = tuple) -> bool:
+        """Identify a call's caller before anything of it is read; return whether it is worth reading. `serving` raises why not."""
+        if self.callers is None:
+            return True
+        if call.caller is None:
+            call.caller = self.callers.find(metadata, names())
+        return call.caller is not None and call.caller.may_call
+
+    @contextmanager
+    def serving(
+        self,
+        call: Call,
+        metadata: Metadata | None = None,
+        request_id: str = "",
+        *,
+        names: Callable[[], Iterable[str]] = tuple,
+        own_ending: Callable[[BaseException], str | None] = _caller_left,
+        is_sent_later: bool = False,
+        is_open: bool = False,
+    ) -> Iterator[None]:
+        """Serve a call within the `with`, in its task.
+
+        Args:
+            call: Its context; the caller may be known already.
+            metadata: Pairs of a key in lower case and a value: the caller's token, an id, a trace.
+            request_id: Of the request itself; empty for none.
+            names: Returns the names in the connection's verified client certificate.
+            own_ending: Returns the status of an exception of the adapter's own, such as that the caller is gone, which is recorded
+                and raised as it is; None for every other.
+            is_sent_later: Whether the answer is sent after the `with`: the call then runs until its task ends.
+            is_open: Whether anybody may call, without a caller's limits.
+
+        Raises:
+            ServiceError: For the caller, whatever was raised inside; it is recorded already.
+        """
+        if call.is_awaited:
+            self._calls.add(call)
+            self._idle.clear()
+        else:
+            self._others.add(call)
+        if is_sent_later:
+            call.task.add_done_callback(lambda _: self._forget(call))
+        self.records.begin(call, metadata)
+        try:
+            call.request_id = choose_request_id(request_id, metadata)
+            bind_contextvars(request_id=call.request_id)
+            if self.draining.is_set():
+                raise Draining("the server is shutting down", retry_after_seconds=RETRY_SECONDS)
+            if self.callers is not None and not is_open:
+                if call.caller is None:
+                    call.caller = self.callers.identify(metadata, names())
+                bind_contextvars(caller=call.caller.name)
+                call.enter(call.caller)
+            yield
+        except asyncio.CancelledError as error:
+            if call.is_ended_by_server:
+                call.task.uncancel()
+                raise self._fail(call, Unavailable("the server is shutting down", retry_after_seconds=RETRY_SECONDS)) from None
+            self.records.finish(call, own_ending(error) or Cancelled.code)
+            raise
+        except BaseException as error:
+            if (code := own_ending(error)) is not None:
+                self.records.finish(call, code)
+                raise
+            if not isinstance(error, Exception):
+                raise
+            raise self._fail(call, self.records.fault(error)) from None
+        else:
+            self.records.finish(call, "OK")
+        finally:
+            if not is_sent_later:
+                self._forget(call)
+
+    def _fail(self, call: Call, error: ServiceError) -> ServiceError:
+        """Record a failure; return the error for the caller."""
+        call.refusal = error.refusal
+        self.records.finish(call, error.code)
+        return error
+
+    def _forget(self, call: Call) -> None:
+        self._calls.discard(call)
+        self._others.discard(call)
+        if not self._calls:
+            self._idle.set()

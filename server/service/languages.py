@@ -1,4 +1,4 @@
-"""Prompt templates and languages, and continuation of a given prefix."""
+"""Prompt templates: text and ids that a model is given around a text, by the languages of a request; and continued texts."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,35 +11,36 @@ from dragoman.model.languages import LanguageTable
 from dragoman.model.text.tokenizer import Detokenizer, Tokenizer
 from dragoman.server.engine.messages import Request, ScoreRequest, SearchOptions
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.defaults import default_search
+from dragoman.server.service.requests import default_search
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
 
-
 MAX_LANGUAGE_CHARACTERS = 128
-# Of the languages that a refusal lists; a model may have hundreds, and a status travels in headers.
+# Of the languages that an error lists; a model may have hundreds, and a status travels in headers.
 MAX_LISTED_CHARACTERS = 400
 MAX_SHOWN_CHARACTERS = 32
-# Pairs of languages that are remembered.
+# Templates cached for a model, by language pair.
 MAX_KEPT = 1024
 READS, WRITES = "reads", "writes"
+# Texts after which a continuation is encoded; at least one of them shares no token with it.
+GUARDS = ("a", ".", "0", "\n")
 
 
-class Frame(Struct, frozen=True, eq=False):
-    """What is around a text, and how it is searched for where the request does not say.
+class PromptTemplate(Struct, frozen=True, eq=False):
+    """Text and ids around a source, and the search options of a request that has none.
 
     Attributes:
-        source_language: Code of the source's language; empty where the model is told none.
+        source_language: Code of the source's language; empty where the model is given none.
         target_language: Code of the answer's.
         task: Text before the source's own.
         source_prefix: Ids before the text; of a prompt, the start token is the first.
         source_suffix: Ids after it, of which end-of-sequence is the first, unless it is a prompt.
         target_prefix: Ids that every answer is forced to begin with.
-        decoder_start_id: What the decoder is fed first, None for the model's; of a prompt, its last token is that.
-        search: The options of a request that has none; the seed of a `Sampling` is to be drawn.
+        decoder_start_id: First input of the decoder, None for the model's; of a prompt, its last token is that.
+        search: Search options of a request without any; the seed of a `Sampling` is drawn for each request.
         num_around: Tokens around a text, end-of-sequence or the start token included.
-        has_prompts: Whether a text is a prompt, which the answer goes on with.
+        has_prompts: Whether a text is a prompt, which the answer continues.
     """
 
     source_language: str
@@ -54,30 +55,35 @@ class Frame(Struct, frozen=True, eq=False):
     has_prompts: bool = False
 
     def framed(self, ids: Sequence[int]) -> tuple[list[int], int | None]:
-        """Return a source as it is read, made of the ids of its text, and what the decoder is fed first; None for the model's."""
+        """Return a source `[S]` made of the ids of its text, and the decoder's first input; None for the model's."""
         whole = [*self.source_prefix, *ids, *self.source_suffix]
         return (whole[:-1], whole[-1]) if self.has_prompts else (whole, self.decoder_start_id)
 
     def before(self, request: Request | ScoreRequest) -> list[int]:
-        """Return the ids that the answer's text goes on with: those of a prompt, or none where source and answer are two texts."""
+        """Return the ids of the prompt that the answer continues; none where source and answer are two texts."""
         if not self.has_prompts:
             return []
         assert request.decoder_start_id is not None, "a prompt's last token"
         return [*request.source_ids, request.decoder_start_id]
 
     def num_source_tokens(self, source_ids: Sequence[int]) -> int:
-        """Return how many tokens a source has, that of a prompt included which the decoder is fed first."""
+        """Return the number of a source's tokens; of a prompt, the decoder's first input is one."""
         return len(source_ids) + self.has_prompts
 
 
-class Frames:
-    """Those of one model."""
+class PromptTemplates:
+    """The templates of one model.
+
+    Attributes:
+        source_languages: Languages that it reads, by code.
+        target_languages: Languages that it writes, by code.
+    """
 
     def __init__(self, manifest: "Manifest") -> None:
-        """Take what a bundle says of generation.
+        """Take languages, template and defaults of a bundle.
 
         Raises:
-            BundleError: If the model is told a task that needs a language of a side which has none.
+            BundleError: If the template's task names a language of a side that has none.
         """
         self._manifest = manifest
         languages = manifest.languages or Languages()
@@ -86,66 +92,64 @@ class Frames:
             WRITES: LanguageTable(languages.target, languages.default_target),
         }
         self._codes = {READS: [x.code for x in languages.source], WRITES: [x.code for x in languages.target]}
-        self._frames: dict[tuple[str, str], Frame] = {}
+        self._templates: dict[tuple[str, str], PromptTemplate] = {}
         for side, count in (("source", len(languages.source)), ("target", len(languages.target))):
             if not count and f"{{{side}}}" in manifest.template.task:
                 raise BundleError(f"model {manifest.name}: the task of its template needs a {side} language, but there is none")
-        #: Those that it reads and those that it writes, by code.
         self.source_languages = sorted(languages.source, key=_code)
         self.target_languages = sorted(languages.target, key=_code)
-        told = {READS: (languages.source, "{source}"), WRITES: (languages.target, "{target}")}
-        #: Sides of which a request has to name a language: what it names is said to the model, and there is no default.
+        # Sides of which a request has to name a language: the model is given it, and there is no default.
         self._needed = {
             side
-            for side, (choice, place) in told.items()
-            if choice and self._sides[side].default is None and (place in manifest.template.task or any(map(_is_said, choice)))
+            for side, choice, place in ((READS, languages.source, "{source}"), (WRITES, languages.target, "{target}"))
+            if choice and self._sides[side].default is None and (place in manifest.template.task or any(map(_is_given, choice)))
         }
-        self._default = self._frame(self._sides[READS].default, self._sides[WRITES].default) if not self._needed else None
+        self._default = self._make(self._sides[READS].default, self._sides[WRITES].default) if not self._needed else None
 
     @property
     def default_source_language(self) -> str:
-        """Code of the language of a source that a request says nothing of; empty where it has to, or there is none."""
+        """Code of the source's language where a request names none; empty where it has to, or there is none."""
         return _code(self._sides[READS].default)
 
     @property
     def default_target_language(self) -> str:
-        """The same of answers."""
+        """Code of the answer's language where a request names none."""
         return _code(self._sides[WRITES].default)
 
-    def find(self, source_language: str = "", target_language: str = "") -> Frame:
-        """Return the frame for two languages, by any of their spellings; empty for the model's default.
+    def find(self, source_language: str = "", target_language: str = "") -> PromptTemplate:
+        """Return the template for two languages, by any of their spellings; empty for the model's default.
 
         Raises:
-            InvalidRequest: If the model has no such language, or needs one that is not said.
+            InvalidRequest: If the model has no such language, or needs one that is not named.
         """
         if not (source_language or target_language) and self._default is not None:
             return self._default
         source = self._language("source_language", source_language, READS)
         target = self._language("target_language", target_language, WRITES)
         key = (_code(source), _code(target))
-        frame = self._frames.get(key)
-        if frame is None:
-            if len(self._frames) >= MAX_KEPT:
-                self._frames.clear()
-            frame = self._frames[key] = self._frame(source, target)
-        return frame
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= MAX_KEPT:
+                self._templates.clear()
+            template = self._templates[key] = self._make(source, target)
+        return template
 
     def reads(self, asked: str) -> Language | None:
-        """Return the language that the model is told of a source, by any of its spellings; None where it is told no such."""
+        """Return a language that the model reads, by any of its spellings; None if it does not."""
         return self._sides[READS].find(asked)
 
     def writes(self, asked: str) -> Language | None:
-        """Return the same of answers."""
+        """Return a language that the model writes, by any of its spellings; None if it does not."""
         return self._sides[WRITES].find(asked)
 
     def is_able(self, source_language: str, target_language: str) -> bool:
-        """Whether the model writes a language and reads another, by any of their spellings; empty for one that need not be said."""
+        """Return whether the model writes a language and reads another; an empty source is one that need not be named."""
         if self.writes(target_language) is None:
             return False
         return self.reads(source_language) is not None if source_language else READS not in self._needed
 
     def _language(self, field: str, asked: str, verb: str) -> Language | None:
-        """Return one side's language, None where the model is told none."""
+        """Return one side's language, None where the model is given none."""
         check_language(field, asked)
         table, codes, name = self._sides[verb], self._codes[verb], self._manifest.name
         if not asked:
@@ -155,76 +159,59 @@ class Frames:
         if not codes:
             raise InvalidRequest(field, f"model {name} says no languages that it {verb}, so a request cannot choose one")
         if (language := table.find(asked)) is None:
-            shown = ascii(asked[:MAX_SHOWN_CHARACTERS])
-            raise InvalidRequest(field, f"{shown} is no language that model {name} {verb}, which are {listed(codes)}")
+            raise InvalidRequest(field, f"{shown(asked)} is no language that model {name} {verb}, which are {listed(codes)}")
         return language
 
-    def _frame(self, source: Language | None, target: Language | None) -> Frame:
-        """Put together what the template and two languages say."""
+    def _make(self, source: Language | None, target: Language | None) -> PromptTemplate:
         template, defaults = self._manifest.template, self._manifest.defaults
-        said = around(template, source, target, self._manifest.eos_id)
-        source_prefix, source_suffix, start = said.source_prefix, said.source_suffix, said.decoder_start_id
+        given = around(template, source, target, self._manifest.eos_id)
+        source_prefix, source_suffix, start = given.source_prefix, given.source_suffix, given.decoder_start_id
         if self._manifest.has_prompts:
             first = self._manifest.decoder_start_id if start is None else start
             source_prefix, source_suffix, start = [first, *source_prefix], source_suffix[1:], None
-        return Frame(
+        return PromptTemplate(
             source_language=_code(source),
             target_language=_code(target),
             task=template.task_text(source, target),
             source_prefix=source_prefix,
             source_suffix=source_suffix,
-            target_prefix=said.target_prefix,
+            target_prefix=given.target_prefix,
             decoder_start_id=start,
-            search=default_search(defaults, said.target_prefix),
+            search=default_search(defaults, given.target_prefix),
             num_around=len(source_prefix) + len(source_suffix),
             has_prompts=self._manifest.has_prompts,
         )
 
 
 def check_language(field: str, asked: str) -> str:
-    """Return what is asked for as it is.
-
-    Raises:
-        InvalidRequest: If no language can be called so.
-    """
+    """Return a language as it is asked for; raise `InvalidRequest` if none can be called so."""
     if len(asked) > MAX_LANGUAGE_CHARACTERS:
         raise InvalidRequest(field, f"{len(asked)} characters; at most {MAX_LANGUAGE_CHARACTERS} are allowed")
     return asked
 
 
-def _is_said(language: Language) -> bool:
-    """Tell whether the model is told anything of a language, beside what a task may."""
-    affixes = (language.source_prefix, language.source_suffix, language.target_prefix)
-    return any(affixes) or language.decoder_start_id is not None
-
-
-def _code(language: Language | None) -> str:
-    return "" if language is None else language.code
+def shown(language: str) -> str:
+    """Return a language as an error quotes it."""
+    return ascii(language[:MAX_SHOWN_CHARACTERS])
 
 
 def listed(codes: Sequence[str], max_characters: int = MAX_LISTED_CHARACTERS) -> str:
-    """Return codes side by side, and how many more there are than are shown."""
-    shown: list[str] = []
+    """Return codes separated by commas, and the number of those left out."""
+    kept: list[str] = []
     num_characters = 0
     for code in codes:
         num_characters += len(code) + 2
-        if shown and num_characters > max_characters:
-            return f"{', '.join(shown)} and {len(codes) - len(shown)} more"
-        shown.append(code)
-    return ", ".join(shown)
-
-
-GUARDS = ("a", ".", "0", "\n")
-"""Texts to encode a continuation after, of which one at least has no token in common with it."""
+        if kept and num_characters > max_characters:
+            return f"{', '.join(kept)} and {len(codes) - len(kept)} more"
+        kept.append(code)
+    return ", ".join(kept)
 
 
 def encode_after(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int]:
-    """Return the ids of a text that follows others, as it would be encoded in the middle of a text.
+    """Return the ids of a text that continues others, encoded as in the middle of a text.
 
-    Args:
-        tokenizer: Of both.
-        before: Ids that it follows; where they have no text, it is encoded as one that stands alone.
-        text: It.
+    A tokeniser may put a space before a text and take one off again; at the seam a space is the continuation's own, as in "The dog"
+    and " runs". Where the ids before have no text, it is encoded as one that stands alone.
     """
     if text and tokenizer.decode(before):
         for guard in GUARDS:
@@ -235,13 +222,25 @@ def encode_after(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list
 
 
 def detokenizer_after(tokenizer: Tokenizer, before: Sequence[int]) -> Detokenizer:
-    """Return what gives the text of ids that follow others."""
+    """Return a detokeniser of ids that continue others."""
     detokenizer = tokenizer.detokenizer()
     detokenizer.push(before)
     return detokenizer
 
 
 def decode_after(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
-    """Return the text of ids that follow others."""
+    """Return the text of ids that continue others."""
+    if not before:
+        return tokenizer.decode(ids)
     detokenizer = detokenizer_after(tokenizer, before)
     return detokenizer.push(ids) + detokenizer.finish()
+
+
+def _is_given(language: Language) -> bool:
+    """Return whether the model is given ids for a language, beside what a task may name."""
+    affixes = (language.source_prefix, language.source_suffix, language.target_prefix)
+    return any(affixes) or language.decoder_start_id is not None
+
+
+def _code(language: Language | None) -> str:
+    return "" if language is None else language.code

@@ -1,12 +1,30 @@
-"""What callers ask for, in no protocol's terms: the fields of `dragoman.v1`, which docs/api.md defines; None where one is absent.
+"""Requests in no protocol's terms, the checks of fields that need no model, and the model's defaults for absent fields.
 
-A face makes these of its own messages. It answers for their types, so a number is a number; ranges, and what goes with what, are
-checked behind it (`validation.py`, `search_options.py`). Structs are made four times as fast as frozen dataclasses, once a request.
+A protocol adapter makes requests of its own messages and answers for the types of fields; docs/api.md defines the fields, and None
+means that one is absent. `validation.py` and `search_options.py` check ranges and combinations.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
+
+from dragoman.model.generation import Defaults
+from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.engine.messages import GREEDY, Sampling, SearchOptions
+from dragoman.server.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from dragoman.export.bundle import Manifest
+
+MAX_NAME_CHARACTERS = 128
+MAX_PRIORITY = 10
+MAX_SUPPRESSED_TOKENS = 256
+NO_DEFAULTS = Defaults()
+# Fields of a search that a default stands in for. `max_new_tokens` and the reading of special tokens are decided before, suppressed
+# tokens are added to the request's, and a forced end is no field of a request.
+_OTHER_DEFAULTS = ("max_new_tokens", "suppressed_tokens", "is_end_forced", "special_tokens_in_text")
+DEFAULT_FIELDS = tuple(name for name in Defaults.__struct_fields__ if name not in _OTHER_DEFAULTS)
 
 
 class GenerateRequest(Struct, frozen=True):
@@ -40,9 +58,14 @@ class GenerateRequest(Struct, frozen=True):
     model_version: str = ""
     special_tokens_in_text: bool | None = None
 
+    @property
+    def has_log_probs(self) -> bool:
+        """Whether the answer has its tokens' log-probabilities."""
+        return self.return_log_probs or self.top_log_probs > 0
+
 
 class ScoreRequest(Struct, frozen=True):
-    """A source and a target that is given."""
+    """A source and a given target."""
 
     model: str = ""
     text: str = ""
@@ -57,3 +80,121 @@ class ScoreRequest(Struct, frozen=True):
     target_language: str = ""
     model_version: str = ""
     special_tokens_in_text: bool | None = None
+
+
+def check_model_name(name: str) -> str:
+    """Return a model's name as it is; raise `InvalidRequest` if no model can have it."""
+    return _check_name("model", name)
+
+
+def check_model_version(version: str) -> str:
+    """Return a version as it is given; raise `InvalidRequest` if no model can have it."""
+    return _check_name("model_version", version)
+
+
+def _check_name(field: str, name: str) -> str:
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise InvalidRequest(field, f"{len(name)} characters; at most {MAX_NAME_CHARACTERS} are allowed")
+    return name
+
+
+def check_priority(priority: int) -> int:
+    """Return a request's priority as it is; raise `InvalidRequest` if it is out of range."""
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidRequest("priority", f"{priority} is not in {-MAX_PRIORITY} to {MAX_PRIORITY}")
+    return priority
+
+
+def check_num_suppressed(count: int) -> None:
+    """Raise `InvalidRequest` if more tokens are suppressed than is allowed; adapters check before they convert them."""
+    if count > MAX_SUPPRESSED_TOKENS:
+        raise InvalidRequest("suppressed_tokens", f"{count} tokens; at most {MAX_SUPPRESSED_TOKENS} are allowed")
+
+
+def default_max_new_tokens(manifest: "Manifest") -> int:
+    """Return the largest number of generated tokens where a request does not say."""
+    own = manifest.defaults.max_new_tokens
+    return manifest.default_max_new_tokens if own is None else own
+
+
+def has_special_tokens(request: GenerateRequest | ScoreRequest, manifest: "Manifest", tokenizers: Tokenizers) -> bool:
+    """Return whether special tokens named in the source are read as these tokens.
+
+    Raises:
+        InvalidRequest: If the request asks for it and the model has none.
+    """
+    asked, is_able = request.special_tokens_in_text, bool(tokenizers.special_tokens)
+    if asked and not is_able:
+        raise InvalidRequest("special_tokens_in_text", f"model {manifest.name} has no special tokens that a text may name")
+    return is_able and bool(manifest.defaults.special_tokens_in_text if asked is None else asked)
+
+
+def with_defaults(request: GenerateRequest, defaults: Defaults, max_new_tokens: int) -> GenerateRequest:
+    """Return the request with the model's defaults in absent fields.
+
+    A default that does not go with the rest of the request is dropped, never refused.
+    """
+    if defaults == NO_DEFAULTS:
+        return request
+    filled: dict[str, Any] = {
+        name: value for name in DEFAULT_FIELDS if getattr(request, name) is None and (value := getattr(defaults, name)) is not None
+    }
+    if request.do_sample or request.return_alternatives:
+        filled.pop("num_beams", None)
+    num_beams: int = filled.get("num_beams", 1) if request.num_beams is None else request.num_beams
+    if num_beams > 1 or request.return_alternatives:
+        filled.pop("do_sample", None)
+    do_sample = request.do_sample or filled.get("do_sample", False)
+    dropped = [] if do_sample else ["temperature", "top_k", "top_p"]
+    if num_beams == 1:
+        dropped.append("early_stopping")
+    if request.return_alternatives or (not do_sample and filled.get("num_return_sequences", 1) > num_beams):
+        dropped.append("num_return_sequences")
+    for name in dropped:
+        filled.pop(name, None)
+    if "min_new_tokens" in filled:
+        filled["min_new_tokens"] = min(filled["min_new_tokens"], max_new_tokens - 1)
+    if defaults.suppressed_tokens:
+        filled["suppressed_tokens"] = (*request.suppressed_tokens, *defaults.suppressed_tokens)
+    return structs.replace(request, **filled)
+
+
+def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max_new_tokens: int) -> bool:
+    """Return whether the last possible token has to be end-of-sequence.
+
+    A request that suppresses it is exempt, and so are alternatives of one token, which would all be the end.
+    """
+    if not defaults.is_end_forced or eos_id in request.suppressed_tokens:
+        return False
+    return not (request.return_alternatives and max_new_tokens == 1)
+
+
+def default_search(defaults: Defaults, target_prefix: list[int]) -> SearchOptions:
+    """Return the search options of a request without any, for an answer of any length.
+
+    Args:
+        defaults: The model's.
+        target_prefix: Ids that every answer is forced to begin with.
+    """
+
+    def given(name: str, otherwise: Any) -> Any:
+        value = getattr(defaults, name)
+        return otherwise if value is None else value
+
+    num_beams = given("num_beams", 1)
+    sampling = Sampling(0, given("temperature", 1.0), given("top_k", 0), given("top_p", 1.0)) if defaults.do_sample else None
+    options = SearchOptions(
+        num_beams=num_beams,
+        num_answers=given("num_return_sequences", 1),
+        length_penalty=given("length_penalty", 1.0),
+        is_stopped_early=given("early_stopping", False) and num_beams > 1,
+        sampling=sampling,
+        min_new_tokens=given("min_new_tokens", 0),
+        repetition_penalty=given("repetition_penalty", 1.0),
+        no_repeat_ngram_size=given("no_repeat_ngram_size", 0),
+        suppressed_tokens=sorted(set(defaults.suppressed_tokens)),
+        forced_prefix=target_prefix,
+        num_forced=len(target_prefix),
+        is_end_forced=defaults.is_end_forced,
+    )
+    return GREEDY if options == GREEDY else options

@@ -1,88 +1,44 @@
-"""Score requests and word alignment."""
+"""Scores of a given target, and the alignment between its words and the source's.
+
+Definitions. A target is tokenised as in training: its text, then end-of-sequence; an empty target is end-of-sequence alone. Each
+of its T tokens has the log-probability (natural logarithm) that the model gives it after the source and the true tokens before it,
+as greedy search reports it. `log_prob` is their sum, `score` is log_prob / T^length_penalty, the score in beam search of an answer
+with these tokens that did not have to be cut short. Template and language may force every answer to begin with f tokens: these come
+before the target and have no log-probabilities, but the length in the score is T + f then. After a prompt, the target continues it:
+its text is tokenised as the rest of one text, and its first token follows the whole prompt.
+
+The alignment has a row for each target token and a column for each source token, end-of-sequence included in both: the weights of
+the encoder-decoder attention in the step that generates the row's token, averaged over heads, of one decoder layer or averaged over
+all. Tokens around a source have columns too, but are part of no word.
+
+Words are the runs of characters between white space (`str.split` of Python); punctuation belongs to the word it touches. A token
+belongs to the word of its first character that is not white space; tokens of white space alone, and those without text, such as
+end-of-sequence and languages, belong to none. Each target word j is linked to one source word: the i for which the attention,
+summed over the rows of j's tokens and the columns of i's tokens, is the largest; of equals the first.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.server.engine import messages
-from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.answer_size import AnswerLimit, check_scores
 from dragoman.server.service.answers import TokenLogProb, token_log_probs
 from dragoman.server.service.context import Call
-from dragoman.server.service.defaults import has_special_tokens
-from dragoman.server.service.languages import Frame
-from dragoman.server.service.ports import Model
+from dragoman.server.service.languages import PromptTemplate
 from dragoman.server.service.requests import ScoreRequest
 from dragoman.server.service.search_options import check_length_penalty
-from dragoman.server.service.validation import Validator, check_deadline, check_priority
 
-
-def token_words(pieces: Sequence[bytes]) -> list[int | None]:
-    """Return the word of each token, from 0, None for a token that belongs to none.
-
-    Args:
-        pieces: What the tokens stand for; together the text, though each may end inside a character.
-    """
-    text = b"".join(pieces).decode("utf-8", "surrogateescape")
-    word_of_byte: list[int | None] = []
-    word, is_inside = -1, False
-    for character in text:
-        is_space = character.isspace()
-        word += not (is_space or is_inside)
-        is_inside = not is_space
-        word_of_byte += [None if is_space else word] * len(character.encode("utf-8", "surrogateescape"))
-    words: list[int | None] = []
-    start = 0
-    for piece in pieces:
-        inside = (found for found in word_of_byte[start : start + len(piece)] if found is not None)
-        words.append(next(inside, None))
-        start += len(piece)
-    return words
-
-
-def word_alignment(
-    attention: NDArray[np.float32], source_pieces: Sequence[bytes], target_pieces: Sequence[bytes], task: str = ""
-) -> str:
-    """Return the links `i-j` of source word i and target word j, sorted, with spaces between: Pharaoh's format.
-
-    Args:
-        attention: `[T, S]`.
-        source_pieces: Bytes of each source token, S of them.
-        target_pieces: Bytes of each target token, T of them.
-        task: What comes before the source's own text and is tokenised with it; its words are not counted and have no links.
-    """
-    num_before = _num_words_before(task)
-    sources = [None if word is None or word < num_before else word - num_before for word in token_words(source_pieces)]
-    rows, columns = _membership(token_words(target_pieces)), _membership(sources)
-    mass = rows @ attention.astype(np.float64) @ columns.T  # [target words, source words]
-    if not mass.size:
-        return ""
-    links = sorted((int(i), j) for j, i in enumerate(mass.argmax(1)))
-    return " ".join(f"{i}-{j}" for i, j in links)
-
-
-def _num_words_before(task: str) -> int:
-    """Return how many words end within a task; the last of one that does not end in white space goes on in the text."""
-    words = task.split()
-    return len(words) - (bool(words) and not task[-1].isspace())
-
-
-def _membership(words: Sequence[int | None]) -> NDArray[np.float64]:
-    """Return `[words, tokens]`, 1 where a token belongs to a word."""
-    count = max((word for word in words if word is not None), default=-1) + 1
-    table = np.zeros((count, len(words)))
-    for token, word in enumerate(words):
-        if word is not None:
-            table[word, token] = 1
-    return table
+if TYPE_CHECKING:
+    from dragoman.server.models.loaded import LoadedModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alignment:
-    """The attention between the tokens of a pair, end-of-sequence included.
+    """The attention between target and source tokens, end-of-sequence included.
 
     Attributes:
         weights: `[T, S]`.
@@ -93,31 +49,13 @@ class Alignment:
     source_pieces: Sequence[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedPair:
-    """A pair for the engine, and what only its answer needs to know about it.
-
-    Attributes:
-        request: For the engine.
-        frame: What is said around its texts.
-    """
-
-    request: messages.ScoreRequest
-    frame: Frame
-
-    @property
-    def target_ids(self) -> Sequence[int]:
-        """Tokens that are told of: those of the target alone, end-of-sequence included."""
-        return self.request.target_ids[len(self.frame.target_prefix) :]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class PairScores:
-    """All that a pair is answered with.
+class Scores:
+    """The whole answer to a score request.
 
     Attributes:
-        request_id: The caller's or ours.
-        model: Name of the model that scored.
+        request_id: The caller's or the server's.
+        model: Name of the model.
         model_version: Of its bundle.
         log_prob: Of the whole target.
         score: The same by its length.
@@ -138,109 +76,99 @@ class PairScores:
     word_alignment: str
 
 
-async def prepare_pair(
+def to_scores(
     request: ScoreRequest,
-    model: Model,
-    validator: Validator,
-    *,
-    arrival: float,
-    remaining_seconds: float | None,
-    share: messages.Share = messages.ANYBODY,
-    limit: AnswerLimit | None = None,
-) -> PreparedPair:
-    """Return the pair for the engine.
+    call: Call,
+    model: "LoadedModel",
+    sequence: messages.ScoreRequest,
+    template: PromptTemplate,
+    scored: messages.Scored,
+) -> Scores:
+    """Return the answer to a score request.
 
     Args:
-        request: What the caller sent.
-        model: The model it is for.
-        validator: What tokenises.
-        arrival: `time.monotonic()` when it came.
-        remaining_seconds: Until its deadline, None if it has none.
-        share: Whose it is.
-        limit: What can be answered; None for anything.
-
-    Raises:
-        InvalidRequest: Naming the field and the limit.
-        DeadlineExceeded: If the deadline has passed already.
+        request: The request.
+        call: Its context.
+        model: Its model.
+        sequence: The request as the engine had it.
+        template: Around its texts.
+        scored: The engine's outcome, with log-probabilities.
     """
-    deadline = check_deadline(remaining_seconds)
-    priority = check_priority(request.priority)
-    check_length_penalty(request)
-    layer = _check_layer(request, model)
-    frame = model.frames.find(request.source_language, request.target_language)
-    validator.check_target_length(request.target, model)
-    has_special = has_special_tokens(request, model.manifest, model.tokenizers)
-    source = await validator.tokenise_source(request.text, model, frame, has_special=has_special)
-    target_ids = await validator.tokenise_target(request.target, model, frame, source)
-    pair = messages.ScoreRequest(
-        id=model.engine.next_id(),
-        source_ids=source.ids,
-        target_ids=target_ids,
-        arrival=arrival,
-        deadline=deadline,
-        priority=priority,
-        is_aligned=request.return_alignment or request.return_word_alignment,
-        alignment_layer=layer,
-        share=share,
-        decoder_start_id=source.decoder_start_id,
-    )
-    if limit is not None and request.return_alignment:
-        check_scores(pair, model.tokenizers, model.manifest.target_vocab_size, limit)
-    return PreparedPair(pair, frame)
-
-
-def to_scores(call: Call, model: Model, request: ScoreRequest, prepared: PreparedPair, scored: messages.Scored) -> PairScores:
-    """Return what a pair is answered with.
-
-    Args:
-        call: The request's record.
-        model: What scored.
-        request: What the caller sent.
-        prepared: The pair.
-        scored: What the engine answered.
-    """
-    pair, target_ids = prepared.request, prepared.target_ids
-    num_source, num_fed = len(pair.source_ids), len(pair.target_ids)
-    num_forced = num_fed - len(target_ids)
-    log_probs = scored.log_probs[num_forced:]
+    num_source, num_fed, num_forced = len(sequence.source_ids), len(sequence.target_ids), len(template.target_prefix)
+    target_ids, log_probs = sequence.target_ids[num_forced:], scored.log_probs[num_forced:]
     log_prob = math.fsum(log_probs)
+    source, target = model.tokenizers.source, model.tokenizers.target
     alignment, words = None, ""
-    if pair.is_aligned:
+    if sequence.is_aligned:
         weights = np.frombuffer(scored.alignment, np.float32).reshape(num_fed, num_source)[num_forced:]
         if request.return_alignment:
-            source_pieces = [model.tokenizers.source.token_bytes(token) for token in pair.source_ids]
-            alignment = Alignment(weights, source_pieces)
+            alignment = Alignment(weights, [*map(source.token_bytes, sequence.source_ids)])
         if request.return_word_alignment:
-            source_words = [model.tokenizers.source.word_bytes(token) for token in pair.source_ids]
-            target_words = [model.tokenizers.target.word_bytes(token) for token in target_ids]
-            words = word_alignment(weights, source_words, target_words, prepared.frame.task)
-    return PairScores(
+            source_words, target_words = map(source.word_bytes, sequence.source_ids), map(target.word_bytes, target_ids)
+            words = word_alignment(weights, [*source_words], [*target_words], template.task)
+    return Scores(
         request_id=call.request_id,
         model=model.name,
         model_version=model.version,
         log_prob=log_prob,
         score=log_prob / num_fed ** check_length_penalty(request, model.manifest.defaults.length_penalty),
-        tokens=tuple(token_log_probs(model.tokenizers.target, target_ids, log_probs)),
-        source_tokens=prepared.frame.num_source_tokens(pair.source_ids),
+        tokens=tuple(token_log_probs(target, target_ids, log_probs)),
+        source_tokens=call.source_tokens,
         alignment=alignment,
         word_alignment=words,
     )
 
 
-def _check_layer(request: ScoreRequest, model: Model) -> int | None:
-    """Return the layer that the alignment is taken from, None for the mean of all."""
-    num_layers = model.manifest.attention_layers
-    asked = [field for field in ("return_alignment", "return_word_alignment") if getattr(request, field)]
-    if not num_layers and (asked or request.alignment_layer is not None):
-        field = asked[0] if asked else "alignment_layer"
-        raise InvalidRequest(field, f"model {model.name} has no attention between source and target to tell")
-    if request.alignment_layer is None:
-        return None
-    if not asked:
-        raise InvalidRequest("alignment_layer", "goes with return_alignment or return_word_alignment only")
-    if not 0 <= request.alignment_layer < num_layers:
-        raise InvalidRequest(
-            "alignment_layer",
-            f"{request.alignment_layer} is not in 0 to {num_layers - 1}, the layers of model {model.name} that attend to a source",
-        )
-    return request.alignment_layer
+def word_alignment(
+    attention: NDArray[np.float32], source_pieces: Sequence[bytes], target_pieces: Sequence[bytes], task: str = ""
+) -> str:
+    """Return the links `i-j` of source word i and target word j, sorted, with spaces between: Pharaoh's format.
+
+    Args:
+        attention: `[T, S]`.
+        source_pieces: Bytes of each source token, S of them.
+        target_pieces: Bytes of each target token, T of them.
+        task: Text before the source's own, tokenised with it; its words are not counted and have no links.
+    """
+    # The last word of a task that does not end in white space goes on in the text.
+    num_before = len(task.split()) - (bool(task.split()) and not task[-1].isspace())
+    sources = [None if word is None or word < num_before else word - num_before for word in token_words(source_pieces)]
+    rows, columns = _membership(token_words(target_pieces)), _membership(sources)
+    mass = rows @ attention.astype(np.float64) @ columns.T  # [target words, source words]
+    if not mass.size:
+        return ""
+    links = sorted((int(i), j) for j, i in enumerate(mass.argmax(1)))
+    return " ".join(f"{i}-{j}" for i, j in links)
+
+
+def token_words(pieces: Sequence[bytes]) -> list[int | None]:
+    """Return the word of each token, from 0, None for a token that belongs to none.
+
+    Args:
+        pieces: Bytes of each token; together the text, though each may end inside a character.
+    """
+    text = b"".join(pieces).decode("utf-8", "surrogateescape")
+    word_of_byte: list[int | None] = []
+    word, is_inside = -1, False
+    for character in text:
+        is_space = character.isspace()
+        word += not (is_space or is_inside)
+        is_inside = not is_space
+        word_of_byte += [None if is_space else word] * len(character.encode("utf-8", "surrogateescape"))
+    words: list[int | None] = []
+    start = 0
+    for piece in pieces:
+        inside = (found for found in word_of_byte[start : start + len(piece)] if found is not None)
+        words.append(next(inside, None))
+        start += len(piece)
+    return words
+
+
+def _membership(words: Sequence[int | None]) -> NDArray[np.float64]:
+    """Return `[words, tokens]`, 1 where a token belongs to a word."""
+    count = max((word for word in words if word is not None), default=-1) + 1
+    table = np.zeros((count, len(words)))
+    for token, word in enumerate(words):
+        if word is not None:
+            table[word, token] = 1
+    return table

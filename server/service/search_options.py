@@ -1,30 +1,38 @@
-"""How an answer is searched for: the request's options, each checked, as the engine takes them.
+"""Search options: each field of a request checked, and as the engine takes them.
 
-Nothing is silently ignored: an option that does not go with the others asked for is refused like one out of its range.
+An option that does not go with the others asked for is refused like one out of its range; nothing is silently ignored.
 """
 
 import secrets
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from dragoman.model.generation import Defaults
 from dragoman.server.engine import messages
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.defaults import NONE, is_end_forced, with_defaults
-from dragoman.server.service.languages import Frame
-from dragoman.server.service.ports import Limited
-from dragoman.server.service.requests import GenerateRequest, ScoreRequest
+from dragoman.server.service.languages import PromptTemplate
+from dragoman.server.service.requests import (
+    NO_DEFAULTS,
+    GenerateRequest,
+    ScoreRequest,
+    check_num_suppressed,
+    is_end_forced,
+    with_defaults,
+)
+
+if TYPE_CHECKING:
+    from dragoman.export.bundle import Manifest
 
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0
 MAX_LENGTH_PENALTY = 10.0
-MAX_SUPPRESSED_TOKENS = 256
 MAX_TOP_LOG_PROBS = 20
 SEED_BITS = 64
-# The other fields say what is asked, not how it is searched for.
-OPTIONS = (
+SAMPLING_FIELDS = ("seed", "temperature", "top_p", "top_k")
+NO_EFFECT = {"top_p": 1.0, "top_k": 0}
+_options_of = attrgetter(
     "num_beams",
     "num_return_sequences",
     "length_penalty",
@@ -43,82 +51,70 @@ OPTIONS = (
     "return_log_probs",
     "top_log_probs",
 )
-DRAWN_BY = ("seed", "temperature", "top_p", "top_k")
-NO_EFFECT = {"top_p": 1.0, "top_k": 0}
-_options_of = attrgetter(*OPTIONS)
-_PLAIN = GenerateRequest()
-_NO_OPTIONS, _ONE_BEAM = _options_of(_PLAIN), _options_of(GenerateRequest(num_beams=1))
+_NO_OPTIONS, _ONE_BEAM = _options_of(GenerateRequest()), _options_of(GenerateRequest(num_beams=1))
 
 
 def search_options(
-    request: GenerateRequest, model: Limited, max_new_tokens: int, prefix_ids: Sequence[int], frame: Frame
+    request: GenerateRequest,
+    manifest: "Manifest",
+    max_slots: int,
+    max_new_tokens: int,
+    prefix_ids: Sequence[int],
+    template: PromptTemplate,
 ) -> messages.SearchOptions:
-    """Return the options; for a request that has none those of the frame, which are `messages.GREEDY` itself for most models.
+    """Return a request's search options; those of the template, `messages.GREEDY` itself for most models, where it has none.
 
     Args:
-        request: What the caller sent.
-        model: The model it is for.
-        max_new_tokens: Tokens to generate at the most.
+        request: The request.
+        manifest: Of its model.
+        max_slots: Slots that one request for the model may take.
+        max_new_tokens: Largest number of generated tokens.
         prefix_ids: Tokens of `forced_prefix`.
-        frame: Of its languages.
+        template: Of its languages.
 
     Raises:
         InvalidRequest: Naming the field and the limit.
     """
     check_num_suppressed(len(request.suppressed_tokens))
-    if request.temperature == 0:  # draws nothing, as in vLLM
-        request = structs.replace(request, do_sample=False, **dict.fromkeys(DRAWN_BY))
-    defaults, eos_id = model.manifest.defaults, model.manifest.eos_id
-    options_asked = _options_of(request)
-    if options_asked == _NO_OPTIONS or (options_asked == _ONE_BEAM and defaults == NONE):
-        return plain_options(frame, max_new_tokens)
-    is_forced = is_end_forced(request, defaults, eos_id, max_new_tokens)
+    if request.temperature == 0:  # greedy, as in vLLM
+        request = structs.replace(request, do_sample=False, **dict.fromkeys(SAMPLING_FIELDS))
+    defaults = manifest.defaults
+    asked = _options_of(request)
+    if asked == _NO_OPTIONS or (asked == _ONE_BEAM and defaults == NO_DEFAULTS):
+        return _default_options(template, max_new_tokens)
+    is_forced = is_end_forced(request, defaults, manifest.eos_id, max_new_tokens)
     has_penalty = request.repetition_penalty is not None
     request = with_defaults(request, defaults, max_new_tokens)
-    num_beams = _check_num_beams(request, model)
-    _check_kinds(request, num_beams)
-    if not has_penalty and num_beams == 1 and not request.return_alternatives:
-        _check_penalty_of_beams(defaults)
+    num_beams = 1 if request.num_beams is None else request.num_beams
+    if not 1 <= num_beams <= max_slots:
+        raise InvalidRequest("num_beams", f"{num_beams} is not in 1 to {max_slots}, max_slots_per_request of model {manifest.name}")
+    _check_combination(request, num_beams)
+    # A penalty that a model has for beam search is another one without beams, in Transformers too.
+    penalty = defaults.repetition_penalty or 1
+    is_of_beams = penalty != 1 and (defaults.num_beams or 1) > 1
+    if is_of_beams and not has_penalty and num_beams == 1 and not request.return_alternatives:
+        raise InvalidRequest("repetition_penalty", f"has to be said without beams: the model's, {penalty:g}, is one of beam search")
     options = messages.SearchOptions(
         num_beams=num_beams,
-        num_answers=_check_num_answers(request, model, num_beams),
+        num_answers=_check_num_answers(request, manifest, max_slots, num_beams),
         length_penalty=check_length_penalty(request),
         is_stopped_early=bool(request.early_stopping),
-        sampling=_sampling(request, model) if request.do_sample else None,
+        sampling=_sampling(request, manifest) if request.do_sample else None,
         has_alternatives=request.return_alternatives,
         min_new_tokens=_check_min_new_tokens(request, max_new_tokens),
         repetition_penalty=_check_repetition_penalty(request),
-        no_repeat_ngram_size=_check_ngram_size(request, model),
-        suppressed_tokens=_check_suppressed_tokens(request, model),
-        forced_prefix=[*frame.target_prefix, *prefix_ids],
+        no_repeat_ngram_size=_check_ngram_size(request, manifest),
+        suppressed_tokens=_check_suppressed_tokens(request, manifest),
+        forced_prefix=[*template.target_prefix, *prefix_ids],
         num_top_log_probs=_check_top_log_probs(request),
-        num_forced=len(frame.target_prefix),
+        num_forced=len(template.target_prefix),
         is_end_forced=is_forced,
     )
     return messages.GREEDY if options == messages.GREEDY else options
 
 
-def plain_options(frame: Frame, max_new_tokens: int) -> messages.SearchOptions:
-    """Return the options of a request that has none.
-
-    Args:
-        frame: Of its languages.
-        max_new_tokens: Tokens to generate at the most; the model's default of the least gives way.
-    """
-    search = frame.search
-    if search.sampling is not None:
-        search = structs.replace(search, sampling=structs.replace(search.sampling, seed=secrets.randbits(SEED_BITS)))
-    if search.min_new_tokens >= max_new_tokens:
-        search = structs.replace(search, min_new_tokens=max_new_tokens - 1)
-    return search
-
-
 def check_length_penalty(request: GenerateRequest | ScoreRequest, default: float | None = None) -> float:
-    """Return the exponent of the length in a score.
-
-    Args:
-        request: What the caller sent.
-        default: Of a request that does not say; None for 1.
+    """Return the exponent of the length in a score; the default, or 1, where the request has none.
 
     Raises:
         InvalidRequest: If it is out of range.
@@ -126,33 +122,22 @@ def check_length_penalty(request: GenerateRequest | ScoreRequest, default: float
     if request.length_penalty is None:
         return 1.0 if default is None else default
     value = request.length_penalty
-    if not -MAX_LENGTH_PENALTY <= value <= MAX_LENGTH_PENALTY:  # so that NaN is refused too
+    if not -MAX_LENGTH_PENALTY <= value <= MAX_LENGTH_PENALTY:  # NaN is refused too
         raise InvalidRequest("length_penalty", f"{value:g} is not in {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}")
     return value
 
 
-def check_num_suppressed(count: int) -> None:
-    """Do nothing if so many tokens may be suppressed; a face asks before it makes anything of them.
-
-    Raises:
-        InvalidRequest: If they are too many.
-    """
-    if count > MAX_SUPPRESSED_TOKENS:
-        raise InvalidRequest("suppressed_tokens", f"{count} tokens; at most {MAX_SUPPRESSED_TOKENS} are allowed")
-
-
-def _check_num_beams(request: GenerateRequest, model: Limited) -> int:
-    if request.num_beams is None:
-        return 1
-    limit = model.max_slots_per_request
-    if not 1 <= request.num_beams <= limit:
-        raise InvalidRequest(
-            "num_beams", f"{request.num_beams} is not in 1 to {limit}, max_slots_per_request of model {model.name}"
-        )
-    return request.num_beams
+def _default_options(template: PromptTemplate, max_new_tokens: int) -> messages.SearchOptions:
+    """Return the options of a request without any."""
+    search = template.search
+    if search.sampling is not None:
+        search = structs.replace(search, sampling=structs.replace(search.sampling, seed=secrets.randbits(SEED_BITS)))
+    if search.min_new_tokens >= max_new_tokens:
+        search = structs.replace(search, min_new_tokens=max_new_tokens - 1)
+    return search
 
 
-def _check_kinds(request: GenerateRequest, num_beams: int) -> None:
+def _check_combination(request: GenerateRequest, num_beams: int) -> None:
     """Check that one kind of search is asked for, and no option of another kind."""
     if num_beams > 1 and request.do_sample:
         raise InvalidRequest("do_sample", f"does not go with num_beams above 1, which is {num_beams}")
@@ -163,47 +148,42 @@ def _check_kinds(request: GenerateRequest, num_beams: int) -> None:
     if request.early_stopping and num_beams == 1:
         raise InvalidRequest("early_stopping", "goes with num_beams above 1 only")
     if not request.do_sample:
-        for name in DRAWN_BY:
+        for name in SAMPLING_FIELDS:
             if getattr(request, name) not in (None, NO_EFFECT.get(name)):
                 raise InvalidRequest(name, "goes with do_sample only")
 
 
-def _check_penalty_of_beams(defaults: Defaults) -> None:
-    """Refuse that a penalty which a model has for beam search stands in where Transformers means another by it: without beams."""
-    penalty = defaults.repetition_penalty or 1
-    if penalty != 1 and (defaults.num_beams or 1) > 1:
-        raise InvalidRequest("repetition_penalty", f"has to be said without beams: the model's, {penalty:g}, is one of beam search")
-
-
-def _check_num_answers(request: GenerateRequest, model: Limited, num_beams: int) -> int:
+def _check_num_answers(request: GenerateRequest, manifest: "Manifest", max_slots: int, num_beams: int) -> int:
     if request.num_return_sequences is None:
         return 1
     count = request.num_return_sequences
     if num_beams > 1:
         limit, name = num_beams, "num_beams"
     elif request.do_sample or request.return_alternatives:
-        limit, name = model.max_slots_per_request, f"max_slots_per_request of model {model.name}"
+        limit, name = max_slots, f"max_slots_per_request of model {manifest.name}"
     else:
         limit, name = 1, "unless num_beams is at least as many, or do_sample or return_alternatives is set"
     if not 1 <= count <= limit:
         raise InvalidRequest("num_return_sequences", f"{count} is not in 1 to {limit}, {name}")
-    choices = min(model.manifest.target_vocab_size - len(set(request.suppressed_tokens)), model.manifest.num_choices)
+    choices = min(manifest.target_vocab_size - len(set(request.suppressed_tokens)), manifest.num_choices)
     if request.return_alternatives and count > choices:
-        raise InvalidRequest("num_return_sequences", f"{count} alternatives, but model {model.name} has {choices} tokens to choose")
+        raise InvalidRequest(
+            "num_return_sequences", f"{count} alternatives, but model {manifest.name} has {choices} tokens to choose"
+        )
     return count
 
 
-def _sampling(request: GenerateRequest, model: Limited) -> messages.Sampling:
-    """Return how to draw; the seed is the server's where the request has none."""
+def _sampling(request: GenerateRequest, manifest: "Manifest") -> messages.Sampling:
+    """Return how to draw; the server draws the seed where the request has none."""
     temperature = 1.0 if request.temperature is None else request.temperature
     if not 0 < temperature <= MAX_TEMPERATURE:
         raise InvalidRequest("temperature", f"{temperature:g} is not above 0 and at most {MAX_TEMPERATURE:g}")
     top_p = 1.0 if request.top_p is None else request.top_p
     if not 0 < top_p <= 1:
         raise InvalidRequest("top_p", f"{top_p:g} is not above 0 and at most 1")
-    vocabulary, top_k = model.manifest.target_vocab_size, request.top_k or 0
+    vocabulary, top_k = manifest.target_vocab_size, request.top_k or 0
     if not 0 <= top_k <= vocabulary:
-        raise InvalidRequest("top_k", f"{top_k} is not in 0 to {vocabulary}, target_vocab_size of model {model.name}")
+        raise InvalidRequest("top_k", f"{top_k} is not in 0 to {vocabulary}, target_vocab_size of model {manifest.name}")
     seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
     if not 0 <= seed < 2**SEED_BITS:
         raise InvalidRequest("seed", f"{seed} is not in 0 to {2**SEED_BITS - 1}")
@@ -220,36 +200,34 @@ def _check_min_new_tokens(request: GenerateRequest, max_new_tokens: int) -> int:
 
 
 def _check_repetition_penalty(request: GenerateRequest) -> float:
-    if request.repetition_penalty is None:
-        return 1.0
-    value = request.repetition_penalty
+    value = 1.0 if request.repetition_penalty is None else request.repetition_penalty
     if not 0 < value <= MAX_REPETITION_PENALTY:
         raise InvalidRequest("repetition_penalty", f"{value:g} is not above 0 and at most {MAX_REPETITION_PENALTY:g}")
     return value
 
 
-def _check_ngram_size(request: GenerateRequest, model: Limited) -> int:
-    limit, size = model.manifest.max_target_tokens, request.no_repeat_ngram_size or 0
+def _check_ngram_size(request: GenerateRequest, manifest: "Manifest") -> int:
+    limit, size = manifest.max_target_tokens, request.no_repeat_ngram_size or 0
     if not 0 <= size <= limit:
-        raise InvalidRequest("no_repeat_ngram_size", f"{size} is not in 0 to {limit}, max_target_tokens of model {model.name}")
+        raise InvalidRequest("no_repeat_ngram_size", f"{size} is not in 0 to {limit}, max_target_tokens of model {manifest.name}")
     return size
 
 
-def _check_suppressed_tokens(request: GenerateRequest, model: Limited) -> list[int]:
-    """Return the tokens, rising, each once; something must be left to generate, before end-of-sequence may be too."""
+def _check_suppressed_tokens(request: GenerateRequest, manifest: "Manifest") -> list[int]:
+    """Return the tokens sorted, each once; at least one other must be left, even before end-of-sequence is allowed."""
     if not request.suppressed_tokens:
         return []
     tokens = sorted(set(request.suppressed_tokens))
-    vocabulary = model.manifest.target_vocab_size
+    vocabulary = manifest.target_vocab_size
     for token in (tokens[0], tokens[-1]):
         if not 0 <= token < vocabulary:
-            where = f"0 to {vocabulary - 1}, the target vocabulary of model {model.name}"
+            where = f"0 to {vocabulary - 1}, the target vocabulary of model {manifest.name}"
             raise InvalidRequest("suppressed_tokens", f"{token} is not in {where}")
     num_left = vocabulary - len(tokens)
-    if request.min_new_tokens and model.manifest.eos_id not in tokens:
+    if request.min_new_tokens and manifest.eos_id not in tokens:
         num_left -= 1
     if num_left < 1:
-        raise InvalidRequest("suppressed_tokens", f"they leave no token of the {vocabulary} that model {model.name} has")
+        raise InvalidRequest("suppressed_tokens", f"they leave no token of the {vocabulary} that model {manifest.name} has")
     return tokens
 
 

@@ -1,4 +1,10 @@
-"""Sentence splitting, and the threads on which long texts are processed."""
+"""Sentence splitting, and the threads and time slices in which the large texts of callers are processed.
+
+A text is divided into lines and sentences; white space between them, blank lines and parts without letter or digit stay as they
+are. A sentence ends with `.`, `!`, `?` or `…` (and quotation marks or brackets after them) before white space and a possible
+beginning of another; not after an abbreviation, an initial or a number of one or two digits. In scripts without spaces it ends with
+its own full stop.
+"""
 
 import asyncio
 import re
@@ -8,7 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-# What may end without ending a sentence, in lower case.
+T = TypeVar("T")
+
+# asyncio's own threads read configuration and bundles, which must not wait for callers.
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="texts")
+# Longest time that a slice of work may hold up the event loop.
+SLICE_SECONDS = 0.002
+# Words before a stop that end no sentence, in lower case.
 # fmt: off
 ABBREVIATIONS = frozenset((
     "adj", "al", "approx", "art", "aug", "av", "ave", "bd", "bldg", "bzgl", "bzw", "ca", "capt", "cf", "co", "col",
@@ -24,20 +36,23 @@ ABBREVIATIONS = frozenset((
 MAX_WORD_CHARACTERS = 64
 # Of stops and white space after a sentence.
 MAX_SPACE_CHARACTERS = 4096
+# Part of a text in which a second sentence is looked for.
+MAX_LOOKED_AT = 1024
 _BREAK = r"[\n\r\v\f\x85\u2028\u2029]"
-# With all white space after it, and all lines that have neither letter nor digit: they are as many as bytes in a hostile text.
+# With all white space after it, and all lines without letter or digit: a hostile text has as many of them as bytes.
 _LINE = re.compile(rf"{_BREAK}\s*+(?:(?:(?!{_BREAK})[\W_])++{_BREAK}\s*+)*+")
-# Quantifiers give nothing back, and a run of stops is looked at once: otherwise a hostile text would take the square of its length.
+# Possessive quantifiers, and one look at a run of stops: otherwise a hostile text takes quadratic time.
 _END = re.compile(
     r"""(?<![.!?…؟।])[.!?…؟।]++["'”’»«)\]]*+(?=\s++["'“‘„«»(\[¿¡-]*+[^\W_])\s++|[。！？]++[”’」』）]*+""",
 )
 _LAST_WORD = re.compile(r"((?:[^\W_]++\.)+)[\"'”’»«)\]]*+\Z")
+_SEVERAL = re.compile(rf"{_BREAK}|{_END.pattern}")
 
 
-def pieces_of(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
-    """Yield a text's pieces, which together are it, and whether each is to be translated; of two in turn one always is.
+def split_sentences(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a text, which together are it, and whether each is translated; of two in turn at least one is.
 
-    A sentence that has more than `max_characters` goes on to the end of its line. A piece may be empty: where there is none yet.
+    A sentence of more than `max_characters` goes on to the end of its line. A part may be empty: none is found yet.
     """
     begin = end = 0
     for part, is_translated in _parts(text, max_characters):
@@ -53,33 +68,41 @@ def pieces_of(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
         yield text[begin:end], False
 
 
+def join_sentences(parts: Sequence[tuple[str, bool]], answers: Sequence[Sequence[str]], index: int) -> str:
+    """Return the text that parts become.
+
+    Args:
+        parts: As `split_sentences` yields them.
+        answers: Of each translated part, the best one first.
+        index: Of the answer to take; the best one where there are fewer.
+    """
+    given = iter(answers)
+    joined = []
+    for part, is_translated in parts:
+        if is_translated:
+            answer = next(given)
+            joined.append(answer[index] if index < len(answer) else answer[0])
+        else:
+            joined.append(part)
+    return "".join(joined)
+
+
+def has_several(text: str) -> bool:
+    """Return whether a second sentence or line begins in the first `MAX_LOOKED_AT` characters of a text."""
+    text = text[:MAX_LOOKED_AT]
+    if _SEVERAL.search(text) is None:  # most texts; splitting takes fifteen times as long
+        return False
+    return sum(is_translated for _, is_translated in split_sentences(text, MAX_LOOKED_AT)) > 1
+
+
 def _parts(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
-    """Yield the same line by line, where more than one piece in turn may not be translated."""
+    """Yield the same line by line, with several untranslated parts in turn."""
     start = 0
     for match in _LINE.finditer(text):
         yield from _of_line(text[start : match.start()], max_characters)
         yield match[0], False
         start = match.end()
     yield from _of_line(text[start:], max_characters)
-
-
-def put_together(pieces: Sequence[tuple[str, bool]], answers: Sequence[Sequence[str]], index: int) -> str:
-    """Return the text that pieces become.
-
-    Args:
-        pieces: As `pieces_of` gives them.
-        answers: Of each piece that is to be translated, the best one first.
-        index: Which of them; the best one where there are fewer.
-    """
-    given = iter(answers)
-    parts = []
-    for piece, is_translated in pieces:
-        if is_translated:
-            answer = next(given)
-            parts.append(answer[index] if index < len(answer) else answer[0])
-        else:
-            parts.append(piece)
-    return "".join(parts)
 
 
 def _of_line(line: str, max_characters: int) -> Iterator[tuple[str, bool]]:
@@ -98,7 +121,7 @@ def _of_line(line: str, max_characters: int) -> Iterator[tuple[str, bool]]:
 
 
 def _is_end(sentence: str, following: str) -> bool:
-    """Whether a sentence, of which the last words are given, ends here, rather than a word that is short for another."""
+    """Return whether a sentence, given its last words, ends here rather than an abbreviation."""
     if following.lstrip("\"'“‘„«»([¿¡-")[:1].islower():
         return False
     if (last := _LAST_WORD.search(sentence)) is None:
@@ -109,56 +132,63 @@ def _is_end(sentence: str, following: str) -> bool:
     return not (is_initial or is_dotted or word in ABBREVIATIONS or (word.isdigit() and len(word) <= 2))
 
 
-def _trimmed(piece: str) -> Iterator[tuple[str, bool]]:
-    """Yield a piece without the white space around it, and that."""
-    text = piece.strip()
+def _trimmed(part: str) -> Iterator[tuple[str, bool]]:
+    """Yield a part without the white space around it, and that."""
+    text = part.strip()
     if not any(map(str.isalnum, set(text))):
-        if piece:
-            yield piece, False
+        if part:
+            yield part, False
         return
-    before = len(piece) - len(piece.lstrip())
+    before = len(part) - len(part.lstrip())
     if before:
-        yield piece[:before], False
+        yield part[:before], False
     yield text, True
-    if rest := piece[before + len(text) :]:
+    if rest := part[before + len(text) :]:
         yield rest, False
 
 
-def has_several(text: str) -> bool:
-    """Return whether a second sentence or line begins near the beginning of a text, of which no more is looked at."""
-    return sum(is_translated for _, is_translated in pieces_of(text[:1024], 1024)) > 1
-
-
-T = TypeVar("T")
-
-# asyncio's own threads read configuration and bundles, which must not wait for callers. Of what has a caller no more run at once.
-_THREADS = ThreadPoolExecutor(2, thread_name_prefix="texts")
-# As long as a slice of work may hold up everything else on the event loop.
-SLICE_SECONDS = 0.002
-
-
 async def on_thread(work: Callable[..., T], *arguments: object) -> T:
-    """Return the result of work that is bounded by the size of its arguments; work that has not begun ends with its task."""
+    """Return the result of work bounded by the size of its arguments; work that has not begun ends with its task."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(work, *arguments))
 
 
 class Slices:
-    """Long work on the event loop in slices, in turns; it ends with the task that awaits it."""
+    """Long work on the event loop in time slices, one between other work; callers take turns, and so do the calls of each."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
+        self._turns_of: dict[str, tuple[asyncio.Lock, int]] = {}
 
-    async def collect(self, items: Iterator[T | None]) -> list[T]:
-        """Return all items of an iterator, each of which must cost little, but None."""
-        taken: list[T] = []
-        while True:
-            async with self._turn:
-                end = time.perf_counter() + SLICE_SECONDS
-                for item in items:
-                    if item is not None:
-                        taken.append(item)
-                    if time.perf_counter() > end:
-                        break
-                else:
-                    return taken
-                await asyncio.sleep(0)  # in its turn: of all slices there is one between others' work
+    async def collect(self, items: Iterator[T | None], owner: str = "") -> list[T]:
+        """Return all items of an iterator but None; each must cost little.
+
+        Args:
+            items: Made in slices; cancelling the awaiting task ends it.
+            owner: Caller or peer whose work it is.
+        """
+        own, count = self._turns_of.get(owner) or (asyncio.Lock(), 0)
+        self._turns_of[owner] = own, count + 1
+        try:
+            taken: list[T] = []
+            while True:
+                async with own, self._turn:
+                    if self._take(items, taken):
+                        return taken
+                    await asyncio.sleep(0)  # in its turn: one slice of all calls between other work
+        finally:
+            own, count = self._turns_of[owner]
+            if count == 1:
+                del self._turns_of[owner]
+            else:
+                self._turns_of[owner] = own, count - 1
+
+    @staticmethod
+    def _take(items: Iterator[T | None], taken: list[T]) -> bool:
+        """Take items for one slice of time; return whether all are taken."""
+        end = time.perf_counter() + SLICE_SECONDS
+        for item in items:
+            if item is not None:
+                taken.append(item)
+            if time.perf_counter() > end:
+                return False
+        return True

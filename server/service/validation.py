@@ -1,357 +1,276 @@
-"""Validation of requests."""
+"""Validation: from a request to a sequence the engine can trust, with every field checked and the text tokenised.
+
+Sizes are checked before contents, and every field before any text is tokenised. A prompt and its continuation share
+`max_target_tokens` positions: the decoder's first input is the prompt's last token, so of p tokens of a prompt, f forced and n
+generated ones, p - 1 + f + n are at most as many. A prompt itself may have `max_source_tokens`.
+"""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from dragoman.model.text.special_tokens import Encode
 from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.engine import messages
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
-from dragoman.server.service.answer_size import AnswerLimit, SizesOfTokens, check_answer
-from dragoman.server.service.defaults import default_max_new_tokens, has_special_tokens
-from dragoman.server.service.languages import Frame, encode_after
-from dragoman.server.service.ports import Limited, Model
-from dragoman.server.service.requests import GenerateRequest
-from dragoman.server.service.search_options import check_num_suppressed, search_options
+from dragoman.server.service.answer_size import AnswerLimit, TokenSizes, check_answer, check_scores
+from dragoman.server.service.context import Call
+from dragoman.server.service.languages import PromptTemplate, encode_after
+from dragoman.server.service.requests import (
+    GenerateRequest,
+    ScoreRequest,
+    check_num_suppressed,
+    check_priority,
+    default_max_new_tokens,
+    has_special_tokens,
+)
+from dragoman.server.service.search_options import check_length_penalty, search_options
 from dragoman.server.service.sentences import on_thread
 
-MAX_NAME_CHARACTERS = 128
-MAX_PRIORITY = 10
-# Tokenising more than this takes long enough for other requests to notice, so it is done on a thread.
+if TYPE_CHECKING:
+    from dragoman.export.bundle import Manifest
+    from dragoman.server.models.loaded import LoadedModel
+
+# Longer texts are tokenised on a thread, since other requests would notice the time.
 MAX_INLINE_CHARACTERS = 2048
-# How much text beyond the longest that could be kept is tokenised when cutting, so that the last word kept is a whole one.
+# Text tokenised beyond the longest that could be kept, so that the last word kept is a whole one.
 CUT_MARGIN_CHARACTERS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request for the engine, and what only the answer needs to know about it.
-
-    Attributes:
-        request: For the engine.
-        is_truncated: Whether the source was cut.
-        frame: What is said around its text.
-        has_log_probs: Whether the answer tells its tokens' log-probabilities.
-    """
-
-    request: messages.Request
-    is_truncated: bool
-    frame: Frame
-    has_log_probs: bool = False
-
-
-class Source(NamedTuple):
-    """A source for the engine.
-
-    Attributes:
-        ids: `[S]`, with all that the frame puts around a text.
-        decoder_start_id: What the decoder is fed first; None for the model's.
-        is_truncated: Whether the text was cut.
-    """
-
-    ids: list[int]
-    decoder_start_id: int | None
-    is_truncated: bool
-
-
 class Validator:
-    """Checks requests; remembers of each tokeniser how many bytes its tokens have.
-
-    How much there is of a field is looked at before anything else of it, and of all fields before any text is tokenised.
-
-    Attributes:
-        sizes: Of tokenisers' tokens.
-    """
+    """Validates requests; keeps the sizes of each tokeniser's tokens."""
 
     def __init__(self) -> None:
-        self.sizes = SizesOfTokens()
+        self._sizes: WeakKeyDictionary[Tokenizer, TokenSizes] = WeakKeyDictionary()
 
-    async def prepare(
+    async def validate(
         self,
         request: GenerateRequest,
-        model: Model,
-        *,
-        arrival: float,
-        remaining_seconds: float | None,
-        is_streamed: bool,
-        share: messages.Share = messages.ANYBODY,
+        call: Call,
+        model: "LoadedModel",
         limit: AnswerLimit | None = None,
-    ) -> Prepared:
-        """Return the request for the engine.
+        *,
+        is_streamed: bool = False,
+    ) -> tuple[messages.Request, PromptTemplate, bool]:
+        """Return the sequence for the engine, the template around its text, and whether the text was cut.
 
         Args:
-            request: What the caller sent.
-            model: The model it is for.
-            arrival: `time.monotonic()` when it came.
-            remaining_seconds: Until its deadline, None if it has none.
-            is_streamed: Whether tokens are wanted as they come.
-            share: Whose it is.
-            limit: What can be answered; None for anything.
+            request: The request.
+            call: Its context, with its arrival, its deadline and its caller's share.
+            model: Its model.
+            limit: Largest answer that can be sent; None for any.
+            is_streamed: Whether tokens are reported as they come.
 
         Raises:
             InvalidRequest: Naming the field and the limit.
             DeadlineExceeded: If the deadline has passed already.
         """
-        deadline = check_deadline(remaining_seconds)
-        priority = check_priority(request.priority)
-        frame = model.frames.find(request.source_language, request.target_language)
+        manifest = model.manifest
+        _check_deadline(call)
+        check_priority(request.priority)
+        template = model.frames.find(request.source_language, request.target_language)
         if not request.truncate:
             self.check_source_length(request.text, model)
         check_num_suppressed(len(request.suppressed_tokens))
-        has_special = has_special_tokens(request, model.manifest, model.tokenizers)
-        prompt, is_truncated = await self._prompt_ids(request, model, frame) if frame.has_prompts else ([], False)
-        prefix_ids = await self._tokenise_prefix(request.forced_prefix, model, frame, prompt) if request.forced_prefix else []
-        max_new_tokens = check_max_new_tokens(request, model, len(prefix_ids), frame)
-        source: Source | None = None
-        if frame.has_prompts:
-            kept, max_new_tokens = fitted(prompt, len(prefix_ids), max_new_tokens, request, model, frame)
-            source = Source(*frame.framed(kept), is_truncated or len(kept) < len(prompt))
-        search = search_options(request, model, max_new_tokens, prefix_ids, frame)
-        has_log_probs = request.return_log_probs or request.top_log_probs > 0
-        if limit is not None and (has_log_probs or search.num_answers > 1):
-            self._check_answer(search, max_new_tokens, has_log_probs, model, limit)
-        if source is None:
-            source = await self.tokenise_source(request.text, model, frame, may_cut=request.truncate, has_special=has_special)
-        return Prepared(
-            messages.Request(
-                id=model.engine.next_id(),
-                source_ids=source.ids,
-                max_new_tokens=max_new_tokens,
-                arrival=arrival,
-                deadline=deadline,
-                is_streamed=is_streamed,
-                priority=priority,
-                search=search,
-                share=share,
-                decoder_start_id=source.decoder_start_id,
-            ),
-            source.is_truncated,
-            frame,
-            has_log_probs,
-        )
-
-    async def tokenise_source(
-        self, text: str, model: Model, frame: Frame, *, may_cut: bool = False, has_special: bool = False
-    ) -> Source:
-        """Return a source, of which, if it may be cut, the beginning is kept; special tokens may be named in it, or are text.
-
-        Raises:
-            InvalidRequest: If the text is blank and is no prompt, or is too long and may not be cut.
-        """
-        assert not (may_cut and frame.has_prompts), "a prompt is cut where it is known what follows it"
-        limit = model.manifest.max_source_tokens
-        if not may_cut:
-            self.check_source_length(text, model)
-        if (not text or text.isspace()) and not frame.has_prompts:
-            raise InvalidRequest("text", "is blank")
-        kept = text[: self._max_source_characters(model) + CUT_MARGIN_CHARACTERS]
-        tokenizers = model.tokenizers
-        # The reader of special tokens is loaded when it is first used.
-        encode = (lambda text: tokenizers.encode_with_special_tokens(text)) if has_special else tokenizers.source.encode
-        ids = await _encode("text", frame.task + kept, encode, is_slow=has_special)
-        count = len(ids) + frame.num_around
-        if count > limit and not may_cut:
-            end = "the start token" if frame.has_prompts else "end-of-sequence"
-            around = end if frame.num_around == 1 else f"{end} and what its languages put around a text"
-            raise InvalidRequest("text", f"{count} tokens, {around} included; max_source_tokens of model {model.name} is {limit}")
-        # What is left out was more than most tokenisers could keep, but some make nothing of whole runs of characters.
-        return Source(*frame.framed(ids[: limit - frame.num_around]), count > limit or len(kept) < len(text))
-
-    async def _prompt_ids(self, request: GenerateRequest, model: Model, frame: Frame) -> tuple[list[int], bool]:
-        """Return the ids of a prompt's text, all that could be kept of it at least, and whether some of it was left unread."""
-        kept = request.text[-self._max_source_characters(model) - CUT_MARGIN_CHARACTERS :]
-        ids = await _encode("text", frame.task + kept, model.tokenizers.source.encode)
-        return ids, len(kept) < len(request.text)
-
-    async def tokenise_target(self, text: str, model: Model, frame: Frame, source: Source) -> list[int]:
-        """Return the ids of a given target [T] of a source, what answers are forced to begin with and end-of-sequence included.
-
-        Raises:
-            InvalidRequest: If it is too long.
-        """
-        limit = model.manifest.max_target_tokens
-        before = [*source.ids, source.decoder_start_id or 0] if frame.has_prompts else []
-        ids = [*frame.target_prefix, *await self._target_ids("target", text, model, before)]
-        if frame.has_prompts:
-            check_target(len(ids) + 1, len(before), model)
-        elif len(ids) >= limit:
-            around = "end-of-sequence and what answers begin with" if frame.target_prefix else "end-of-sequence"
-            raise InvalidRequest(
-                "target", f"{len(ids) + 1} tokens, {around} included; max_target_tokens of model {model.name} is {limit}"
+        has_special = has_special_tokens(request, manifest, model.tokenizers)
+        ids: Sequence[int] = ()
+        is_truncated = False
+        if template.has_prompts:
+            text = request.text[-self._max_source_characters(model) - CUT_MARGIN_CHARACTERS :]
+            ids = await _encode("text", template.task + text, model.tokenizers.source.encode)
+            is_truncated = len(text) < len(request.text)
+        prefix_ids = await self._prefix_ids(request.forced_prefix, model, template, ids) if request.forced_prefix else []
+        max_new_tokens = check_max_new_tokens(request, manifest, len(prefix_ids), template)
+        if template.has_prompts:
+            kept, max_new_tokens = _fit_prompt(ids, len(prefix_ids), max_new_tokens, request, manifest, template)
+            is_truncated |= len(kept) < len(ids)
+            ids = kept
+        search = search_options(request, manifest, model.max_slots_per_request, max_new_tokens, prefix_ids, template)
+        if limit is not None and (request.has_log_probs or search.num_answers > 1):
+            sizes = self.sizes_of(model.tokenizers.target)
+            check_answer(search, max_new_tokens, request.has_log_probs, sizes, manifest.target_vocab_size, limit)
+        if not template.has_prompts:
+            ids, is_truncated = await self._source_ids(
+                request.text, model, template, may_cut=request.truncate, has_special=has_special
             )
-        return [*ids, model.manifest.eos_id]
+        source_ids, decoder_start_id = template.framed(ids)
+        sequence = messages.Request(
+            id=model.engine.next_id(),
+            source_ids=source_ids,
+            max_new_tokens=max_new_tokens,
+            arrival=call.arrival,
+            deadline=call.deadline,
+            is_streamed=is_streamed,
+            priority=request.priority,
+            search=search,
+            share=call.share,
+            decoder_start_id=decoder_start_id,
+        )
+        return sequence, template, is_truncated
 
-    def max_characters(self, model: Model) -> int:
-        """Return how many characters of a text a model could use at the most."""
-        source = self._max_source_characters(model)
-        target = self._max_characters(model.manifest.max_target_tokens, model.tokenizers.target)
-        return max(source, target) + CUT_MARGIN_CHARACTERS
+    async def validate_score(
+        self, request: ScoreRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None = None
+    ) -> tuple[messages.ScoreRequest, PromptTemplate]:
+        """Return the score request for the engine and the template around its texts; see `validate`."""
+        manifest, tokenizers = model.manifest, model.tokenizers
+        _check_deadline(call)
+        check_priority(request.priority)
+        check_length_penalty(request)
+        layer = _check_layer(request, manifest)
+        template = model.frames.find(request.source_language, request.target_language)
+        self._check_target_length("target", request.target, model)
+        self.check_source_length(request.text, model)
+        has_special = has_special_tokens(request, manifest, tokenizers)
+        ids, _ = await self._source_ids(request.text, model, template, has_special=has_special)
+        source_ids, decoder_start_id = template.framed(ids)
+        sequence = messages.ScoreRequest(
+            id=model.engine.next_id(),
+            source_ids=source_ids,
+            target_ids=await self._scored_ids(request.target, model, template, source_ids, decoder_start_id),
+            arrival=call.arrival,
+            deadline=call.deadline,
+            priority=request.priority,
+            is_aligned=request.return_alignment or request.return_word_alignment,
+            alignment_layer=layer,
+            share=call.share,
+            decoder_start_id=decoder_start_id,
+        )
+        if limit is not None and request.return_alignment:
+            check_scores(sequence, tokenizers, manifest.target_vocab_size, limit)
+        return sequence, template
 
-    def check_target_length(self, text: str, model: Model, field: str = "target") -> None:
-        """Do nothing if a text in the target's language may fit the model.
+    def sizes_of(self, tokenizer: Tokenizer) -> TokenSizes:
+        """Return the sizes of a tokeniser's tokens; a large vocabulary takes a tenth of a second the first time."""
+        sizes = self._sizes.get(tokenizer)
+        if sizes is None:
+            sizes = self._sizes[tokenizer] = TokenSizes.measured(tokenizer)
+        return sizes
 
-        Raises:
-            InvalidRequest: If it has more characters than the longest tokens.
-        """
-        limit = model.manifest.max_target_tokens
-        if len(text) > (max_characters := self._max_characters(limit, model.tokenizers.target)):
-            raise InvalidRequest(field, _too_long(max_characters, limit, f"max_target_tokens of model {model.name}"))
+    def max_characters(self, model: "LoadedModel") -> int:
+        """Return the most characters of a text that a model could use."""
+        return max(self._max_source_characters(model), self._max_target_characters(model)) + CUT_MARGIN_CHARACTERS
 
-    def check_source_length(self, text: str, model: Model) -> None:
-        """Do nothing if a source may fit the model.
-
-        Raises:
-            InvalidRequest: If it has more characters than the longest tokens.
-        """
+    def check_source_length(self, text: str, model: "LoadedModel") -> None:
+        """Raise `InvalidRequest` if a source has more characters than the model's longest tokens could hold."""
         limit = model.manifest.max_source_tokens
-        if len(text) > (max_characters := self._max_source_characters(model)):
-            raise InvalidRequest("text", _too_long(max_characters, limit, f"max_source_tokens of model {model.name}"))
+        if len(text) > (characters := self._max_source_characters(model)):
+            raise _too_long("text", characters, limit, f"max_source_tokens of model {model.name}")
 
-    def _max_source_characters(self, model: Model) -> int:
-        """Return the same of a source, which may name special tokens."""
+    def _check_target_length(self, field: str, text: str, model: "LoadedModel") -> None:
+        limit = model.manifest.max_target_tokens
+        if len(text) > (characters := self._max_target_characters(model)):
+            raise _too_long(field, characters, limit, f"max_target_tokens of model {model.name}")
+
+    def _max_source_characters(self, model: "LoadedModel") -> int:
+        """Return the most characters that a source, which may name special tokens, can have."""
         tokenizers = model.tokenizers
-        longest = max(self.sizes.of(tokenizers.source).longest, tokenizers.longest_special_token)
+        longest = max(self.sizes_of(tokenizers.source).longest, tokenizers.longest_special_token)
         return model.manifest.max_source_tokens * longest
 
-    def _max_characters(self, num_tokens: int, tokenizer: Tokenizer) -> int:
-        """Return how many characters so many of the longest tokens hold at the most; whatever a tokeniser makes of runs."""
-        return num_tokens * self.sizes.of(tokenizer).longest
+    def _max_target_characters(self, model: "LoadedModel") -> int:
+        return model.manifest.max_target_tokens * self.sizes_of(model.tokenizers.target).longest
 
-    async def _target_ids(self, field: str, text: str, model: Model, before: Sequence[int]) -> list[int]:
-        """Return the ids of a text in the target's language, however many; one that is certainly too long is refused unread.
+    async def _source_ids(
+        self, text: str, model: "LoadedModel", template: PromptTemplate, *, may_cut: bool = False, has_special: bool = False
+    ) -> tuple[Sequence[int], bool]:
+        """Return the ids of a source's text and whether it was cut; a prompt that may be cut is not for here.
 
-        Args:
-            field: That has it.
-            text: It.
-            model: The model it is for.
-            before: Ids of the prompt that it goes on with; none where it is a text of its own.
+        Raises:
+            InvalidRequest: If the text is blank and no prompt, or is too long and may not be cut.
         """
-        self.check_target_length(text, model, field)
-        tokenizer = model.tokenizers.target
-        return await _encode(field, text, partial(encode_after, tokenizer, before) if before else tokenizer.encode)
+        limit, kept = model.manifest.max_source_tokens, text
+        if may_cut:
+            kept = text[: self._max_source_characters(model) + CUT_MARGIN_CHARACTERS]
+        if (not text or text.isspace()) and not template.has_prompts:
+            raise InvalidRequest("text", "is blank")
+        tokenizers = model.tokenizers
+        # The reader of special tokens is loaded when it is first used, on the thread.
+        encode = (lambda text: tokenizers.encode_with_special_tokens(text)) if has_special else tokenizers.source.encode
+        ids = await _encode("text", template.task + kept, encode, is_slow=has_special)
+        count = len(ids) + template.num_around
+        if count > limit and not may_cut:
+            end = "the start token" if template.has_prompts else "end-of-sequence"
+            around = end if template.num_around == 1 else f"{end} and what its languages put around a text"
+            raise InvalidRequest("text", f"{count} tokens, {around} included; max_source_tokens of model {model.name} is {limit}")
+        # The rest was more than most tokenisers could keep, but some make nothing of whole runs of characters.
+        return ids[: limit - template.num_around], count > limit or len(kept) < len(text)
 
-    async def _tokenise_prefix(self, text: str, model: Model, frame: Frame, prompt: Sequence[int]) -> list[int]:
-        """Return the ids of a forced prefix, as those of a target, without end-of-sequence; they leave room for one token."""
+    async def _prefix_ids(self, text: str, model: "LoadedModel", template: PromptTemplate, prompt: Sequence[int]) -> list[int]:
+        """Return the ids of a forced prefix, without end-of-sequence; they leave room for one token."""
         ids = await self._target_ids("forced_prefix", text, model, prompt)
-        limit = model.manifest.max_target_tokens - len(frame.target_prefix)
+        limit = model.manifest.max_target_tokens - len(template.target_prefix)
         if len(ids) >= limit:
-            room = _target_room(model, frame)
+            room = _target_room(model.manifest, template)
             raise InvalidRequest("forced_prefix", f"{len(ids)} tokens leave none to generate; {room} is {limit}")
         return ids
 
-    def _check_answer(
-        self, search: messages.SearchOptions, max_new_tokens: int, has_log_probs: bool, model: Model, limit: AnswerLimit
-    ) -> None:
-        """Refuse what might be answered with more than can be sent."""
-        sizes = self.sizes.of(model.tokenizers.target)
-        check_answer(search, max_new_tokens, has_log_probs, sizes, model.manifest.target_vocab_size, limit)
+    async def _scored_ids(
+        self,
+        text: str,
+        model: "LoadedModel",
+        template: PromptTemplate,
+        source_ids: Sequence[int],
+        decoder_start_id: int | None,
+    ) -> list[int]:
+        """Return the ids of a scored target `[T]`, with the ids that answers are forced to begin with and end-of-sequence."""
+        manifest, limit = model.manifest, model.manifest.max_target_tokens
+        before = [*source_ids, decoder_start_id or 0] if template.has_prompts else []
+        ids = [*template.target_prefix, *await self._target_ids("target", text, model, before)]
+        count = len(ids) + 1
+        if template.has_prompts:
+            if count > (left := limit + 1 - len(before)):
+                raise InvalidRequest(
+                    "target",
+                    f"{count} tokens, end-of-sequence included; a prompt of {len(before)} leaves {max(left, 0)} of "
+                    f"{limit}, max_target_tokens of model {model.name}",
+                )
+        elif count > limit:
+            around = "end-of-sequence and what answers begin with" if template.target_prefix else "end-of-sequence"
+            raise InvalidRequest("target", f"{count} tokens, {around} included; max_target_tokens of model {model.name} is {limit}")
+        return [*ids, manifest.eos_id]
+
+    async def _target_ids(self, field: str, text: str, model: "LoadedModel", before: Sequence[int]) -> list[int]:
+        """Return the ids of a text in the target's language, which may continue a prompt; a far too long one is not tokenised."""
+        self._check_target_length(field, text, model)
+        tokenizer = model.tokenizers.target
+        return await _encode(field, text, partial(encode_after, tokenizer, before) if before else tokenizer.encode)
 
 
-def _too_long(max_characters: int, max_tokens: int, limit: str) -> str:
-    return f"more than {max_characters} characters, which {max_tokens} of the longest tokens have; {limit} is {max_tokens}"
-
-
-def _check_name(field: str, name: str) -> str:
-    if len(name) > MAX_NAME_CHARACTERS:
-        raise InvalidRequest(field, f"{len(name)} characters; at most {MAX_NAME_CHARACTERS} are allowed")
-    return name
-
-
-def check_model_name(name: str) -> str:
-    """Return a model's name as it is.
-
-    Raises:
-        InvalidRequest: If no model can have it.
-    """
-    return _check_name("model", name)
-
-
-def check_model_version(version: str) -> str:
-    """Return a version as it is given.
-
-    Raises:
-        InvalidRequest: If no model can have it.
-    """
-    return _check_name("model_version", version)
-
-
-def check_deadline(remaining_seconds: float | None) -> float | None:
-    """Return when a request's deadline is, by `time.monotonic()`.
-
-    Args:
-        remaining_seconds: Until it, None if there is none.
-
-    Raises:
-        DeadlineExceeded: If it has passed already.
-    """
-    if remaining_seconds is None:
-        return None
-    if remaining_seconds <= 0:
-        raise DeadlineExceeded("the deadline passed before the request was read")
-    return time.monotonic() + remaining_seconds
-
-
-def check_priority(priority: int) -> int:
-    """Return a request's priority as it is.
-
-    Raises:
-        InvalidRequest: If it is out of range.
-    """
-    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise InvalidRequest("priority", f"{priority} is not in {-MAX_PRIORITY} to {MAX_PRIORITY}")
-    return priority
-
-
-def check_max_new_tokens(request: GenerateRequest, model: Limited, num_prefix_tokens: int, frame: Frame) -> int:
-    """Return how many tokens may be generated, the model's default or what the prefix leaves where the request does not say.
-
-    Args:
-        request: What the caller sent.
-        model: The model it is for.
-        num_prefix_tokens: Tokens of `forced_prefix`.
-        frame: Of its languages.
+def check_max_new_tokens(request: GenerateRequest, manifest: "Manifest", num_prefix_tokens: int, template: PromptTemplate) -> int:
+    """Return the largest number of generated tokens; the model's default, or what the prefix leaves, where the request has none.
 
     Raises:
         InvalidRequest: If the model cannot generate so many after the prefix, or none are asked for.
     """
-    limit = model.manifest.max_target_tokens - len(frame.target_prefix)
+    limit = manifest.max_target_tokens - len(template.target_prefix)
     if request.max_new_tokens is None:
-        return min(default_max_new_tokens(model.manifest), limit - num_prefix_tokens)
+        return min(default_max_new_tokens(manifest), limit - num_prefix_tokens)
     if not 1 <= request.max_new_tokens <= limit:
-        raise InvalidRequest("max_new_tokens", f"{request.max_new_tokens} is not in 1 to {limit}, {_target_room(model, frame)}")
+        room = _target_room(manifest, template)
+        raise InvalidRequest("max_new_tokens", f"{request.max_new_tokens} is not in 1 to {limit}, {room}")
     if num_prefix_tokens + request.max_new_tokens > limit:
         both = f"{num_prefix_tokens} tokens and max_new_tokens of {request.max_new_tokens}"
-        raise InvalidRequest("forced_prefix", f"{both} are more than {limit}, {_target_room(model, frame)}")
+        raise InvalidRequest("forced_prefix", f"{both} are more than {limit}, {_target_room(manifest, template)}")
     return request.max_new_tokens
 
 
-def _target_room(model: Limited, frame: Frame) -> str:
-    """Say where the limit of a target's tokens comes from."""
-    forced = f" less the {len(frame.target_prefix)} that its answers begin with" if frame.target_prefix else ""
-    return f"max_target_tokens of model {model.name}{forced}"
+def _target_room(manifest: "Manifest", template: PromptTemplate) -> str:
+    """Return the origin of a target's limit."""
+    forced = f" less the {len(template.target_prefix)} that its answers begin with" if template.target_prefix else ""
+    return f"max_target_tokens of model {manifest.name}{forced}"
 
 
-async def _encode(field: str, text: str, encode: Encode, *, is_slow: bool = False) -> list[int]:
-    """Return the ids of a text; a long one is tokenised on a thread, and any where that is slow.
-
-    Raises:
-        InvalidRequest: If it has half a surrogate pair, which a protocol that is not UTF-8 lets through.
-    """
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(field, f"character {error.start + 1} is half a surrogate pair") from None
-    return await on_thread(encode, text) if is_slow or len(text) > MAX_INLINE_CHARACTERS else encode(text)
-
-
-def fitted(
-    ids: Sequence[int], num_prefix_tokens: int, max_new_tokens: int, request: GenerateRequest, model: Limited, frame: Frame
-) -> tuple[list[int], int]:
-    """Return what is kept of a prompt's text, its end, and how many tokens may be generated after it.
+def _fit_prompt(
+    ids: Sequence[int],
+    num_prefix_tokens: int,
+    max_new_tokens: int,
+    request: GenerateRequest,
+    manifest: "Manifest",
+    template: PromptTemplate,
+) -> tuple[Sequence[int], int]:
+    """Return the end of a prompt's text that is kept, and how many tokens may be generated after it.
 
     Where the request does not say how many, they are the model's default or what the prompt leaves; a prompt that is cut leaves the
     default, or half of the room where that is more than half.
@@ -359,66 +278,87 @@ def fitted(
     Args:
         ids: Of the text.
         num_prefix_tokens: Tokens of `forced_prefix`.
-        max_new_tokens: Tokens to generate at the most, after a prompt of one token.
-        request: What the caller sent.
-        model: The model it is for.
-        frame: Of its languages.
+        max_new_tokens: Largest number of generated tokens after a prompt of one token.
+        request: The request.
+        manifest: Of its model.
+        template: Of its languages.
 
     Raises:
-        InvalidRequest: If the prompt is too long, by itself or for what is to follow it, and may not be cut.
+        InvalidRequest: If the prompt is too long, by itself or with its continuation, and may not be cut.
     """
-    limit, room = model.manifest.max_source_tokens, model.manifest.max_target_tokens
-    count, num_forced = len(ids) + frame.num_around, len(frame.target_prefix) + num_prefix_tokens
+    limit, room = manifest.max_source_tokens, manifest.max_target_tokens
+    count, num_forced = len(ids) + template.num_around, len(template.target_prefix) + num_prefix_tokens
     num_least = 1 if request.max_new_tokens is None else request.max_new_tokens
     most = min(limit, room + 1 - num_forced - num_least)
     if count <= most:
-        return list(ids), min(max_new_tokens, room + 1 - num_forced - count)
+        return ids, min(max_new_tokens, room + 1 - num_forced - count)
     forced = f" and {num_forced} that are forced" if num_forced else ""
     if not request.truncate:
+        around = "the start token" if template.num_around == 1 else "the start token and what its languages put around a text"
+        counted = f"{count} tokens, {around} included"
         if count > limit:
-            raise InvalidRequest("text", f"{_counted(count, frame)}; max_source_tokens of model {model.name} is {limit}")
+            raise InvalidRequest("text", f"{counted}; max_source_tokens of model {manifest.name} is {limit}")
         if request.max_new_tokens is None:
-            whose = f"max_target_tokens of model {model.name} is {room}"
-            raise InvalidRequest("text", f"{_counted(count, frame)}{forced}, leave none to generate; {whose}")
+            whose = f"max_target_tokens of model {manifest.name} is {room}"
+            raise InvalidRequest("text", f"{counted}{forced}, leave none to generate; {whose}")
         left = room + 1 - num_forced - count
         raise InvalidRequest(
             "max_new_tokens",
             f"{num_least} is more than {max(left, 0)}, which a prompt of {count} tokens{forced} leave of {room}, "
-            f"max_target_tokens of model {model.name}",
+            f"max_target_tokens of model {manifest.name}",
         )
-    if most < frame.num_around:
+    if most < template.num_around:
         raise InvalidRequest(
             "max_new_tokens",
-            f"{num_least} tokens{forced} leave no place for the {frame.num_around} around a text; max_target_tokens of model "
-            f"{model.name} is {room}",
+            f"{num_least} tokens{forced} leave no place for the {template.num_around} around a text; max_target_tokens of model "
+            f"{manifest.name} is {room}",
         )
     if request.max_new_tokens is None:
         wanted = min(max_new_tokens, max((room - num_forced) // 2, 1))
-        most = max(min(limit, room + 1 - num_forced - wanted), frame.num_around)
-    kept = list(ids[len(ids) - min(most - frame.num_around, len(ids)) :])
-    return kept, min(max_new_tokens, room + 1 - num_forced - len(kept) - frame.num_around)
+        most = max(min(limit, room + 1 - num_forced - wanted), template.num_around)
+    kept = ids[len(ids) - min(most - template.num_around, len(ids)) :]
+    return kept, min(max_new_tokens, room + 1 - num_forced - len(kept) - template.num_around)
 
 
-def check_target(num_target_tokens: int, num_prompt_tokens: int, model: Limited) -> None:
-    """Do nothing if a target that is given fits behind a prompt.
+def _check_layer(request: ScoreRequest, manifest: "Manifest") -> int | None:
+    """Return the layer of the alignment, None for the mean of all."""
+    num_layers = manifest.attention_layers
+    asked = [field for field in ("return_alignment", "return_word_alignment") if getattr(request, field)]
+    if not num_layers and (asked or request.alignment_layer is not None):
+        field = asked[0] if asked else "alignment_layer"
+        raise InvalidRequest(field, f"model {manifest.name} has no attention between source and target to tell")
+    if request.alignment_layer is None:
+        return None
+    if not asked:
+        raise InvalidRequest("alignment_layer", "goes with return_alignment or return_word_alignment only")
+    if not 0 <= request.alignment_layer < num_layers:
+        raise InvalidRequest(
+            "alignment_layer",
+            f"{request.alignment_layer} is not in 0 to {num_layers - 1}, the layers of model {manifest.name} that attend to a "
+            "source",
+        )
+    return request.alignment_layer
 
-    Args:
-        num_target_tokens: Its tokens, end-of-sequence included.
-        num_prompt_tokens: The prompt's, all of them.
-        model: The model they are for.
+
+def _check_deadline(call: Call) -> None:
+    if call.deadline is not None and call.deadline <= time.monotonic():
+        raise DeadlineExceeded("the deadline passed before the request was read")
+
+
+def _too_long(field: str, characters: int, tokens: int, limit: str) -> InvalidRequest:
+    longest = f"more than {characters} characters, which {tokens} of the longest tokens have"
+    return InvalidRequest(field, f"{longest}; {limit} is {tokens}")
+
+
+async def _encode(field: str, text: str, encode: Encode, *, is_slow: bool = False) -> list[int]:
+    """Return the ids of a text; a long one is tokenised on a thread, and so is any where that is slow.
 
     Raises:
-        InvalidRequest: If it does not.
+        InvalidRequest: If it has half a surrogate pair, which JSON lets through.
     """
-    room = model.manifest.max_target_tokens
-    if num_target_tokens > (left := room + 1 - num_prompt_tokens):
-        raise InvalidRequest(
-            "target",
-            f"{num_target_tokens} tokens, end-of-sequence included; a prompt of {num_prompt_tokens} leaves {max(left, 0)} of "
-            f"{room}, max_target_tokens of model {model.name}",
-        )
-
-
-def _counted(count: int, frame: Frame) -> str:
-    around = "the start token" if frame.num_around == 1 else "the start token and what its languages put around a text"
-    return f"{count} tokens, {around} included"
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(field, f"character {error.start + 1} is half a surrogate pair") from None
+    return await on_thread(encode, text) if is_slow or len(text) > MAX_INLINE_CHARACTERS else encode(text)

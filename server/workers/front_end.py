@@ -17,9 +17,9 @@ from dragoman.server.models.use import Holding, Outcomes
 from dragoman.server.protocols.grpc.server import GrpcServer, build_server
 from dragoman.server.protocols.http.server import HttpServer
 from dragoman.server.service.administration import OperatorCalls
-from dragoman.server.service.callers import Deadlines, OwnUsage, Usage, read_callers, read_callers_book
-from dragoman.server.service.readiness import Readiness
-from dragoman.server.service.service import Core
+from dragoman.server.service.callers import Callers, Deadlines, OwnUsage, Usage
+from dragoman.server.service.callers_file import read_callers_book
+from dragoman.server.service.service import Core, Readiness
 from dragoman.server.telemetry.logs import TELL_SECONDS, Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.watching import Source
@@ -69,7 +69,8 @@ class FrontEnd:
         self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
         self._models = models
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
-        self._callers = read_callers(config, metrics, deadlines, usage_of)
+        book = read_callers_book(config)
+        self._callers = None if book is None else Callers(book, metrics.callers, deadlines, usage_of=usage_of)
         self.core = Core(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
         self._operators = operators
         self._face: GrpcServer | None = None

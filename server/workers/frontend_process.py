@@ -17,9 +17,8 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
-from dragoman.server.engine.client import EngineClient
-from dragoman.server.engine.link import ZmqLink
-from dragoman.server.models.loaded import FrontEngine, SleepingEngine
+from dragoman.server.dispatch.remote import RemoteDispatcher
+from dragoman.server.models.loaded import SleepingEngine
 from dragoman.server.models.registry import Repository
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
@@ -49,7 +48,7 @@ from dragoman.server.workers.messages import (
 )
 from dragoman.server.workers.operators import WorkerOperators
 from dragoman.server.workers.processors import end_process, give_back_large_blocks, keep_what_is_there
-from dragoman.server.workers.served import HandedFiles, ServedVersions
+from dragoman.server.workers.served import FrontEngine, HandedFiles, ServedVersions
 from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import INITIAL_BACKOFF_SECONDS
 
@@ -184,9 +183,8 @@ class FrontendWorker:
     def _attach(self, name: str, version: VersionAddress) -> FrontEngine:
         if version.is_asleep:
             return SleepingEngine(name, version.settings, version.num_replicas, version.device)
-        link = ZmqLink(version.endpoint, self._start.identity.encode())
-        retry_seconds = INITIAL_BACKOFF_SECONDS
-        return EngineClient(name, link, version.settings, version.num_replicas, retry_seconds, on_change=self._publish)
+        where = (version.endpoint, self._start.identity, version.settings, version.num_replicas)
+        return RemoteDispatcher(name, *where, INITIAL_BACKOFF_SECONDS, on_change=self._publish)
 
 
 async def _reload(source: Source) -> None:

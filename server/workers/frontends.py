@@ -17,14 +17,14 @@ import structlog
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.dispatch.desk_server import DeskServer
+from dragoman.server.dispatch.remote import DispatcherServer
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import CannotServe, Repository, Route
 from dragoman.server.models.use import Holding, Outcomes, together
 from dragoman.server.protocols.tls import TlsFiles
 from dragoman.server.service.administration import OperatorCalls
-from dragoman.server.service.callers import read_callers_book, read_operators_book
-from dragoman.server.service.readiness import Readiness
+from dragoman.server.service.callers_file import read_callers_book, read_operators_book
+from dragoman.server.service.service import Readiness
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import Series, Totals, without_gauges
 from dragoman.server.telemetry.tracers import make_tracer
@@ -55,7 +55,7 @@ class _Adopted:
     """A version that workers can reach: address and socket (none while asleep) of its dispatcher, and the workers' reports."""
 
     endpoint: str
-    server: DeskServer | None
+    server: DispatcherServer | None
     outcomes: Outcomes = field(default_factory=Outcomes)
     last_used: float = field(default_factory=time.monotonic)
     is_ending: bool = False
@@ -191,8 +191,8 @@ class FrontEnds:
             BundleError: If its manifest and tokenisers, which workers read, are not those any more that were opened.
         """
         await asyncio.to_thread(self._bundles.add, model.bundle)
-        endpoint = f"ipc://{self._folder}/desk-{next(self._numbers)}"
-        server = DeskServer(endpoint, model.engine.desk) if isinstance(model.engine, ReplicaPool) else None
+        endpoint = f"ipc://{self._folder}/dispatcher-{next(self._numbers)}"
+        server = DispatcherServer(endpoint, model.engine) if isinstance(model.engine, ReplicaPool) else None
         self._adopted[model] = _Adopted(endpoint, server)
 
     async def publish(self, name: str, route: Route | None) -> None:

@@ -6,9 +6,8 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.models.model_file import Sticky
+from dragoman.server.models.model_file import Sticky, Traits
 from dragoman.server.service.administration import Listing, Operator, Order
-from dragoman.server.service.ports import Traits
 from dragoman.server.telemetry.series import Series
 
 _LENGTH_BYTES = 4

@@ -11,10 +11,8 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from dragoman.server.dispatch.desk import Desk
-from dragoman.server.dispatch.direct_link import DirectLink
-from dragoman.server.engine.client import EngineClient
-from dragoman.server.engine.link import ZmqLink
+from dragoman.server.dispatch.dispatcher import Dispatcher
+from dragoman.server.dispatch.link import Link
 from dragoman.server.engine.messages import Event, Fatal, Hello, Ready, Report, Statistics, Stop
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine.snapshot import Snapshot
@@ -28,8 +26,6 @@ from dragoman.server.workers.supervisor import (
 )
 
 log = structlog.get_logger("dragoman.supervisor")
-
-UNLIMITED = 2**31 - 1
 
 
 class EngineSupervisor(ProcessSupervisor):
@@ -45,7 +41,7 @@ class EngineSupervisor(ProcessSupervisor):
         index: int,
         settings: EngineSettings,
         policy: RestartPolicy,
-        desk: Desk,
+        dispatcher: Dispatcher,
         *,
         is_only: bool,
         on_statistics: Callable[[int, Statistics], None],
@@ -59,7 +55,7 @@ class EngineSupervisor(ProcessSupervisor):
             index: Of the replica; the callbacks' first argument.
             settings: Of the engine; its endpoint is chosen anew for each process.
             policy: When to restart.
-            desk: Dispatcher of the model.
+            dispatcher: Of the model.
             is_only: Whether the model has no other; the log does not number it then.
             on_statistics: Called with each report's statistics, and with empty ones when the process has ended.
             on_change: Called when `ready` has changed, and after each end.
@@ -68,10 +64,10 @@ class EngineSupervisor(ProcessSupervisor):
         fields: dict[str, object] = {"model": name} if is_only else {"model": name, "replica": index}
         super().__init__("engine", f"model {name!r}", policy, fields, partial(on_restart, index))
         self.ready: Ready | None = None
-        self._name, self._index, self._settings, self._desk = name, index, settings, desk
+        self._index, self._settings, self._dispatcher = index, settings, dispatcher
         self._on_statistics = partial(on_statistics, index)
         self._on_change = partial(on_change, index)
-        self._link: ZmqLink | None = None
+        self._link: Link | None = None
         self._has_said = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -79,16 +75,14 @@ class EngineSupervisor(ProcessSupervisor):
         with tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True) as folder:
             settings = replace(self._settings, endpoint=f"ipc://{folder}/engine")
             self._has_said.clear()
-            self._link = link = ZmqLink(settings.endpoint)
+            self._link = link = Link(settings.endpoint, self._receive, self.set_broken)
             try:
-                link.open(self._receive, self.set_broken)
                 link.send(Hello())
                 yield await start_process("dragoman.server.engine.process", msgspec.json.encode(settings).decode())
             finally:
                 link.close()
                 self._link = self.ready = None
-                seconds = self.policy.initial_backoff_seconds
-                self._desk.close_replica(self._index, f"the engine of model {self._name!r} ended", seconds)
+                self._dispatcher.close_engine(self._index, self.policy.initial_backoff_seconds)
                 self._on_statistics(Statistics())
                 self._on_change()
 
@@ -108,30 +102,31 @@ class EngineSupervisor(ProcessSupervisor):
         match event:
             case Report():
                 self._on_statistics(event.statistics)
-                self._desk.hear(self._index, event)
+                self._dispatcher.hear(self._index, event)
             case Snapshot():
-                self._desk.hear_snapshot(self._index, event)
+                self._dispatcher.hear_snapshot(self._index, event)
             case Ready() if self.ready is None and self._link is not None:
                 self.ready = event
                 self._has_said.set()
                 fields = {"engine_pid": self.process_id, "device": event.device, "load_seconds": round(event.load_seconds, 3)}
                 log.info("engine ready", **self._fields, **fields)
                 self.set_ready()
-                self._desk.open_replica(self._index, event, self._link.send)
+                self._dispatcher.open_engine(self._index, event, self._link.send)
                 self._on_change()
             case Fatal(reason):
                 self.failure = f"the engine cannot start: {reason}"
                 self._has_said.set()
 
 
-class ReplicaPool(EngineClient):
-    """The engines of one model: their supervisors, the dispatcher before them, and this process's client of it.
+class ReplicaPool(Dispatcher):
+    """The engines of one model: their dispatcher, with their supervisors.
 
     The model is ready while at least one engine is. Requests that run in an engine that dies end once with `Unavailable`; those
     that wait go to the other engines, and end with `Unavailable` if there is none.
 
     Attributes:
-        desk: Dispatcher, to which frontend workers attach.
+        settings: Of the first engine; those of the others differ in their cores.
+        num_replicas: Engines, whether they are ready or not.
         replicas: Supervisors, one an engine.
     """
 
@@ -153,23 +148,28 @@ class ReplicaPool(EngineClient):
             name: Of the model.
             settings: Of each engine; limits of the queue, the same in all, are those of the model as a whole.
             policy: When to restart an engine.
-            on_statistics: Called with the model's statistics, see `Desk.statistics`.
+            on_statistics: Called with the model's statistics after each report of an engine.
             on_engine_statistics: Called with an engine's index and the statistics of each of its reports.
             on_change: Called when `is_ready` has changed.
             on_engine_change: Called with the index of an engine whose readiness has changed.
             on_restart: Called with the index of a dead engine that is about to be replaced.
         """
-        self.desk = Desk(settings[0].limits)
-        seconds = policy.initial_backoff_seconds
-        link = DirectLink(self.desk)
-        super().__init__(name, link, settings[0], len(settings), seconds, on_statistics=on_statistics, on_change=on_change)
+        self.settings, self.num_replicas = settings[0], len(settings)
+        super().__init__(
+            name,
+            self.settings.queue_limits,
+            self.settings.limits.prefill_tokens_per_step,
+            retry_seconds=policy.initial_backoff_seconds,
+            on_statistics=on_statistics,
+            on_change=on_change,
+        )
         self.replicas = [
             EngineSupervisor(
                 name,
                 index,
-                replace(one, max_waiting_requests=UNLIMITED, max_waiting_tokens=UNLIMITED),  # the dispatcher keeps the limits
+                one,
                 policy,
-                self.desk,
+                self,
                 is_only=len(settings) == 1,
                 on_statistics=on_engine_statistics,
                 on_change=on_engine_change,
@@ -196,14 +196,11 @@ class ReplicaPool(EngineClient):
             EngineCannotStart: If none can; for the reason of the first.
         """
         async with stopped_unless_started(self.stop, is_persistent=is_persistent):
-            self.open()
             await self._start_engines(is_persistent)
-            await self.until_ready()
 
     async def stop(self) -> None:
         """End all; requests that run or wait end with `Unavailable`."""
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
-        self.close()
 
     async def _start_engines(self, is_persistent: bool) -> None:
         if len(self.replicas) == 1:

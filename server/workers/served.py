@@ -17,8 +17,8 @@ from dragoman.export.manifest_file import parse_manifest, read_manifest_bytes
 from dragoman.model.errors import InputError
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ServerConfig
-from dragoman.server.engine.client import EngineClient
-from dragoman.server.models.loaded import FrontEngine, LoadedModel
+from dragoman.server.dispatch.remote import RemoteDispatcher
+from dragoman.server.models.loaded import LoadedModel, SleepingEngine
 from dragoman.server.models.registry import Repository, Route
 from dragoman.server.models.use import Outcomes
 from dragoman.server.workers.messages import FromWorker, ModelRoute, Released, Routes, RoutesTaken, UsageReport, VersionAddress
@@ -122,6 +122,8 @@ ATTACH_SECONDS = 5.0
 
 log = structlog.get_logger("dragoman.fronts")
 
+FrontEngine = RemoteDispatcher | SleepingEngine
+
 
 class ServedVersions:
     """Versions that this worker reaches. Messages are carried out in order, and confirmed to the parent."""
@@ -219,7 +221,8 @@ class ServedVersions:
         await self._until_attached([version for _, version in new])
 
     async def _until_attached(self, versions: list[VersionAddress]) -> None:
-        engines = [self._models[version.endpoint].engine for version in versions if version.is_ready]
+        models = [self._models[version.endpoint] for version in versions if version.is_ready]
+        engines = [model.engine for model in models if isinstance(model.engine, RemoteDispatcher)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ATTACH_SECONDS):
                 await asyncio.gather(*(engine.until_ready() for engine in engines))
@@ -231,7 +234,7 @@ class ServedVersions:
         del self._models[endpoint]
         self._reported.pop(endpoint, None)
         self._reported_moves.pop(endpoint, None)
-        if isinstance(model.engine, EngineClient):
+        if isinstance(model.engine, RemoteDispatcher):
             model.engine.close()
         self._releasing.discard(endpoint)
         self._send(Released(endpoint))
@@ -265,5 +268,5 @@ class ServedVersions:
 
 def _open(model: LoadedModel) -> None:
     """Attach to a model's dispatcher, unless the model is asleep."""
-    if isinstance(model.engine, EngineClient):
+    if isinstance(model.engine, RemoteDispatcher):
         model.engine.open()

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.registry import CollectorRegistry
 
 from dragoman.server import config as settings
+from dragoman.server.config import ReadyRule
 from dragoman.server.protocols.grpc.health import LIVENESS, OVERALL
-from dragoman.server.service.readiness import ReadyRule
 from dragoman.server.service.service import CLOSE_SECONDS
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.workers.supervisor import STOP_SECONDS

@@ -22,7 +22,7 @@ from dragoman.export.session import this_platform
 from dragoman.export.verify_half import WIDENED
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.generation import Language, Languages, Template
-from dragoman.server.service.languages import Frames
+from dragoman.server.service.languages import PromptTemplates
 from tests.export.conftest import Export, MakeCheckpoint, edit, seal
 
 SOURCES = [Language(code="en", source_prefix=[281]), Language(code="is", source_suffix=[282])]
@@ -80,7 +80,7 @@ def test_sources_have_what_is_said_around_a_text_in_every_language(make_checkpoi
     checkpoint = replace(make_checkpoint(max_source_positions=100), template=TEMPLATE, languages=LANGUAGES)
     bundle = exported_from(checkpoint, tmp_path)
     assert_answers_are_the_models(checkpoint, bundle)
-    frames = [Frames(bundle.manifest).find(source, target) for target in ("de", "fr", "fi") for source in ("en", "is")]
+    frames = [PromptTemplates(bundle.manifest).find(source, target) for target in ("de", "fr", "fi") for source in ("en", "is")]
     told = set()
     for sample in samples_of(bundle).samples:
         for frame in frames:

@@ -15,8 +15,9 @@ from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Share, Statistics, Tokens
 from dragoman.server.engine.snapshot import EngineSnapshot, Snapshot
 from dragoman.server.errors import QueueFull, Unavailable, UnknownModel
-from dragoman.server.service.languages import Frames
-from dragoman.server.service.ports import ServedVersion, Traits
+from dragoman.server.models.model_file import Traits
+from dragoman.server.models.registry import ServedVersion
+from dragoman.server.service.languages import PromptTemplates
 
 
 class ScriptedEngine:
@@ -211,7 +212,7 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
         card=str,
         num_engines=1,
         manifest=described,
-        frames=Frames(described),
+        frames=PromptTemplates(described),
         tokenizers=Tokenizers.shared(tokenizer),
         engine=ScriptedEngine(tokenizer.encode("Fußball 🐕 日本")),
         device="cpu",

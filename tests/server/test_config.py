@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dragoman.server.config import GONE, ConfigError, ServerConfig, load, parse_duration
+from dragoman.server.config import GONE, ConfigError, ReadyRule, ServerConfig, load, parse_duration
 from dragoman.server.service.callers_file import read_book
-from dragoman.server.service.readiness import ReadyRule
 
 
 @pytest.fixture(autouse=True)

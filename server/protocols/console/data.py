@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.protocols.http.native import to_json
 from dragoman.server.protocols.http.requests import Endpoint, Exchange
 from dragoman.server.protocols.http.responses import JSON, NATIVE_ERRORS
 from dragoman.server.protocols.v1.descriptions import Descriptions
-from dragoman.server.service.ports import Model
 from dragoman.server.service.sentences import on_thread
 from dragoman.server.service.service import Core
 from dragoman.v1 import generation_pb2
@@ -41,7 +41,7 @@ class ConsoleData:
     async def watch(self, exchange: Exchange) -> web.StreamResponse:
         """Send statistics four times a second until the caller leaves, loses access, or the server drains."""
         response: web.StreamResponse | None = None
-        async with aclosing(self._core.viewing.views(exchange.call.caller, is_operator=exchange.is_operator)) as views:
+        async with aclosing(self._core.viewing.watch(exchange.call.caller, is_operator=exchange.is_operator)) as views:
             async for view in views:
                 try:
                     async with asyncio.timeout(SEND_SECONDS):
@@ -59,13 +59,13 @@ class ConsoleData:
         return web.Response(body=await on_thread(_write, models), content_type=JSON)
 
 
-def _write(models: Sequence[tuple[generation_pb2.Model, Model]]) -> bytes:
+def _write(models: Sequence[tuple[generation_pb2.Model, LoadedModel]]) -> bytes:
     """Write the models; on a thread, for model cards are read, and hundreds of languages take a while."""
     written = [{"model": msgspec.Raw(to_json(description).encode())} | _of_bundle(model) for description, model in models]
     return msgspec.json.encode({"models": written})
 
 
-def _of_bundle(model: Model) -> dict[str, Any]:
+def _of_bundle(model: LoadedModel) -> dict[str, Any]:
     """Return what the bundle says beside the description; its signature covers all of it."""
     manifest = model.manifest
     parity = _in_camel_case(msgspec.to_builtins(manifest.parity))

@@ -11,11 +11,11 @@ from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from dragoman.server.errors import IdleStream, InvalidRequest, NotOffered, UnknownService
+from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.protocols.grpc.interceptors import GENERATION, HEALTH, Context
 from dragoman.server.protocols.grpc.reading import Refused
 from dragoman.server.protocols.openinference.service import INFERENCE
 from dragoman.server.service.in_flight import StreamLimit
-from dragoman.server.service.ports import Model
 
 LIVENESS = "liveness"
 OVERALL = ("", "readiness", GENERATION.full_name, INFERENCE.full_name)
@@ -53,7 +53,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
         """Streams of `Watch` that are open."""
         return len(self._watchers)
 
-    def update(self, models: Iterable[Model], *, is_ready: bool, is_draining: bool) -> None:
+    def update(self, models: Iterable[LoadedModel], *, is_ready: bool, is_draining: bool) -> None:
         """Say how the models are now. It is so at once for who asks; who watches is told as soon as it takes what it is told.
 
         Args:

@@ -31,9 +31,8 @@ from dragoman.server.protocols.bulk import BulkEnvelope
 from dragoman.server.protocols.grpc.reading import Refused, bulk_parser, large_bytes_read, reader
 from dragoman.server.protocols.v1.messages import to_message
 from dragoman.server.service.callers import NO_DEADLINES, Caller, Callers, Deadlines
-from dragoman.server.service.context import Call
+from dragoman.server.service.context import Call, RunningCalls
 from dragoman.server.service.in_flight import InFlight, MessageRate, Receiving, StreamLimit
-from dragoman.server.service.running import RunningCalls
 from dragoman.v1 import generation_pb2
 
 

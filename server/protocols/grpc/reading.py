@@ -11,11 +11,10 @@ from google.protobuf.message import DecodeError, Message
 
 from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.protocols.bulk import BulkEnvelope, both_ends
-from dragoman.server.service.ids import check_request_id
+from dragoman.server.service.context import check_request_id
 from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.languages import check_language
-from dragoman.server.service.search_options import check_num_suppressed
-from dragoman.server.service.validation import check_model_name, check_model_version
+from dragoman.server.service.requests import check_model_name, check_model_version, check_num_suppressed
 
 CANNOT_BE_PARSED = "cannot be parsed; is every string UTF-8?"
 # Bytes of the last large message that came in the task at hand; 0 for none.

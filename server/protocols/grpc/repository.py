@@ -1,6 +1,5 @@
 """The admin services: dragoman.v1.Repository and the load and unload calls of the Open Inference Protocol."""
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -14,54 +13,54 @@ from dragoman.server.protocols.grpc.server import connection_options, credential
 from dragoman.server.protocols.openinference.service import INFERENCE, load_order, unload_order
 from dragoman.server.protocols.tls import TlsFiles
 from dragoman.server.protocols.v1.descriptions import to_listing, to_model
-from dragoman.server.service.administration import Administration, ModelStatus, Operator
+from dragoman.server.service.administration import CarryOut, Operator, Order
+from dragoman.server.service.context import RunningCalls
 from dragoman.server.service.in_flight import LARGE_BYTES
-from dragoman.server.service.running import RunningCalls
 from dragoman.v1 import repository_pb2, repository_pb2_grpc
 
 
 class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
     """Serves every RPC of the service. Method names are the protocol's."""
 
-    def __init__(self, administration: Administration) -> None:
-        """Serve what it does."""
-        self._administration = administration
+    def __init__(self, carry_out: CarryOut) -> None:
+        self._carry_out = carry_out
 
     async def ListRepository(
         self, request: repository_pb2.ListRepositoryRequest, context: Context
     ) -> repository_pb2.ListRepositoryResponse:
-        """Tell how models are."""
-        return self._listed(self._administration.list(operator_of(context), request.model))
+        """Return the status of models."""
+        listing = await self._carry_out(operator_of(context), Order("list", request.model))
+        return to_listing(listing.models, listing.problem)
 
     async def RefreshRepository(
         self, _: repository_pb2.RefreshRepositoryRequest, context: Context
     ) -> repository_pb2.ListRepositoryResponse:
-        """Look at all folders."""
-        return self._listed(await self._administration.refresh(operator_of(context)))
+        """Read all folders."""
+        listing = await self._carry_out(operator_of(context), Order("refresh"))
+        return to_listing(listing.models, listing.problem)
 
     async def LoadModel(self, request: repository_pb2.LoadModelRequest, context: Context) -> repository_pb2.RepositoryModel:
         """Serve a version, or what the policy asks for."""
-        return to_model(await self._administration.load(operator_of(context), request.model, request.version))
+        return await self._change(context, Order("load", request.model, request.version))
 
     async def UnloadModel(self, request: repository_pb2.UnloadModelRequest, context: Context) -> repository_pb2.RepositoryModel:
-        """Serve a version, or the model, no more."""
-        return to_model(await self._administration.unload(operator_of(context), request.model, request.version))
+        """Stop serving a version, or the model."""
+        return await self._change(context, Order("unload", request.model, request.version))
 
     async def ReloadModel(self, request: repository_pb2.ReloadModelRequest, context: Context) -> repository_pb2.RepositoryModel:
-        """Look at a model's folder."""
-        return to_model(await self._administration.reload(operator_of(context), request.model))
+        """Read a model's folder."""
+        return await self._change(context, Order("reload", request.model))
 
     async def RollbackModel(self, request: repository_pb2.RollbackModelRequest, context: Context) -> repository_pb2.RepositoryModel:
         """Have an earlier version answer."""
-        return to_model(await self._administration.rollback(operator_of(context), request.model, request.version))
+        return await self._change(context, Order("rollback", request.model, request.version))
 
     async def SetLabel(self, request: repository_pb2.SetLabelRequest, context: Context) -> repository_pb2.RepositoryModel:
-        """Have a label stand for a version."""
-        operator = operator_of(context)
-        return to_model(await self._administration.set_label(operator, request.model, request.label, request.version))
+        """Have a label name a version."""
+        return await self._change(context, Order("label", request.model, request.version, request.label))
 
-    def _listed(self, models: Sequence[ModelStatus]) -> repository_pb2.ListRepositoryResponse:
-        return to_listing(models, self._administration.problem)
+    async def _change(self, context: Context, order: Order) -> repository_pb2.RepositoryModel:
+        return to_model((await self._carry_out(operator_of(context), order)).models[0])
 
 
 def operator_of(context: Context) -> Operator:
@@ -79,9 +78,8 @@ UnloadResponse: TypeAlias = inference_pb2.RepositoryModelUnloadResponse
 class Lifecycle:
     """Serves both RPCs to operators; the rest of the protocol's service is on the other port."""
 
-    def __init__(self, administration: Administration) -> None:
-        """Serve what it does."""
-        self._administration = administration
+    def __init__(self, carry_out: CarryOut) -> None:
+        self._carry_out = carry_out
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server finds the RPCs by."""
@@ -94,13 +92,13 @@ class Lifecycle:
     async def load(self, request: LoadRequest, context: Context) -> LoadResponse:
         """Serve a model."""
         order = load_order(request.model_name, request.repository_name, request.parameters)
-        await self._administration.load(operator_of(context), order.model, order.version)
+        await self._carry_out(operator_of(context), order)
         return LoadResponse()
 
     async def unload(self, request: UnloadRequest, context: Context) -> UnloadResponse:
         """Serve a model no more."""
         order = unload_order(request.model_name, request.repository_name, request.parameters)
-        await self._administration.unload(operator_of(context), order.model, order.version)
+        await self._carry_out(operator_of(context), order)
         return UnloadResponse()
 
 
@@ -112,12 +110,12 @@ class RepositoryServer:
         tls: The files that it shows; None where nothing is encrypted.
     """
 
-    def __init__(self, config: ServerConfig, administration: Administration, calls: RunningCalls) -> None:
+    def __init__(self, config: ServerConfig, carry_out: CarryOut, calls: RunningCalls) -> None:
         """Take the port.
 
         Args:
             config: Address and credentials.
-            administration: What does what is asked for.
+            carry_out: Carries out an order.
             calls: Those that run, and who may make them.
 
         Raises:
@@ -136,9 +134,9 @@ class RepositoryServer:
             *connection_options(config),
         ]
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
-        servicer = RepositoryServicer(administration)
+        servicer = RepositoryServicer(carry_out)
         repository_pb2_grpc.add_RepositoryServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
-        self._server.add_generic_rpc_handlers((Lifecycle(administration).handler(),))
+        self._server.add_generic_rpc_handlers((Lifecycle(carry_out).handler(),))
         address = f"{in_url(config.admin_host)}:{config.admin_port}"
         try:
             self.port: int = (

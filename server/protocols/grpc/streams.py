@@ -19,10 +19,9 @@ from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.grpc.interceptors import Context, current_call, own_ending
 from dragoman.server.protocols.grpc.reading import HEAD_BYTES, BulkRequest, Refused, join
 from dragoman.server.protocols.v1.messages import to_message
-from dragoman.server.service.context import Call
-from dragoman.server.service.ids import check_request_id
+from dragoman.server.service.callers import RETRY_SECONDS
+from dragoman.server.service.context import Call, check_request_id
 from dragoman.server.service.in_flight import REQUESTS_PER_TURN
-from dragoman.server.service.outcomes import RETRY_SECONDS
 from dragoman.server.service.service import Core
 from dragoman.v1 import generation_pb2
 

@@ -45,11 +45,11 @@ def make_application(config: ServerConfig, core: Core, operators: OperatorCalls 
     """
     max_bytes, origins = config.max_message_bytes, Origins(config.http_allowed_origins)
     native = NativeApi(core, max_bytes)
-    libretranslate = LibreTranslateApi(core, max_bytes, origins)
-    inference = InferenceApi(core, max_bytes, origins)
+    libretranslate = LibreTranslateApi(core, max_bytes)
+    inference = InferenceApi(core, max_bytes)
     errors = HttpErrors(frozenset(config.http_allowed_hosts), {endpoint.path for endpoint in libretranslate.endpoints()})
     app = web.Application(middlewares=[errors.handle, origins.answer_preflight], handler_args=None)
-    middleware = Middleware(core, max_bytes, operators)
+    middleware = Middleware(core, max_bytes, origins, operators)
     middleware.add(app, *native.endpoints(), *libretranslate.endpoints(), *inference.endpoints(operators))
     for path, probe in inference.probes():
         app.router.add_get(path, probe)

@@ -53,37 +53,37 @@ async def answer_page(_: web.Request) -> web.Response:
 @cache
 def page() -> str:
     """Return the page."""
-    told = json.loads(document())
-    parts = [*_operations(told), *_schemas(told)]
-    title = escape(told["info"]["title"])
-    link = f'<p>For tools: <a href="{PATH}">{PATH[1:]}</a> (OpenAPI {escape(told["openapi"])}).</p>'
+    spec = json.loads(document())
+    parts = [*_operations(spec), *_schemas(spec)]
+    title = escape(spec["info"]["title"])
+    link = f'<p>For tools: <a href="{PATH}">{PATH[1:]}</a> (OpenAPI {escape(spec["openapi"])}).</p>'
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}: HTTP API</title><style>{STYLE}</style></head><body><main><h1>{title}: HTTP API</h1>"
-        f"{_paragraphs(told['info']['description'])}"
+        f"{_paragraphs(spec['info']['description'])}"
         f"{link}{''.join(parts)}</main></body></html>"
     )
 
 
-def _operations(told: dict[str, Any]) -> Iterator[str]:
-    for path, methods in told["paths"].items():
-        for method, what in methods.items():
-            yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>{_paragraphs(what['description'])}"
-            for content in what.get("requestBody", {}).get("content", {}).values():
-                yield f"<p>Body: {_told(content['schema'])}</p>"
-            for kind, content in what["responses"]["200"]["content"].items():
-                yield f"<p>Answer, <code>{escape(kind)}</code>: {_told(content['schema'])}</p>"
-    responses = told["components"]["responses"].items()
+def _operations(spec: dict[str, Any]) -> Iterator[str]:
+    for path, methods in spec["paths"].items():
+        for method, operation in methods.items():
+            yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>{_paragraphs(operation['description'])}"
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                yield f"<p>Body: {_body(content['schema'])}</p>"
+            for kind, content in operation["responses"]["200"]["content"].items():
+                yield f"<p>Response, <code>{escape(kind)}</code>: {_body(content['schema'])}</p>"
+    responses = spec["components"]["responses"].items()
     rows = [(escape(number), escape(one["description"])) for number, one in responses if number.isdecimal()]
     kinds = _kind({"$ref": "/Status"}), _kind({"$ref": "/InferenceError"})
     yield f"<h2>Errors</h2><p>Each is a {kinds[0]}, under <code>/v2</code> an {kinds[1]}.</p>{_table(('Status', 'Meaning'), rows)}"
-    headers = told["components"]["parameters"].values()
+    headers = spec["components"]["parameters"].values()
     rows = [(f"<code>{escape(one['name'])}</code>", escape(one["description"])) for one in headers]
     yield f"<h2>Headers of requests</h2>{_table(('Header', 'Meaning'), rows)}"
 
 
-def _schemas(told: dict[str, Any]) -> Iterator[str]:
-    for name, schema in told["components"]["schemas"].items():
+def _schemas(spec: dict[str, Any]) -> Iterator[str]:
+    for name, schema in spec["components"]["schemas"].items():
         yield f'<h2 id="{escape(name)}"><code>{escape(name)}</code></h2>{_paragraphs(schema.get("description", ""))}'
         if "properties" in schema:
             fields = schema["properties"].items()
@@ -93,13 +93,13 @@ def _schemas(told: dict[str, Any]) -> Iterator[str]:
             yield "<p>" + ", ".join(f"<code>{escape(one)}</code>" for one in schema.get("enum", ())) + "</p>"
 
 
-def _told(schema: dict[str, Any]) -> str:
-    """Say what a body is: a kind of thing or, of what JSON does not tell, its description."""
+def _body(schema: dict[str, Any]) -> str:
+    """Return the schema of a body or, of a body that is not JSON, its description."""
     return _inline(schema["description"]) if schema.get("type") == "string" else f"{_kind(schema)}."
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """Name what a schema is, with a link to where it is described."""
+    """Return the name of a schema, with a link to its description."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
@@ -122,5 +122,5 @@ def _paragraphs(text: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """Return a text with what stands between backticks as code."""
+    """Return a text as HTML; text between backticks becomes code."""
     return "".join(f"<code>{escape(part)}</code>" if i % 2 else escape(part) for i, part in enumerate(text.split("`")))

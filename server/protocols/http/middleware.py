@@ -7,12 +7,12 @@ from functools import partial
 from aiohttp import web
 
 from dragoman.server.errors import Cancelled, ServiceError
+from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import ID_KEY, BodyReader, Endpoint, Exchange, peer_names, timeout_of
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import NO_DEADLINES
-from dragoman.server.service.context import Call
+from dragoman.server.service.context import Call, RunningCalls
 from dragoman.server.service.in_flight import LARGE_BYTES
-from dragoman.server.service.running import RunningCalls
 from dragoman.server.service.service import Core
 
 
@@ -25,8 +25,8 @@ def own_ending(error: BaseException) -> str | None:
 class Middleware:
     """Serves requests as calls of the service, or of operators where the endpoint is theirs."""
 
-    def __init__(self, core: Core, max_message_bytes: int, operators: OperatorCalls | None) -> None:
-        self._core = core
+    def __init__(self, core: Core, max_message_bytes: int, origins: Origins, operators: OperatorCalls | None) -> None:
+        self._core, self._origins = core, origins
         self._bodies = BodyReader(max_message_bytes)
         self._operators = None if operators is None else operators.calls
 
@@ -105,6 +105,7 @@ class Middleware:
         exchange.timeout_seconds = timeout_of(exchange.http)
         if endpoint.read is None:
             return
+        self._origins.check(exchange.http)
         if (num_bytes := self._bodies.size(exchange.http)) > LARGE_BYTES:
             exchange.call.window = in_flight.enter_context(self._core.in_flight.window(exchange.owner, num_bytes))
         deadlines = self._core.generation.deadlines(exchange.call)

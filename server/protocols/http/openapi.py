@@ -98,9 +98,11 @@ ERRORS = {
     "504": "The deadline passed, or is sure to pass.",
 }
 # Statuses of every operation, and of those with a body.
-V1_STATUSES = ("400", "401", "404", "405", "429", "500", "503", "504"), ("408", "413", "415")
-V2_STATUSES = ("400", "401", "404", "405", "429", "500", "503"), ("403", "408", "413", "415", "504")
-LIBRETRANSLATE_STATUSES = ("405", "500", "503"), ("400", "403", "408", "413", "415", "429", "504")
+Statuses = tuple[tuple[str, ...], tuple[str, ...]]
+V1_STATUSES: Statuses = ("400", "401", "404", "405", "429", "500", "503", "504"), ("408", "413", "415")
+V2_STATUSES: Statuses = ("400", "401", "404", "405", "429", "500", "503"), ("403", "408", "413", "415", "504")
+PROBE_STATUSES: Statuses = (("405", "503"), ())
+LIBRETRANSLATE_STATUSES: Statuses = ("405", "500", "503"), ("400", "403", "408", "413", "415", "429", "504")
 HEADERS: tuple[tuple[str, str, Schema], ...] = (
     ("X-Request-Id", "Id of the request, where the body has none: 128 printable ASCII characters at the most.", {"maxLength": 128}),
     (
@@ -134,7 +136,7 @@ def document() -> bytes:
     content = {
         "openapi": "3.1.0",
         "info": {"title": "Dragoman", "version": "1", "description": contracts[0][0].comments["syntax"]},
-        "paths": paths | _inference_paths() | _libretranslate_paths(),
+        "paths": paths | _other_paths(),
         "components": {
             "schemas": _reachable(schemas, used) | {"Status": _status()} | _inference_schemas() | _libretranslate_schemas(),
             "parameters": {
@@ -269,15 +271,7 @@ def _reachable(schemas: dict[str, Schema], names: set[str]) -> dict[str, Schema]
 
 
 def _operation(
-    name: str,
-    path: str,
-    summary: str,
-    description: str,
-    request: str,
-    content: Schema,
-    statuses: tuple[tuple[str, ...], tuple[str, ...]],
-    prefix: str = "inference",
-    has_headers: bool = True,
+    name: str, path: str, text: str, request: str, content: Schema, statuses: Statuses, prefix: str = "", has_headers: bool = True
 ) -> Schema:
     in_path = [(part, True) for part in re.findall(r"\{(\w+)\}", path)]
     parameters = [
@@ -289,8 +283,8 @@ def _operation(
     errors = sorted((*statuses[0], *(statuses[1] if request else ())))
     operation: Schema = {
         "operationId": name,
-        "summary": summary,
-        "description": description,
+        "summary": text.partition(". ")[0].rstrip("."),
+        "description": text,
         "parameters": parameters,
         "responses": {"200": {"description": "OK", "content": content}}
         | {status: {"$ref": f"#/components/responses/{prefix}{status}"} for status in errors},
@@ -307,52 +301,35 @@ def _rpc_operation(contract: Contract, path: str, rpc: str, request: str, respon
     if rpc == "GenerateStream":
         events = f"Server-sent events: `data` of each is a {response}; one named `error`, with a Status, ends a stream that fails."
         content = {EVENTS: {"schema": _described(TEXT, events)}}
-    operation = _operation(rpc, path, text.partition(". ")[0].rstrip("."), text, request, content, V1_STATUSES, "")
+    operation = _operation(rpc, path, text, request, content, V1_STATUSES)
     if path.startswith("/v1/repository"):
         operation |= {"description": f"{text} {FOR_OPERATORS}", "security": [{"bearer": []}]}
     return operation
 
 
-def _inference_paths() -> dict[str, Schema]:
+def _other_paths() -> dict[str, Schema]:
+    """Return the paths of the Open Inference Protocol and of LibreTranslate's API."""
     paths: dict[str, Schema] = {}
-    rows = [*OF_SERVER]
+    rows = [(V2_STATUSES, *row) for row in OF_SERVER] + [(LIBRETRANSLATE_STATUSES, *row) for row in LIBRETRANSLATE]
     for prefix, more in ((MODEL, ""), (f"{MODEL}/versions/{{version}}", "Version")):
-        rows += [(method, prefix + end, name + more, *rest) for method, end, name, *rest in OF_MODEL]  # type: ignore[misc]
-    for method, path, name, text, request, response in rows:
+        rows += [(V2_STATUSES, method, prefix + end, name + more, *rest) for method, end, name, *rest in OF_MODEL]  # type: ignore[misc]
+    rows += [(PROBE_STATUSES, "get", path, name, text, "", response) for path, name, text, response in PROBES]
+    for statuses, method, path, name, text, request, response in rows:
         content: Schema = {JSON: {"schema": _ref(response)}}
         if path.endswith("/generate_stream"):
             events = f"Server-sent events: `data` of each is a {response}; where it fails, that of the last an InferenceError."
             content = {EVENTS: {"schema": _described(TEXT, events)}}
-        description = f"Open Inference Protocol. {text}"
-        operation = _operation(name, path, text.rstrip("."), description, request, content, V2_STATUSES)
+        is_probe = statuses is PROBE_STATUSES
+        operation = _operation(name, path, text, request, content, statuses, "inference", not is_probe)
+        protocol = "LibreTranslate's API" if statuses is LIBRETRANSLATE_STATUSES else "Open Inference Protocol"
+        operation["description"] = f"{protocol}. {text}"
+        if is_probe:
+            operation["security"] = [{}]
         if request == "InferenceRequest":
             binary = _described(BYTES, f"JSON, and behind it the content of tensors; {LENGTH_KEY} says how many bytes are JSON.")
             operation["requestBody"]["content"][BINARY] = content[BINARY] = {"schema": binary}
         paths[path] = {method: operation}
-    for path, name, text, response in PROBES:
-        content = {JSON: {"schema": _ref(response)}}
-        description = f"Open Inference Protocol. {text}"
-        statuses = (("405", "503"), ())
-        operation = _operation(name, path, text.rstrip("."), description, "", content, statuses, has_headers=False)
-        paths[path] = {"get": operation | {"security": [{}]}}
     return paths
-
-
-def _libretranslate_paths() -> dict[str, Schema]:
-    return {
-        path: {
-            method: _operation(
-                name,
-                path,
-                text.rstrip("."),
-                f"LibreTranslate's API. {text}",
-                request,
-                {JSON: {"schema": _ref(response)}},
-                LIBRETRANSLATE_STATUSES,
-            )
-        }
-        for method, path, name, text, request, response in LIBRETRANSLATE
-    }
 
 
 def _status() -> Schema:

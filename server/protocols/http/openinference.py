@@ -6,7 +6,6 @@ What a request means and what is answered is shared with gRPC; docs/open-inferen
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from http import HTTPStatus
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -18,9 +17,8 @@ from dragoman.server.errors import InvalidRequest, NotOffered, NotReady, Service
 from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.native import carried_out
-from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import Endpoint, Exchange, decode_json, run_by_size
-from dragoman.server.protocols.http.responses import JSON, OPENINFERENCE_ERRORS, HttpRefusal, json_response
+from dragoman.server.protocols.http.responses import JSON, OPENINFERENCE_ERRORS, json_response
 from dragoman.server.protocols.openinference.answers import Answering
 from dragoman.server.protocols.openinference.descriptions import Descriptions, server_metadata
 from dragoman.server.protocols.openinference.requests import (
@@ -49,9 +47,9 @@ from dragoman.server.protocols.openinference.tensors import (
     shown,
 )
 from dragoman.server.service.administration import OperatorCalls, Order
-from dragoman.server.service.ids import check_request_id
+from dragoman.server.service.callers import RETRY_SECONDS
+from dragoman.server.service.context import check_request_id
 from dragoman.server.service.in_flight import LARGE_BYTES
-from dragoman.server.service.outcomes import RETRY_SECONDS
 from dragoman.server.service.service import Core
 
 ROOT = "/v2"
@@ -144,15 +142,9 @@ class Posted:
 class InferenceApi:
     """Endpoints below `/v2`."""
 
-    def __init__(self, core: Core, max_message_bytes: int, origins: Origins) -> None:
-        """Serve a core.
-
-        Args:
-            core: The service.
-            max_message_bytes: Largest answer, as gRPC would send it.
-            origins: Origins whose pages may send bodies without a preflight.
-        """
-        self._core, self._max_message_bytes, self._origins = core, max_message_bytes, origins
+    def __init__(self, core: Core, max_message_bytes: int) -> None:
+        """Serve a core; answers are bounded by their size as gRPC would send them."""
+        self._core, self._max_message_bytes = core, max_message_bytes
         self._descriptions = Descriptions(core.models, core.generation)
 
     def endpoints(self, operators: OperatorCalls | None) -> Iterable[Endpoint]:
@@ -162,7 +154,7 @@ class InferenceApi:
         yield get(ROOT, self.server)
         yield get(f"{ROOT}/models", self.models)
         yield get(f"{ROOT}/models/stats", self.statistics)
-        yield post(f"{ROOT}/repository/index", self.index, read=self.read_index)
+        yield post(f"{ROOT}/repository/index", self.index, read=_read_index)
         for path in MODEL_PATHS:
             yield get(path, self.metadata)
             yield get(f"{path}/config", self.config)
@@ -265,22 +257,9 @@ class InferenceApi:
         """Decode a request with its text and parameters by name."""
         return await self._read(request, body, decode_generate)
 
-    async def read_index(self, request: web.Request, body: bytes) -> inference_pb2.RepositoryIndexRequest:
-        """Decode a request for the index; an empty body asks for everything."""
-        self._check_origin(request)
-        asked = decode_json(body, _Index) if body else _Index()
-        return inference_pb2.RepositoryIndexRequest(ready=asked.ready, repository_name=asked.repository_name)
-
     async def _read(self, request: web.Request, body: bytes, decode: Callable[..., Posted], *more: object) -> Posted:
-        self._check_origin(request)
         longest = self._core.generation.max_characters() if len(body) > LARGE_BYTES else None
         return await run_by_size(len(body), decode, body, _model_of(request), longest, *more)
-
-    def _check_origin(self, request: web.Request) -> None:
-        """Refuse other origins where the media type needs no preflight; Triton's client sends none, curl that of a form."""
-        is_preflighted = "Content-Type" in request.headers and request.content_type in (JSON, BINARY)
-        if not is_preflighted and not self._origins.is_trusted(request):
-            raise HttpRefusal(HTTPStatus.FORBIDDEN, "Origin: pages of other origins may send this if http_allowed_origins has them")
 
     async def _whole(self, exchange: Exchange) -> Response:
         inference = exchange.message.inference
@@ -307,6 +286,11 @@ def _refusing(reason: str) -> Callable[[Exchange], Awaitable[NoReturn]]:
         raise NotOffered(reason)
 
     return refuse
+
+
+async def _read_index(_: web.Request, body: bytes) -> inference_pb2.RepositoryIndexRequest:
+    asked = decode_json(body, _Index) if body else _Index()
+    return inference_pb2.RepositoryIndexRequest(ready=asked.ready, repository_name=asked.repository_name)
 
 
 async def _read_change(_: web.Request, body: bytes) -> _Change:

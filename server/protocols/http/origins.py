@@ -10,7 +10,11 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from dragoman.server.protocols.http.responses import HttpRefusal
+
 ANY = "*"
+# Media types that a browser sends to another origin only after a preflight.
+PREFLIGHTED = ("application/json", "application/octet-stream")
 HEADERS = "Authorization, Content-Type, Grpc-Timeout, Inference-Header-Content-Length, Traceparent, X-Request-Id"
 PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
@@ -51,10 +55,13 @@ class Origins:
     def __init__(self, allowed: tuple[str, ...]) -> None:
         self._allowed = frozenset(allowed)
 
-    def is_trusted(self, request: web.Request) -> bool:
-        """Return whether a request may have been sent without a preflight: by no page, the server's own or an allowed one."""
+    def check(self, request: web.Request) -> None:
+        """Raise `HttpRefusal` for a body that a browser sent without a preflight, for a page of another origin."""
+        if "Content-Type" in request.headers and request.content_type in PREFLIGHTED:
+            return
         origin = request.headers.get("Origin")
-        return origin is None or bool(self._allowed & {ANY, origin}) or _is_own(origin, request.host)
+        if not (origin is None or self._allowed & {ANY, origin} or _is_own(origin, request.host)):
+            raise HttpRefusal(HTTPStatus.FORBIDDEN, "Origin: pages of other origins may send this if http_allowed_origins has them")
 
     @web.middleware
     async def answer_preflight(self, request: web.Request, handler: Handler) -> web.StreamResponse:

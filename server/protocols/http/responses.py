@@ -93,8 +93,8 @@ def json_response(content: object) -> web.Response:
 
 
 def _google_status(error: ServiceError, request_id: str) -> str:
-    told = to_message(error, request_id)
-    status = Status(code=told.code, message=told.message, details=told.details)
+    message = to_message(error, request_id)
+    status = Status(code=message.code, message=message.message, details=message.details)
     return json_format.MessageToJson(status, indent=None, ensure_ascii=False)
 
 

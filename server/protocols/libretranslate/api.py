@@ -14,21 +14,19 @@ from aiohttp import web
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import InvalidRequest, NotReady
+from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.protocols.bulk import Items
 from dragoman.server.protocols.http.middleware import own_ending
-from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import Endpoint, Exchange
 from dragoman.server.protocols.http.responses import LIBRETRANSLATE_ERRORS, HttpRefusal, json_response
 from dragoman.server.protocols.libretranslate.languages import ALIASES, Detected, Detector, Known, LibreLanguages
-from dragoman.server.protocols.libretranslate.reading import Asked, Reader, shown
+from dragoman.server.protocols.libretranslate.reading import Asked, read_request, shown
 from dragoman.server.protocols.v1.messages import MessageLimit
-from dragoman.server.service.callers import Caller
+from dragoman.server.service.callers import RETRY_SECONDS, Caller
+from dragoman.server.service.generate import is_of_one_pair
 from dragoman.server.service.in_flight import REQUESTS_PER_SLOT
-from dragoman.server.service.outcomes import RETRY_SECONDS
-from dragoman.server.service.ports import Model
 from dragoman.server.service.requests import GenerateRequest
-from dragoman.server.service.routing import is_of_one_pair
-from dragoman.server.service.sentences import Slices, pieces_of, put_together
+from dragoman.server.service.sentences import Slices, join_sentences, split_sentences
 from dragoman.server.service.service import Core
 
 AUTO = "auto"
@@ -42,7 +40,7 @@ FRONTEND_MILLISECONDS = 500
 class Wanted(NamedTuple):
     """The model, the languages in any spelling, and the number of answers beside the best."""
 
-    model: Model
+    model: LoadedModel
     source: str
     target: str
     num_alternatives: int = 0
@@ -69,16 +67,9 @@ class Wanted(NamedTuple):
 class LibreTranslateApi:
     """Endpoints of LibreTranslate's API."""
 
-    def __init__(self, core: Core, max_message_bytes: int, origins: Origins) -> None:
-        """Serve a core.
-
-        Args:
-            core: The service.
-            max_message_bytes: Bytes of all answers of a call together.
-            origins: Origins whose pages may send forms.
-        """
+    def __init__(self, core: Core, max_message_bytes: int) -> None:
+        """Serve a core; `max_message_bytes` bounds all answers of a call together."""
         self._core, self._generation = core, core.generation
-        self._reader = Reader(origins)
         self._max_bytes, self._limit = max_message_bytes, MessageLimit(max_message_bytes)
         self._languages = LibreLanguages()
         self._detector = Detector()
@@ -87,7 +78,7 @@ class LibreTranslateApi:
     def endpoints(self) -> Iterable[Endpoint]:
         """Return the endpoints."""
         endpoint = partial(Endpoint, errors=LIBRETRANSLATE_ERRORS)
-        reading = partial(endpoint, "POST", read=self._reader.read, api_key=lambda asked: asked.api_key)
+        reading = partial(endpoint, "POST", read=read_request, api_key=lambda asked: asked.api_key)
         return (
             reading("/translate", self.translate, is_counted=True, has_items=True),
             reading("/detect", self.detect),
@@ -189,9 +180,10 @@ class LibreTranslateApi:
     async def _answers(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange) -> list[list[str]]:
         """Return for each text its translation and alternatives, each put together from those of its sentences."""
         pieces: list[list[tuple[str, bool]]] = [[] for _ in texts]
-        check = partial(self._generation.check_source_length, model=wanted.model)
+        owner = exchange.call.caller_or(exchange.http.remote or "")
+        check = partial(self._generation.validator.check_source_length, model=wanted.model)
         found = _pieces(texts, self._generation.max_characters(wanted.model), check)
-        for index, piece, is_translated in await self._slices.collect(found):
+        for index, piece, is_translated in await self._slices.collect(found, owner):
             pieces[index].append((piece, is_translated))
         sentences = [piece for each in pieces for piece, is_translated in each if is_translated]
         num_kept = sum(len(piece) for each in pieces for piece, is_translated in each if not is_translated)
@@ -200,7 +192,7 @@ class LibreTranslateApi:
         for each in pieces:
             end = start + sum(is_translated for _, is_translated in each)
             count = max(map(len, translated[start:end]), default=1)
-            whole = [put_together(each, translated[start:end], index) for index in range(min(count, wanted.num_alternatives + 1))]
+            whole = [join_sentences(each, translated[start:end], index) for index in range(min(count, wanted.num_alternatives + 1))]
             answers.append(list(dict.fromkeys(whole)))
             start = end
         return answers
@@ -248,7 +240,7 @@ async def _not_offered(_: Exchange) -> NoReturn:
     raise HttpRefusal(HTTPStatus.FORBIDDEN, "files and suggestions are not taken here")
 
 
-def _most_alternatives(model: Model, caller: Caller | None) -> int:
+def _most_alternatives(model: LoadedModel, caller: Caller | None) -> int:
     most = None if caller is None else caller.limits.max_slots
     return min(model.max_slots_per_request, most or model.max_slots_per_request) - 1
 
@@ -289,7 +281,7 @@ def _pieces(texts: Sequence[str], max_characters: int, check: Callable[[str], No
     """
     count = num_empty = 0
     for index, text in enumerate(texts):
-        for piece, is_translated in pieces_of(text, max_characters):
+        for piece, is_translated in split_sentences(text, max_characters):
             num_empty += not piece
             if is_translated:
                 check(piece)

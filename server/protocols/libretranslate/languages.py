@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from dragoman.model.generation import Language
 from dragoman.server.errors import NotOffered
-from dragoman.server.service.languages import Frames
-from dragoman.server.service.ports import Model
+from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.service.languages import PromptTemplates
 from dragoman.server.service.sentences import on_thread
 
 # Former codes of LibreTranslate.
@@ -55,9 +55,9 @@ class LibreLanguages:
     """Languages of several models; codes and names are remembered for each model, which may have hundreds."""
 
     def __init__(self) -> None:
-        self._codes: WeakKeyDictionary[Frames, _Codes] = WeakKeyDictionary()
+        self._codes: WeakKeyDictionary[PromptTemplates, _Codes] = WeakKeyDictionary()
 
-    def all(self, models: Iterable[Model]) -> list[Known]:
+    def all(self, models: Iterable[LoadedModel]) -> list[Known]:
         """Return every language, sorted by code, with the codes of its targets."""
         names: dict[str, str] = {}
         targets: dict[str, set[str]] = {}
@@ -70,12 +70,12 @@ class LibreLanguages:
                 targets.setdefault(code, set()).update(target.keys() - {code})
         return [Known(code, names[code], sorted(targets.get(code, ()))) for code in sorted(names)]
 
-    def sources_of(self, models: Sequence[Model], target: str) -> list[str]:
+    def sources_of(self, models: Sequence[LoadedModel], target: str) -> list[str]:
         """Return the codes of the source languages of a target, which may have any spelling."""
         able = (model for model in models if model.frames.writes(target) is not None)
         return sorted({code for model in able for code in self._of(model.frames).source} - {self.find(models, target)})
 
-    def find(self, models: Iterable[Model], spelling: str) -> str:
+    def find(self, models: Iterable[LoadedModel], spelling: str) -> str:
         """Return the code of a language by any of its spellings; empty where no model has it."""
         for model in models:
             language = model.frames.reads(spelling) or model.frames.writes(spelling)
@@ -83,7 +83,7 @@ class LibreLanguages:
                 return code_of(language)
         return ""
 
-    def _of(self, frames: Frames) -> _Codes:
+    def _of(self, frames: PromptTemplates) -> _Codes:
         codes = self._codes.get(frames)
         if codes is None:
             sides = (frames.source_languages, frames.target_languages)

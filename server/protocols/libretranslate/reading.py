@@ -4,7 +4,6 @@ import asyncio
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -16,9 +15,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct
 
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import check_content_type, decode_json, run_by_size
-from dragoman.server.protocols.http.responses import JSON, HttpRefusal
+from dragoman.server.protocols.http.responses import JSON
 from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.sentences import on_thread
 
@@ -63,35 +61,25 @@ class Asked(Struct, frozen=True):
     model: str = ""
 
 
-class Reader:
-    """Decodes requests; forms only of trusted origins, for browsers send them without a preflight."""
+async def read_request(request: web.Request, body: bytes) -> Asked:
+    """Return a request.
 
-    def __init__(self, origins: Origins) -> None:
-        self._origins = origins
-
-    async def read(self, request: web.Request, body: bytes) -> Asked:
-        """Return a request.
-
-        Raises:
-            InvalidRequest: If it cannot be read.
-            HttpRefusal: If its media type is not read, or it is a form of an origin that is not trusted.
-        """
-        kind = request.content_type
-        if body or kind == JSON:
-            check_content_type(request, JSON, URLENCODED, MULTIPART)
-        if kind == JSON:
-            return await run_by_size(len(body), read_json, body)
-        if not self._origins.is_trusted(request):
-            raise HttpRefusal(
-                HTTPStatus.FORBIDDEN, "Origin: pages of other origins may send forms if http_allowed_origins has them"
-            )
-        if body and kind == MULTIPART:
-            kind = request.headers["Content-Type"]
-            is_large = len(body) > LARGE_BYTES
-            pairs = await (on_thread(_read_multipart, body, kind) if is_large else read_multipart(body, kind))
-        else:
-            pairs = await run_by_size(len(body), read_urlencoded, body)
-        return read_form([*read_urlencoded(request.rel_url.raw_query_string.encode()), *pairs])
+    Raises:
+        InvalidRequest: If it cannot be read.
+        HttpRefusal: If its media type is not read.
+    """
+    kind = request.content_type
+    if body or kind == JSON:
+        check_content_type(request, JSON, URLENCODED, MULTIPART)
+    if kind == JSON:
+        return await run_by_size(len(body), read_json, body)
+    if body and kind == MULTIPART:
+        kind = request.headers["Content-Type"]
+        is_large = len(body) > LARGE_BYTES
+        pairs = await (on_thread(_read_multipart, body, kind) if is_large else read_multipart(body, kind))
+    else:
+        pairs = await run_by_size(len(body), read_urlencoded, body)
+    return read_form([*read_urlencoded(request.rel_url.raw_query_string.encode()), *pairs])
 
 
 def read_json(body: bytes) -> Asked:

@@ -6,10 +6,11 @@ from typing import Any
 
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, NotReady
+from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.models.registry import Repository
 from dragoman.server.protocols.openinference.requests import MAX_TEXTS, NAMED, OUTPUTS, SAMPLING_PARAMETERS, TEXT_INPUT, Field
 from dragoman.server.service.callers import Caller
 from dragoman.server.service.generate import Generation
-from dragoman.server.service.ports import Model, Models
 
 PLATFORM, BACKEND = "dragoman_onnx", "dragoman"
 # Those of Triton's names of what this is.
@@ -31,7 +32,7 @@ def server_metadata() -> inference_pb2.ServerMetadataResponse:
 class Descriptions:
     """Describes models, each to callers that may use it."""
 
-    def __init__(self, models: Models, generation: Generation) -> None:
+    def __init__(self, models: Repository, generation: Generation) -> None:
         """Describe what is served.
 
         Args:
@@ -117,7 +118,7 @@ class Descriptions:
         ]
         return inference_pb2.RepositoryIndexResponse(models=[x for x in found if x.state == READY or not request.ready])
 
-    def _versions(self, name: str) -> Iterator[tuple[str, Model]]:
+    def _versions(self, name: str) -> Iterator[tuple[str, LoadedModel]]:
         """Yield what each served version of a model is called, and it."""
         for served in self._models.served(name):
             try:
@@ -136,7 +137,7 @@ def _config_type(datatype: str) -> Any:
     return getattr(inference_pb2.DataType, f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}")
 
 
-def _statistics(model: Model, called: str) -> inference_pb2.ModelStatistics:
+def _statistics(model: LoadedModel, called: str) -> inference_pb2.ModelStatistics:
     outcomes = model.outcomes
     success, queue = (round(seconds * 1e9) for seconds in (outcomes.seconds, min(outcomes.queue_seconds, outcomes.seconds)))
     duration, count = inference_pb2.StatisticDuration, outcomes.num_answered

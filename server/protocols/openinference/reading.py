@@ -10,7 +10,7 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.grpc.reading import CANNOT_BE_PARSED, Refused, note_large
 from dragoman.server.protocols.openinference.requests import Inference, check_counts, to_inference
 from dragoman.server.protocols.openinference.tensors import Asked, Datatype, Input, Wanted, from_contents, from_raw, shown
-from dragoman.server.service.ids import check_request_id
+from dragoman.server.service.context import check_request_id
 
 # Parameters of the protocol's REST side, which KServe's client sends over gRPC as well.
 OF_REST = ("binary_data", "binary_data_output", "binary_data_size")

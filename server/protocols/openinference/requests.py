@@ -13,9 +13,7 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.bulk import BulkEnvelope, both_ends
 from dragoman.server.protocols.openinference.tensors import FLOATS, INTEGERS, Asked, Tensor, Wanted, read_tensors, shown
 from dragoman.server.service.answers import Answer, Generated, TokenLogProb
-from dragoman.server.service.requests import GenerateRequest
-from dragoman.server.service.search_options import check_num_suppressed
-from dragoman.server.service.validation import check_model_name, check_model_version
+from dragoman.server.service.requests import GenerateRequest, check_model_name, check_model_version, check_num_suppressed
 
 Kind: TypeAlias = Literal["flag", "integer", "number", "text", "tokens"]
 # What a number on the wire can be; JSON knows no bound.

@@ -12,8 +12,7 @@ from dragoman.server.protocols.grpc.reading import Refused
 from dragoman.server.protocols.grpc.streams import RequestStream
 from dragoman.server.protocols.openinference.answers import Answering, streamed, to_failure, to_response
 from dragoman.server.protocols.openinference.requests import STREAM, Inference
-from dragoman.server.service.context import Call
-from dragoman.server.service.ids import new_incident
+from dragoman.server.service.context import Call, new_incident
 from dragoman.server.service.service import Core
 
 Message: TypeAlias = Inference | Refused

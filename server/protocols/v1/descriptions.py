@@ -6,19 +6,20 @@ from weakref import WeakKeyDictionary
 from msgspec import structs
 
 from dragoman.export.fields import tellable
+from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.models.registry import Repository
 from dragoman.server.protocols.v1.messages import check_size
 from dragoman.server.service.administration import ModelStatus, VersionStatus
 from dragoman.server.service.answers import shortlist_tokens
-from dragoman.server.service.defaults import default_max_new_tokens
-from dragoman.server.service.languages import Frames
-from dragoman.server.service.ports import Model, Models
+from dragoman.server.service.languages import PromptTemplates
+from dragoman.server.service.requests import default_max_new_tokens
 from dragoman.v1 import generation_pb2, repository_pb2
 
 
 class Descriptions:
     """Describes models; remembers of each how its languages are written, of which there may be hundreds."""
 
-    def __init__(self, models: Models, max_message_bytes: int) -> None:
+    def __init__(self, models: Repository, max_message_bytes: int) -> None:
         """Start with none.
 
         Args:
@@ -27,9 +28,9 @@ class Descriptions:
         """
         self._models = models
         self._max_message_bytes = max_message_bytes
-        self._languages: WeakKeyDictionary[Frames, generation_pb2.Model] = WeakKeyDictionary()
+        self._languages: WeakKeyDictionary[PromptTemplates, generation_pb2.Model] = WeakKeyDictionary()
 
-    def of(self, model: Model) -> generation_pb2.Model:
+    def of(self, model: LoadedModel) -> generation_pb2.Model:
         """Return a model's description.
 
         Raises:
@@ -39,7 +40,7 @@ class Descriptions:
         check_size(described, self._max_message_bytes, "")
         return described
 
-    def of_all(self, models: Iterable[Model]) -> generation_pb2.ListModelsResponse:
+    def of_all(self, models: Iterable[LoadedModel]) -> generation_pb2.ListModelsResponse:
         """Return the descriptions of some.
 
         Raises:
@@ -49,7 +50,7 @@ class Descriptions:
         check_size(described, self._max_message_bytes, "Ask for the models one by one")
         return described
 
-    def _described(self, model: Model) -> generation_pb2.Model:
+    def _described(self, model: LoadedModel) -> generation_pb2.Model:
         manifest = model.manifest
         described = generation_pb2.Model()
         described.CopyFrom(self._with_languages(model.frames))
@@ -70,7 +71,7 @@ class Descriptions:
                 max_message_bytes=self._max_message_bytes,
                 max_slots_per_request=model.max_slots_per_request,
                 defaults=generation_pb2.Defaults(**structs.asdict(manifest.defaults)),
-                shortlist_tokens=shortlist_tokens(model),
+                shortlist_tokens=shortlist_tokens(manifest),
                 weight_bits=manifest.weight_bits if manifest.precision == "int8" else 0,
                 cache_precision=manifest.cache_precision,
                 architecture=manifest.architecture,
@@ -79,7 +80,7 @@ class Descriptions:
         )
         return described
 
-    def _with_languages(self, frames: Frames) -> generation_pb2.Model:
+    def _with_languages(self, frames: PromptTemplates) -> generation_pb2.Model:
         """Return what is said of a model's languages, to be copied."""
         said = self._languages.get(frames)
         if said is None:

@@ -15,9 +15,8 @@ from google.rpc.error_details_pb2 import RequestInfo, RetryInfo
 from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.service.answer_size import AnswerShape, ScoresShape
 from dragoman.server.service.answers import Generated, Piece, TokenLogProb
-from dragoman.server.service.requests import GenerateRequest, ScoreRequest
-from dragoman.server.service.score import PairScores
-from dragoman.server.service.search_options import check_num_suppressed
+from dragoman.server.service.requests import GenerateRequest, ScoreRequest, check_num_suppressed
+from dragoman.server.service.score import Scores
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import Error
 
@@ -186,7 +185,7 @@ async def to_stream_response(piece: Piece, max_message_bytes: int) -> generation
     return message
 
 
-async def to_score_response(scores: PairScores, max_message_bytes: int) -> generation_pb2.ScoreResponse:
+async def to_score_response(scores: Scores, max_message_bytes: int) -> generation_pb2.ScoreResponse:
     """Return the message of a pair's scores; a large one is made in slices of time.
 
     Raises:

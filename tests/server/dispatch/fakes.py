@@ -1,13 +1,12 @@
-"""Replicas and front ends of a desk that do what a test says."""
+"""Engines and callers of a dispatcher that do what a test says."""
 
 from typing import Any
 
-from dragoman.server.dispatch.desk import Desk
+from dragoman.server.dispatch.dispatcher import Dispatcher
 from dragoman.server.engine.messages import (
     Answer,
     Cancel,
     Command,
-    Event,
     Finished,
     FinishReason,
     Ready,
@@ -18,61 +17,66 @@ from dragoman.server.engine.messages import (
     ScoreRequest,
     Statistics,
     Submit,
+    Tokens,
 )
-from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.settings import QueueLimits
 from dragoman.server.engine.snapshot import Snapshot, Watch
 from tests.server.engine.bench import FakeClock
 
 
-class FakeDesk(Desk):
-    """A desk for which time passes when a test says so, without an event loop."""
+class FakeDispatcher(Dispatcher):
+    """A dispatcher for which time passes when a test says so, without an event loop; `readiness` is what it told of that."""
 
-    def __init__(self, slots: int = 4, requests: int = 100, tokens: int = 1000, budget: int = 64) -> None:
+    def __init__(self, requests: int = 100, tokens: int = 1000, turn_tokens: int = 64) -> None:
         self.clock = FakeClock()
-        super().__init__(Limits(slots, requests, tokens, budget), self.clock)
+        self.readiness: list[bool] = []
+        super().__init__(
+            "tiny",
+            QueueLimits(requests, tokens),
+            turn_tokens,
+            retry_seconds=2.0,
+            on_change=lambda: self.readiness.append(self.is_ready),
+            clock=self.clock,
+        )
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float = 0.0) -> None:
+        """Let time pass, and then a turn of the event loop."""
         self.clock.now += seconds
-        self._on_alarm()
+        self._on_turn()
+
+    def _schedule(self) -> None:
+        pass
 
     def _set_alarm(self) -> None:
         pass
 
 
-class FakeReplica:
-    """A replica; requests and cancellations that have come are kept by number."""
+class FakeEngine:
+    """An engine; requests and cancellations that have come are kept."""
 
-    def __init__(self, desk: Desk, index: int, max_slots: int) -> None:
-        self.desk, self.index = desk, index
+    def __init__(self, dispatcher: Dispatcher, index: int, max_slots: int) -> None:
+        self.dispatcher, self.index = dispatcher, index
         self.requests: dict[int, Request] = {}
         self.pairs: dict[int, ScoreRequest] = {}
         self.cancelled: list[int] = []
-        self.num_watches = 0
+        self.num_messages = self.num_watches = 0
         self._max_slots = max_slots
         self.open()
 
     def open(self) -> None:
-        self.desk.open_replica(self.index, Ready("cpu", self._max_slots, 0.1), self._take)
+        self.dispatcher.open_engine(self.index, Ready("cpu", self._max_slots, 0.1), self._take)
 
     def lose(self, retry_after_seconds: float = 0.5) -> None:
         self.requests.clear()
         self.pairs.clear()
-        self.desk.close_replica(self.index, "it ended", retry_after_seconds)
-
-    def number(self, arrival: float) -> int:
-        """Return the number of a request, which the tests know by its arrival."""
-        return next(number for number, request in self.requests.items() if request.arrival == arrival)
-
-    @property
-    def arrivals(self) -> list[float]:
-        return sorted(one.arrival for one in self.requests.values())
+        self.dispatcher.close_engine(self.index, retry_after_seconds)
 
     def report(self, **fields: Any) -> None:
-        self.desk.hear(self.index, Report(**{"tokens": [], "finished": [], "statistics": Statistics(), "scored": []} | fields))
+        self.dispatcher.hear(self.index, Report(**{"tokens": [], "finished": [], "statistics": Statistics()} | fields))
 
     def show(self, snapshot: Snapshot) -> None:
         """Answer a `Watch`."""
-        self.desk.hear_snapshot(self.index, snapshot)
+        self.dispatcher.hear_snapshot(self.index, snapshot)
 
     def finish(self, *numbers: int, reason: FinishReason = "eos") -> None:
         """End requests; all there are if none are named."""
@@ -83,13 +87,14 @@ class FakeReplica:
         self.report(finished=[Finished(number, reason, answers, 2, 1.0, 0.1, 1.5, 2.0) for number in ended])
 
     def score(self, *numbers: int, reason: FinishReason = "eos") -> None:
-        """End pairs; all there are if none are named."""
+        """End score requests; all there are if none are named."""
         ended = numbers or tuple(self.pairs)
         for number in ended:
             del self.pairs[number]
         self.report(scored=[Scored(number, reason, [-1.0], b"", 2.0) for number in ended])
 
     def _take(self, command: Command) -> None:
+        self.num_messages += 1
         match command:
             case Submit(requests):
                 self.requests |= {request.id: request for request in requests}
@@ -103,47 +108,32 @@ class FakeReplica:
                 raise AssertionError(other)
 
 
-class FakeFrontEnd:
-    """A front end: what it was told, by kind."""
+class FakeCaller:
+    """A caller: what was delivered of each request."""
 
-    def __init__(self, desk: Desk, origin: bytes = b"front") -> None:
-        self.desk, self.origin = desk, origin
-        self.events: list[Event] = []
-        desk.attach(origin, self.events.append)
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, Finished | Scored] = {}
 
-    def submit(self, *requests: Request) -> None:
-        self.desk.take(self.origin, Submit(list(requests)))
+    def submit(self, *requests: Request | ScoreRequest) -> None:
+        """Submit requests in one turn of the event loop."""
+        for request in requests:
+            self.dispatcher.submit(request, self._deliver)
+        self.dispatcher._on_turn()
 
-    def score(self, *pairs: ScoreRequest) -> None:
-        self.desk.take(self.origin, Score(list(pairs)))
-
-    def cancel(self, *ids: int) -> None:
-        self.desk.take(self.origin, Cancel(list(ids)))
-
-    def watch(self) -> None:
-        self.desk.take(self.origin, Watch())
-
-    @property
-    def snapshots(self) -> list[Snapshot]:
-        return [event for event in self.events if isinstance(event, Snapshot)]
-
-    @property
-    def reports(self) -> list[Report]:
-        return [event for event in self.events if isinstance(event, Report)]
-
-    @property
-    def ends(self) -> dict[int, Finished]:
-        finished = [one for report in self.reports for one in report.finished]
-        assert len({one.id for one in finished}) == len(finished), "a request ends once"
-        return {one.id: one for one in finished}
-
-    @property
-    def scored(self) -> dict[int, Scored]:
-        scored = [one for report in self.reports for one in report.scored]
-        assert len({one.id for one in scored}) == len(scored), "a pair ends once"
-        return {one.id: one for one in scored}
+    def cancel(self, *numbers: int) -> None:
+        for number in numbers:
+            self.dispatcher.cancel(number)
+        self.dispatcher._on_turn()
 
     @property
     def reasons(self) -> dict[int, str]:
-        """Reasons of finished requests and pairs, by id."""
-        return {number: end.reason for number, end in (*self.ends.items(), *self.scored.items())}
+        return {number: end.reason for number, end in self.ends.items()}
+
+    def _deliver(self, event: Tokens | Finished | Scored) -> None:
+        assert event.id not in self.ends, "a request ends once, and last"
+        if isinstance(event, Tokens):
+            self.tokens.setdefault(event.id, []).extend(event.token_ids)
+        else:
+            self.ends[event.id] = event

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.messages import Answer, Finished, Request
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.search.hypothesis import TargetSide
+from dragoman.server.engine.settings import Limits
 from dragoman.server.runtime.runner import Candidates, Held
 
 PAD, EOS, START, MAX_TARGET, VOCAB = 0, 1, 2, 40, 80
-ORIGIN = b"front"
 POISON = -1
 LONG = 25
 LENGTH_AFTER_NOTHING = 6
@@ -373,10 +372,8 @@ class Bench:
     def __init__(
         self,
         max_slots: int = 4,
-        max_waiting_requests: int = 1000,
-        max_waiting_tokens: int = 10_000,
         budget: int = 1000,
-        max_ahead: int = 0,
+        max_prefetch: int = 0,
         has_prompts: bool = False,
         step_seconds: float = 0.0,
         look_seconds: float = 0.0,
@@ -387,7 +384,7 @@ class Bench:
         self.runner.on_look = lambda: self.wait(look_seconds)
         self.engine = Engine(
             self.runner,
-            Limits(max_slots, max_waiting_requests, max_waiting_tokens, budget, max_ahead),
+            Limits(max_slots, budget, max_prefetch),
             TargetSide(VOCAB, EOS, START, MAX_TARGET),
             clock=self.clock,
         )
@@ -405,13 +402,13 @@ class Bench:
 
     def submit(self, request_id: int, source: list[int], limit: int = MAX_TARGET, **fields: Any) -> Request:
         request = Request(request_id, source, limit, self.clock.now, **fields)
-        self.engine.submit(ORIGIN, request)
+        self.engine.submit(request)
         if self.engine.has_news:
             self.collect()
         return request
 
     def cancel(self, request_id: int) -> None:
-        self.engine.cancel(ORIGIN, request_id)
+        self.engine.cancel(request_id)
         self.collect()
 
     def step(self, count: int = 1) -> None:
@@ -421,17 +418,16 @@ class Bench:
 
     def collect(self) -> None:
         assert self.runner.complaints == []
-        for origin, report in self.engine.take_reports().items():
-            assert origin == ORIGIN
-            for tokens in report.tokens:
-                assert tokens.id not in self.finished, "a token after the end"
-                self.streamed.setdefault(tokens.id, []).extend(tokens.token_ids)
-            for shrunk in report.shrunk:
-                self.shrunk.setdefault(shrunk.id, []).append(shrunk.num_slots)
-            for end in report.finished:
-                assert end.id not in self.finished, "a request ended twice"
-                self.finished[end.id] = end
-                self.order.append(end.id)
+        report = self.engine.take_report()
+        for tokens in report.tokens:
+            assert tokens.id not in self.finished, "a token after the end"
+            self.streamed.setdefault(tokens.id, []).extend(tokens.token_ids)
+        for shrunk in report.shrunk:
+            self.shrunk.setdefault(shrunk.id, []).append(shrunk.num_slots)
+        for end in report.finished:
+            assert end.id not in self.finished, "a request ended twice"
+            self.finished[end.id] = end
+            self.order.append(end.id)
 
     def run(self, max_steps: int = 10_000) -> None:
         for _ in range(max_steps):
@@ -440,7 +436,7 @@ class Bench:
             self.step()
         self.collect()
         assert not self.engine.has_work
-        assert self.engine.scheduler.num_used_slots == 0
+        assert self.engine.num_used_slots == 0
 
     def check(self, *requests: Request) -> None:
         for request in requests:

@@ -2,53 +2,12 @@
 
 import pytest
 
-from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
-from dragoman.server.engine.forecast import MIN_STEPS
-from dragoman.server.engine.messages import SearchOptions, Share
+from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, WATCH_SECONDS, EngineIsBroken
+from dragoman.server.engine.messages import SearchOptions
 from dragoman.server.engine.snapshot import MAX_CALLERS, CallerUse, EngineSnapshot, StepTotals, summed_up
-from dragoman.server.engine.watched import LEASE_SECONDS
-from tests.server.engine.bench import ORIGIN, Bench
+from tests.server.engine.bench import Bench
 
 # A source is [answer length, ...]: see the bench's fake model.
-
-
-def test_a_callers_own_limit_is_named() -> None:
-    bench = Bench(max_slots=2)
-    for i in range(4):
-        bench.submit(i, [5, i], share=Share("few", max_waiting=1, max_slots=1))
-    bench.submit(4, [5, 4], share=Share("narrow", max_slots=1), search=SearchOptions(num_beams=2))
-    limits = {i: (end.reason, end.limit) for i, end in bench.finished.items()}
-    assert limits == {2: ("queue_full", "max_waiting"), 3: ("queue_full", "max_waiting"), 4: ("queue_full", "max_slots")}
-    assert bench.engine.statistics().at_their_limit["few"] > 0
-    bench.step()
-    assert bench.engine.statistics().at_their_limit.keys() == {"few"}, "one waits, and its slot is taken"
-    bench.run()
-    assert bench.engine.statistics().at_their_limit == {}
-
-
-def test_a_retry_hint_is_about_the_callers_own_part() -> None:
-    bench = Bench(max_slots=1, max_waiting_requests=40, step_seconds=0.1)
-    bench.submit(0, [1, 0])
-    bench.run()
-    for i in range(1, 42):
-        bench.submit(i, [1, i], share=Share("a") if i < 22 else Share("b", 3.0))
-    assert bench.engine.statistics().without_claim == pytest.approx({"a": 2.1 * 0.1 * 4})
-    bench.submit(42, [1, 42], share=Share("a"))
-    assert bench.finished[42].retry_after_seconds == pytest.approx(2.1 * 0.1 * 4)
-    bench.submit(43, [1, 43], share=Share("b", 3.0))
-    assert bench.finished[21].reason == "queue_full", "by weight it was the other one's turn to leave"
-
-
-@pytest.mark.parametrize("idle_seconds", [0, 3600])
-def test_a_retry_hint_follows_the_rate_of_completions_and_forgets_idle_time(idle_seconds: float) -> None:
-    bench = Bench(max_slots=1, max_waiting_requests=1, step_seconds=0.5)
-    for i in range(20):  # one token each: two requests a second
-        bench.wait(idle_seconds)
-        bench.submit(i, [0, i])
-        bench.run()
-    for i in (100, 101, 102):
-        bench.submit(i, [0])
-    assert bench.finished[102].retry_after_seconds == pytest.approx(0.5, rel=0.05)
 
 
 def test_only_sources_for_which_there_is_no_memory_even_alone_are_refused() -> None:
@@ -58,25 +17,22 @@ def test_only_sources_for_which_there_is_no_memory_even_alone_are_refused() -> N
         bench.submit(number, [3] * length)
     bench.run()
     assert [bench.reasons[i] for i in range(9)] == ["eos", "queue_full", "eos", *["queue_full"] * 5, "eos"]
-    assert all(end.retry_after_seconds > 0 for end in bench.finished.values() if end.reason == "queue_full")
 
 
-def test_statistics_describe_the_last_steps_the_queue_and_the_caches() -> None:
+def test_statistics_describe_the_last_steps_and_the_caches() -> None:
     bench = Bench(max_slots=2, step_seconds=1)
     reserved, _ = bench.runner.cache_bytes()
     idle = bench.engine.statistics()
-    assert (idle.cache_bytes_reserved, idle.cache_bytes_used, idle.queue_seconds) == (reserved, 0, 0)
+    assert (idle.cache_bytes_reserved, idle.cache_bytes_used) == (reserved, 0)
     bench.submit(0, [3, 5])
     bench.run()  # three steps: its slot was held for 3 s
     for i, size in enumerate((8, 6, 5), 1):
         bench.submit(i, [30] * size)
     bench.engine.step()
-    (report,) = bench.engine.take_reports().values()
-    told = report.statistics
+    told = bench.engine.take_report().statistics
     assert (told.num_waiting, told.num_waiting_tokens, told.num_running, told.num_slots) == (1, 5, 2, 2)
     (step,), (prefill,) = told.steps, told.prefills
     assert (step.num_rows, step.seconds, prefill.num_rows, prefill.num_tokens, prefill.num_padded_tokens) == (2, 1, 2, 14, 16)
-    assert told.queue_seconds == pytest.approx((2 + 1 + 1 - 2 - 0.5) * 3 / 2)
     bench.step(16)
     assert 0 < bench.engine.statistics().cache_bytes_used <= reserved
     bench.run()
@@ -86,34 +42,36 @@ def test_statistics_describe_the_last_steps_the_queue_and_the_caches() -> None:
     assert [(end.admitted, end.first_token, end.ended) for end in ends[:2]] == [(100, 101, 103), (103, 104, 133)]
 
 
-@pytest.fixture
-def busy() -> Bench:
-    bench = Bench(max_slots=1, step_seconds=0.5)
-    for i in range(MIN_STEPS // 4):
-        bench.submit(i, [4, i])
-        bench.run()
-    for i in (100, 101):
-        bench.submit(i, [4, i])
-    bench.step()
-    return bench
+@pytest.mark.parametrize(("sizes", "batches"), [([30, 6, 4, 4], [1, 2, 1]), ([4, 5, 6, 7], [2, 1, 1])])
+def test_the_prefill_budget_bounds_each_step(sizes: list[int], batches: list[int]) -> None:
+    """A source larger than the budget is encoded alone."""
+    bench = Bench(max_slots=8, budget=10)
+    for i, size in enumerate(sizes):
+        bench.submit(i, [9] * size)
+    admitted = []
+    while bench.engine.waiting:
+        bench.engine.step()
+        (prefill,) = bench.engine.take_report().statistics.prefills
+        admitted.append(prefill.num_admitted)
+    assert admitted == batches
 
 
-def test_a_deadline_that_cannot_be_met_is_refused_at_once(busy: Bench) -> None:
-    num_steps, now = len(busy.runner.step_rows), busy.clock.now
-    busy.submit(1000, [4, 1], deadline=now + 3.4)  # 101 and half of 100, 2 s each, and one step
-    end = busy.finished[1000]
-    assert (end.reason, end.admitted, end.num_generated, end.ended) == ("deadline_unmet", None, 0, now)
-    assert end.needed_seconds == pytest.approx(3.5)
-    assert len(busy.runner.step_rows) == num_steps and busy.engine.scheduler.num_waiting == 1
-    busy.submit(1001, [1, 1], deadline=now + 3.5)
-    busy.submit(1002, [1, 1], deadline=now + 3.4, priority=5)
-    busy.submit(1003, [1, 1])
-    busy.run()
-    assert [busy.reasons[i] for i in (1001, 1002, 1003)] == ["deadline", "eos", "eos"]
-    assert busy.order.index(1002) < busy.order.index(101)
-    busy.submit(1004, [1, 1], deadline=busy.clock.now + 0.1)
-    busy.run()
-    assert busy.reasons[1004] == "eos", "an idle engine refuses nothing"
+def test_requests_start_in_the_order_in_which_they_were_given_and_a_wide_one_is_not_passed_over() -> None:
+    bench = Bench(max_slots=3, step_seconds=1)
+    for i, width in enumerate((2, 3, 1)):
+        bench.submit(i, [9, i], priority=i, search=SearchOptions(num_beams=width))
+    bench.run()
+    starts = [bench.finished[i].admitted or 0 for i in range(3)]
+    assert starts == sorted(set(starts)) or starts[1] == starts[2] > starts[0]
+
+
+def test_deadlines_end_running_and_waiting_requests_and_no_others() -> None:
+    bench = Bench(max_slots=2, step_seconds=1)
+    for i, seconds in enumerate((2.5, None, 4.5, 90.0)):
+        bench.submit(i, [9, i], deadline=None if seconds is None else bench.clock.now + seconds)
+    bench.run()
+    assert bench.reasons == {0: "deadline", 1: "eos", 2: "deadline", 3: "eos"}
+    assert bench.finished[0].num_generated == 3 and bench.finished[2].num_generated == 2
 
 
 def look(bench: Bench) -> EngineSnapshot:
@@ -123,20 +81,19 @@ def look(bench: Bench) -> EngineSnapshot:
 
 def test_a_snapshot_describes_every_slot() -> None:
     bench = Bench()
-    bench.submit(1, [30, 1], share=Share("alice"))
-    bench.submit(2, [30, 2, 3], share=Share("bob"), search=SearchOptions(num_beams=3, forced_prefix=[9, 9]))
+    bench.submit(1, [30, 1])
+    bench.submit(2, [30, 2, 3], search=SearchOptions(num_beams=3, forced_prefix=[9, 9]))
     bench.step(2)
     assert [slot.num_tokens for slot in look(bench).slots] == [2, 0], "a forced prefix is not generated"
     bench.step(3)
-    bench.submit(3, [30, 3], share=Share("alice"))
+    bench.submit(3, [30, 3])
     snapshot = bench.engine.snapshot()
     slots = snapshot.engines[0].slots
     assert [slot.slot for slot in slots] == [0, 1, 2, 3]
     assert {(slot.request, slot.num_source_tokens, slot.num_tokens) for slot in slots} == {(1, 2, 5), (2, 3, 3)}
     assert {slot.max_new_tokens for slot in slots} == {40} and not any(slot.is_prefill for slot in slots)
-    assert snapshot.callers == [CallerUse("alice", 1, 1), CallerUse("bob", 0, 1)]
     bench.run()
-    assert bench.engine.snapshot().callers == [] == look(bench).slots
+    assert look(bench).slots == []
     bench = Bench(max_slots=2, budget=2, has_prompts=True)
     bench.submit(1, [8] * 9)
     bench.step()
@@ -160,11 +117,10 @@ def test_steps_are_counted_while_somebody_looks() -> None:
     bench.engine.step()
     totals = look(bench).totals
     assert (totals.num_steps, totals.num_rows) == (7, 14)
-    bench.wait(LEASE_SECONDS + 0.5)
+    bench.wait(WATCH_SECONDS + 0.5)
     bench.step()
     bench.step()
     assert look(bench).totals.num_steps <= 7, "no more are counted when nobody has looked for a while"
-    assert bench.engine.take_reports()[ORIGIN].finished == []
 
 
 def test_callers_are_summed_up_and_bounded() -> None:

@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from dragoman.server.engine.looks import ROWS_AT_ONCE, SHARE
 from dragoman.server.engine.messages import Request, Sampling, SearchOptions
-from tests.server.engine.bench import ORIGIN, VOCAB, Bench
+from dragoman.server.engine.topk_refetch import ROWS_AT_ONCE, SHARE
+from tests.server.engine.bench import VOCAB, Bench
 
 HOT = Sampling(7, temperature=8.0)  # draws far down, where only the whole vocabulary decides
 
@@ -140,14 +140,14 @@ def test_plain_requests_ask_for_one_candidate_after_a_search() -> None:
 
 def test_a_search_keeps_its_slots_before_its_hypotheses_have_branched() -> None:
     bench = Bench(max_slots=4)
-    bench.engine.submit(ORIGIN, Request(1, [9, 1], 9, 0.0, search=SearchOptions(num_beams=3, forced_prefix=[8])))
+    bench.engine.submit(Request(1, [9, 1], 9, 0.0, search=SearchOptions(num_beams=3, forced_prefix=[8])))
     for i in (2, 3):
         bench.submit(i, [9, i], 9)
     num_rows = []
     for num_steps in (1, 2):
         for _ in range(num_steps):
             bench.engine.step()
-        (report,) = bench.engine.take_reports().values()
+        report = bench.engine.take_report()
         assert (report.statistics.num_slots, report.statistics.num_waiting) == (4, 1)
         num_rows += [step.num_rows for step in report.statistics.steps]
     assert num_rows == [2, 2, 4]

@@ -8,8 +8,7 @@ import pytest
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.engine.loading import load_runner, load_scorer
-from dragoman.server.engine.scheduler import Limits
-from dragoman.server.engine.settings import DeviceSettings
+from dragoman.server.engine.settings import DeviceSettings, Limits
 from dragoman.server.runtime import providers
 from dragoman.server.runtime.device import cuda
 from dragoman.server.runtime.device.runner import DeviceRunner
@@ -33,7 +32,7 @@ def load(shipped_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
 
     def load(**settings: Any) -> DeviceRunner:
         device = DeviceSettings("cuda:1", **settings)
-        runner = load_runner(bundle, Limits(4, 100, 10_000, 128), 1, device, is_warmed_up=False)
+        runner = load_runner(bundle, Limits(4, 128), 1, device, is_warmed_up=False)
         assert isinstance(runner, DeviceRunner)
         load_scorer(bundle, 1, runner)
         return runner

@@ -26,7 +26,6 @@ from dragoman.server.engine.messages import (
     Submit,
 )
 from dragoman.server.engine.process import EXIT_BROKEN, EXIT_CANNOT_START, EngineLoop
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine.snapshot import Snapshot, Watch
@@ -65,7 +64,7 @@ class Attached:
     def __init__(self, folder: Path) -> None:
         endpoint = f"ipc://{folder}/engine"
         self.bench, self.scorer = Bench(), GatedScorer()
-        self.loop = EngineLoop(EngineSettings(endpoint, "bundle", 1, 2, 10, 1000, 1000, False, "error", "json"))
+        self.loop = EngineLoop(EngineSettings(endpoint, "bundle", 1, 2, 10, 1000, "error", "json"))
         self.loop._load = self._load  # type: ignore[method-assign]
         self.error: Exception | None = None
         self.code: int | None = None
@@ -78,7 +77,7 @@ class Attached:
     def _load(self) -> Any:
         if self.error is not None:
             raise self.error
-        return self.bench.engine, Scoring(self.scorer, Limits(2, 10, 1000, 1000)), READY
+        return self.bench.engine, Scoring(self.scorer, 1000), READY
 
     def _run(self) -> None:
         self.code = self.loop.run()
@@ -155,12 +154,11 @@ def test_requests_and_pairs_are_answered_until_it_is_told_to_stop(front: Attache
 def test_steps_without_news_are_told_together_and_tokens_at_once(front: Attached, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report for each step would wake the front end between any two, and take its cores from the model."""
     monkeypatch.setattr(process, "REPORT_SECONDS", 1_000_000)
-    front.start(Submit([request(1, 300)]), is_greeted=False)
-    first, last = front.report(), front.report()
-    assert [prefill.num_rows for prefill in first.statistics.prefills] == [1] and not last.statistics.prefills
-    assert (first.statistics.num_running, last.statistics.num_running) == (1, 0)
-    (end,) = last.finished
-    assert end.num_generated == len(first.statistics.steps) + len(last.statistics.steps) == 30
+    front.start(Submit([request(1, 300)]))
+    report = front.report()
+    (end,) = report.finished
+    assert end.num_generated == len(report.statistics.steps) == 30 and report.statistics.num_running == 0
+    assert [prefill.num_rows for prefill in report.statistics.prefills] == [1]
     front.send(Submit([request(2, 300, is_streamed=True)]))
     assert [len(tokens.token_ids) for _ in range(30) for tokens in front.report().tokens] == [1] * 30
     monkeypatch.setattr(process, "REPORT_SECONDS", 0.0)

@@ -48,7 +48,7 @@ def test_no_step_is_taken_while_all_prompts_are_being_read_and_an_empty_one_does
     bench.submit(2, [3, *[7] * 30])
     empty = bench.submit(3, [])
     bench.step()
-    assert bench.engine.scheduler.num_running == 2 and bench.runner.step_rows == [1, 2]
+    assert len(bench.engine.running) == 2 and bench.runner.step_rows == [1, 2]
     bench.run()
     assert bench.order == [1, 3, 2]
     bench.check(empty)

@@ -1,4 +1,4 @@
-"""The queue of pairs, with a scorer that computes nothing."""
+"""Score requests of an engine, with a scorer that computes nothing."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,12 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import BundleError
-from dragoman.server.engine.executors import Here
-from dragoman.server.engine.messages import Scored, ScoreRequest, Share
-from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.messages import Scored, ScoreRequest
 from dragoman.server.engine.scoring import Scoring
-
-ORIGIN = b"front"
 
 
 class FakeScorer:
@@ -85,13 +81,23 @@ class Later(Executor):
         self.is_shut_down = True
 
 
+class AtOnce(Executor):
+    """Does everything when it is submitted."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 class Pairs:
-    """The queue, its clock, and how its pairs ended; what a step begins is done at once, or by `thread` when a test wants it."""
+    """The scoring, its clock, and how its requests ended; a step's work is done at once, or by `thread` when a test wants it."""
 
     def __init__(
         self,
-        requests: int = 1000,
-        tokens: int = 10_000,
         budget: int = 1000,
         *,
         scorer: FakeScorer | None = None,
@@ -101,7 +107,7 @@ class Pairs:
         self.now = 100.0
         self.scorer = scorer or FakeScorer()
         self.scorer.on_score = lambda: self.wait(pair_seconds)
-        self.scoring = Scoring(self.scorer, Limits(4, requests, tokens, budget), lambda: self.now, thread or Here())
+        self.scoring = Scoring(self.scorer, budget, lambda: self.now, thread or AtOnce())
         self.ended: dict[int, Scored] = {}
         self.order: list[int] = []
 
@@ -111,11 +117,11 @@ class Pairs:
     def submit(self, *numbers: int, num_source: int = 2, num_target: int = 3, **fields: Any) -> None:
         for number in numbers:
             fields = {"arrival": self.now} | fields
-            self.scoring.submit(ORIGIN, ScoreRequest(number, [number] * num_source, [7] * num_target, **fields))
+            self.scoring.submit(ScoreRequest(number, [number] * num_source, [7] * num_target, **fields))
             self.collect()
 
-    def cancel(self, number: int, origin: bytes = ORIGIN) -> None:
-        self.scoring.cancel(origin, number)
+    def cancel(self, number: int) -> None:
+        self.scoring.cancel(number)
         self.collect()
 
     def step(self, is_generating: bool = False) -> list[int]:
@@ -126,12 +132,10 @@ class Pairs:
         return self.order[before:]
 
     def collect(self) -> None:
-        for origin, scored in self.scoring.take_scored().items():
-            assert origin == ORIGIN
-            for end in scored:
-                assert end.id not in self.ended, "a pair ended twice"
-                self.ended[end.id] = end
-                self.order.append(end.id)
+        for end in self.scoring.take_scored():
+            assert end.id not in self.ended, "a pair ended twice"
+            self.ended[end.id] = end
+            self.order.append(end.id)
 
     def run(self) -> None:
         while self.scoring.has_work:
@@ -167,61 +171,6 @@ def test_a_step_scores_what_the_budget_holds_and_passes_over_nothing(sizes: list
     assert [pairs.step() for _ in turns] == turns
 
 
-def test_pairs_are_in_order_of_arrival_priority_and_weight() -> None:
-    pairs = Pairs(budget=1)
-    for number, arrival, priority in ((1, 10.0, 0), (2, 11.9, 2), (3, 12.1, 2), (4, 5.0, -4), (9, 12.1, 2)):
-        pairs.submit(number, arrival=arrival, priority=priority)
-    pairs.run()
-    assert pairs.order == [4, 2, 1, 3, 9]
-    pairs = Pairs(budget=1)
-    for number in range(60):
-        pairs.submit(number, share=Share("light"))
-        pairs.submit(100 + number, share=Share("heavy", weight=3.0), num_source=7)  # twice the tokens
-    assert sum(number >= 100 for _ in range(50) for number in pairs.step()) == pytest.approx(30, abs=2)
-
-
-def test_a_full_queue_refuses_by_requests_by_tokens_and_by_callers_limits() -> None:
-    thread = Later()
-    pairs = Pairs(2, budget=1, thread=thread)
-    pairs.submit(*range(5))
-    assert pairs.reasons == {3: "queue_full", 4: "queue_full"}, "one that is next and two that wait"
-    pairs.step()
-    pairs.submit(5)
-    assert pairs.reasons == dict.fromkeys((3, 4, 5), "queue_full"), "a turn that is under way takes no place"
-    pairs = Pairs(tokens=20)
-    pairs.submit(1, num_source=8, num_target=8)
-    pairs.submit(2, num_source=1, num_target=4)
-    pairs.submit(3, num_source=1, num_target=3)
-    assert pairs.reasons == {2: "queue_full"}
-    pairs = Pairs(1, 5)
-    pairs.submit(1, num_source=50, num_target=50)
-    pairs.run()
-    assert pairs.reasons == {1: "eos"}, "an empty queue takes a pair of any size"
-    pairs = Pairs()
-    pairs.submit(*range(10, 15), share=Share("loud", max_waiting=2))
-    assert {number: pairs.ended[number].limit for number in (13, 14)} == {13: "max_waiting", 14: "max_waiting"}
-    pairs = Pairs(4, budget=1, thread=Later())
-    pairs.submit(*range(5), share=Share("loud"))
-    pairs.submit(5, share=Share("quiet"))
-    assert pairs.reasons == {4: "queue_full"}, "the last of the caller with more of the queue"
-
-
-def test_a_refusal_tells_when_a_tenth_of_the_queue_will_be_done_and_an_idle_hour_does_not_count() -> None:
-    pairs = Pairs(30, budget=1, pair_seconds=0.5)
-    pairs.submit(*range(32))
-    assert pairs.ended[31].retry_after_seconds == 1.0, "nothing is known yet"
-    pairs.step()
-    pairs.submit(100, 101)
-    assert pairs.ended[101].retry_after_seconds == pytest.approx(3.1 * 0.5)
-    pairs = Pairs(1, budget=1, pair_seconds=0.5)
-    for number in range(3):
-        pairs.wait(3600)
-        pairs.submit(number)
-        pairs.run()
-    pairs.submit(10, 11, 12)
-    assert pairs.ended[12].retry_after_seconds == pytest.approx(0.5)
-
-
 def test_a_pair_that_fails_fails_alone_and_is_logged_without_its_text() -> None:
     pairs = Pairs()
     pairs.scorer.failing = {2}
@@ -241,8 +190,7 @@ def test_pairs_end_by_deadlines_cancellation_and_the_end_before_and_while_they_a
     pairs.submit(1, 2, 3, 4, 6)
     pairs.submit(5, deadline=101.0)
     pairs.cancel(4)
-    for other in ((99, ORIGIN), (3, b"another")):
-        pairs.cancel(*other)
+    pairs.cancel(99)
     woken = []
     pairs.scoring.on_done = lambda: woken.append(pairs.scoring.seconds_until_work() == 0)
     pairs.step()
@@ -259,7 +207,7 @@ def test_pairs_end_by_deadlines_cancellation_and_the_end_before_and_while_they_a
     assert pairs.reasons[2] == "eos"
     pairs.submit(7, 8)
     pairs.step()
-    pairs.scoring.remove_all("draining")
+    pairs.scoring.end_all("draining")
     pairs.scoring.close()
     pairs.collect()
     assert pairs.reasons[7] == pairs.reasons[8] == "draining"
@@ -362,7 +310,7 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS)
 def test_every_pair_ends_exactly_once_in_any_history(operations: list[tuple[Any, ...]]) -> None:
-    pairs = Pairs(5, 60, 20)
+    pairs = Pairs(20)
     num_submitted = 0
     with structlog.testing.capture_logs():
         for name, *arguments in operations:
@@ -378,7 +326,6 @@ def test_every_pair_ends_exactly_once_in_any_history(operations: list[tuple[Any,
             else:
                 pairs.wait(arguments[0])
                 pairs.step()
-                assert not any((end := one.request.deadline) and end <= pairs.now for one in pairs.scoring._pairs.all())
-            assert pairs.scoring.num_waiting_tokens == sum(pair.num_tokens for pair in pairs.scoring._pairs.all())
+            assert pairs.scoring.num_waiting == num_submitted - len(pairs.ended)
         pairs.run()
     assert sorted(pairs.ended) == list(range(num_submitted))

@@ -14,9 +14,8 @@ from dragoman.export.bundle import Bundle
 from dragoman.server import errors
 from dragoman.server.errors import UnknownVersion
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.models.registry import Repository, Route, choose, resolve
+from dragoman.server.models.registry import Repository, Route, ServedVersion, choose, resolve
 from dragoman.server.models.use import Outcomes, Use
-from dragoman.server.service.ports import ServedVersion
 
 
 def version(label: str, name: str = "en-de") -> Any:

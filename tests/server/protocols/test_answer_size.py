@@ -32,7 +32,7 @@ from dragoman.server.protocols.v1.messages import (
 from dragoman.server.service import requests
 from dragoman.server.service.answer_size import AnswerShape, TokenSizes, check_answer, check_scores
 from dragoman.server.service.answers import Answer, Generated, LogProbs, Timings, TokenLogProb
-from dragoman.server.service.score import Alignment, PairScores
+from dragoman.server.service.score import Alignment, Scores
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import Error, GenerateRequest, GenerateResponse, ScoreRequest
 from tests.server.scripted import LoadedModels
@@ -45,12 +45,11 @@ LARGEST = 2**31 - 1
 def generated(tokenizer: ByteLevelTokenizer, answers: list[list[int]], num_top: int, has_log_probs: bool = True) -> Generated:
     """Make an answer of these tokens; the likeliest ones at each position are those with the longest texts."""
     longest = sorted(range(VOCABULARY), key=lambda i: (len(tokenizer.token_bytes(i)), i), reverse=True)[:num_top]
-    prepared: Any = SimpleNamespace(request=SimpleNamespace(search=SimpleNamespace(forced_prefix=[], num_top_log_probs=num_top)))
-    model: Any = SimpleNamespace(tokenizers=Tokenizers.shared(tokenizer), manifest=SimpleNamespace(eos_id=1))
+    search = messages.SearchOptions(num_top_log_probs=num_top)
 
     def answer(ids: list[int]) -> Answer:
         told = messages.Answer(ids, [-1.5] * len(ids), -2.5, "length", [longest] * len(ids), [[-3.5] * num_top] * len(ids))
-        return Answer(tokenizer.decode(ids), ids, "length", -2.5, LogProbs(model, prepared, told) if has_log_probs else ())
+        return Answer(tokenizer.decode(ids), ids, "length", -2.5, LogProbs(tokenizer, 1, search, told) if has_log_probs else ())
 
     name = "n" * 128
     return Generated(name, name, name, [answer(ids) for ids in answers], True, 2**31, 2**31, TIMES, 2**64 - 1)
@@ -100,7 +99,7 @@ def test_no_scores_are_larger_than_was_reckoned(tokenizer: ByteLevelTokenizer) -
         told = [TokenLogProb(i, tokenizer.token_bytes(i), -1.5) for i in target]
         alignment = Alignment(np.ones((num_target, num_source), np.float32), [tokenizer.token_bytes(i) for i in source])
         links = " ".join(f"{num_source}-{i}" for i in range(num_target))
-        scores = PairScores("r" * 128, "m" * 128, "v" * 128, -1.5, -1.5, told, num_source, alignment, links)
+        scores = Scores("r" * 128, "m" * 128, "v" * 128, -1.5, -1.5, told, num_source, alignment, links)
         size = asyncio.run(to_score_response(scores, LARGEST)).ByteSize()
         check_scores(pair, tokenizers, VOCABULARY, MessageLimit(round(1.05 * size) + 2 * ENVELOPE_BYTES + 14 * num_target))
         with pytest.raises(InvalidRequest, match=r"^return_alignment: the scores of .*; max_message_bytes of the server is"):
@@ -136,7 +135,7 @@ async def test_large_answers_are_written_in_slices(tokenizer: ByteLevelTokenizer
     assert turns >= 64 * 48 * 21 // 4096
     turns = 0
     alignment = Alignment(np.ones((1024, 1024), np.float32), [b""] * 1024)
-    await to_score_response(PairScores("", "", "", 0.0, 0.0, [], 1, alignment, ""), LARGEST)
+    await to_score_response(Scores("", "", "", 0.0, 0.0, [], 1, alignment, ""), LARGEST)
     assert turns >= 8
     task.cancel()
 

@@ -21,7 +21,7 @@ from dragoman.server.protocols.libretranslate.languages import LibreLanguages, c
 from dragoman.server.protocols.libretranslate.reading import read_json, read_multipart, read_urlencoded
 from dragoman.server.protocols.openinference.reading import infer_reader
 from dragoman.server.protocols.openinference.requests import MAX_TEXTS
-from dragoman.server.service.sentences import has_several, pieces_of, put_together
+from dragoman.server.service.sentences import has_several, join_sentences, split_sentences
 from dragoman.v1.generation_pb2 import GenerateRequest
 from tests.system.harness import openinference as messages
 from tests.system.harness.openinference import binary_body as with_tensors
@@ -252,7 +252,7 @@ def test_a_form_begins_with_its_boundary() -> None:
 
 
 def sentences(text: str) -> list[str]:
-    return [piece for piece, is_translated in pieces_of(text, 100) if is_translated]
+    return [piece for piece, is_translated in split_sentences(text, 100) if is_translated]
 
 
 @pytest.mark.parametrize(
@@ -281,22 +281,22 @@ def test_no_end_is_looked_for_in_a_sentence_that_is_too_long() -> None:
 @pytest.mark.parametrize("line", ["-", "_", "\u2013 ", ". ", "\r"])
 def test_lines_without_text_are_one_piece_however_many(line: str) -> None:
     rest = f"\n{line}" * 100_000
-    pieces = [piece for piece in pieces_of(f"{rest}\nOne.{rest}\nTwo{rest}", 100) if piece[0]]
+    pieces = [piece for piece in split_sentences(f"{rest}\nOne.{rest}\nTwo{rest}", 100) if piece[0]]
     assert [piece for piece, is_translated in pieces if is_translated] == ["One.", "Two"] and len(pieces) == 5
 
 
 @pytest.mark.parametrize("stop", ["。 ", "Mr. "])
 def test_others_have_their_turn_at_stops_that_end_no_sentence(stop: str) -> None:
-    assert list(pieces_of(stop * 1000, 10**6)).count(("", False)) >= 999
+    assert list(split_sentences(stop * 1000, 10**6)).count(("", False)) >= 999
 
 
 @given(st.text(alphabet=st.sampled_from("aB1.!? \n\r\t\"'()-。😀é\x00"), max_size=60), st.integers(0, 20))
 def test_only_sentences_change(text: str, max_characters: int) -> None:
-    pieces = list(pieces_of(text, max_characters))
+    pieces = list(split_sentences(text, max_characters))
     assert "".join(piece for piece, _ in pieces) == text
     assert all(piece == piece.strip() != "" for piece, is_translated in pieces if is_translated)
     answers = [[piece] for piece, is_translated in pieces if is_translated]
-    assert put_together(pieces, answers, 0) == text == put_together(pieces, answers, 5)
+    assert join_sentences(pieces, answers, 0) == text == join_sentences(pieces, answers, 5)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_only_sentences_change(text: str, max_characters: int) -> None:
 )
 def test_a_text_is_divided_in_linear_time(text: str) -> None:
     began = time.process_time()
-    assert "".join(piece for piece, _ in pieces_of(text, 10**6)) == text
+    assert "".join(piece for piece, _ in split_sentences(text, 10**6)) == text
     assert time.process_time() - began < 20, "the square would be minutes"
 
 

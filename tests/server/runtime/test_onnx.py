@@ -11,7 +11,7 @@ from dragoman.export.bundle import Bundle
 from dragoman.export.session import open_session
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import StepDecoder
-from dragoman.server.engine.warmup import warm_up
+from dragoman.server.engine.loading import warm_up
 from dragoman.server.runtime import onnx as encoder_module
 from dragoman.server.runtime.cache import SlotCache
 from dragoman.server.runtime.device.model import DeviceModel

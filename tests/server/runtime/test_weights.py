@@ -13,8 +13,7 @@ import structlog
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.engine.loading import load_runner, load_scorer
-from dragoman.server.engine.scheduler import Limits
-from dragoman.server.engine.settings import DeviceSettings
+from dragoman.server.engine.settings import DeviceSettings, Limits
 from dragoman.server.runtime import weights as weights_module
 from dragoman.server.runtime.onnx import OnnxRunner, OnnxScorer
 from dragoman.server.runtime.weights import WEIGHTS_FILE, Weights
@@ -93,7 +92,7 @@ def test_bits_are_those_of_copies_and_no_page_of_the_file_is_copied(
 
 def test_engine_and_its_scorer_share_weights_if_settings_say_so(tiny: Bundle, tmp_path: Path) -> None:
     for settings in (DeviceSettings(), DeviceSettings(weights_cache=str(tmp_path))):
-        runner = load_runner(tiny, Limits(3, 9, 999, 99), 1, settings, is_warmed_up=False)
+        runner = load_runner(tiny, Limits(3, 99), 1, settings, is_warmed_up=False)
         assert isinstance(runner, OnnxRunner)
         load_scorer(tiny, 1, runner).open()
         assert runner.weights.is_shared is bool(settings.weights_cache)

@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from dragoman.server.config import ConfigError
 from dragoman.server.errors import InvalidRequest, LimitReached, Unauthenticated
+from dragoman.server.listening import digest_of
 from dragoman.server.service.callers import Caller, Callers
-from dragoman.server.service.callers_file import digest_of, read_book
+from dragoman.server.service.callers_file import read_book
 from dragoman.server.telemetry.caller_metrics import MAX_CALLERS, OTHERS, CallerMetrics
 
 # The file

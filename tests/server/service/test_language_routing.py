@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.model.generation import Language, Languages
 from dragoman.server.errors import InvalidRequest, UnknownPair
-from dragoman.server.service.routing import choose_model, pairs_of
+from dragoman.server.service.generate import choose_model, pairs_of
 
 NAMES = {"en": ["eng", "english"], "de": ["deu", "german"], "fr": ["fra"], "cs": ["ces"]}
 

@@ -9,7 +9,7 @@ from dragoman.export.bundle import BundleError
 from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.languages import MAX_KEPT, MAX_LANGUAGE_CHARACTERS, Frames
+from dragoman.server.service.languages import MAX_KEPT, MAX_LANGUAGE_CHARACTERS, PromptTemplates
 
 EOS, START = 1, 2
 GERMAN = Language(
@@ -20,7 +20,7 @@ ENGLISH = Language(code="eng_Latn", names=["en"], label="English", source_prefix
 TEMPLATE = Template(source_prefix=[41], source_suffix=[42], target_prefix=[43], decoder_start_id=44)
 
 
-def frames(template: Template = TEMPLATE, has_prompts: bool = False, **languages: Any) -> Frames:
+def frames(template: Template = TEMPLATE, has_prompts: bool = False, **languages: Any) -> PromptTemplates:
     given: dict[str, Any] = {"source": [ENGLISH, GERMAN], "target": [GERMAN, FRENCH]} | languages
     manifest: Any = SimpleNamespace(
         name="many",
@@ -31,10 +31,10 @@ def frames(template: Template = TEMPLATE, has_prompts: bool = False, **languages
         languages=Languages(**given),
         defaults=Defaults(),
     )
-    return Frames(manifest)
+    return PromptTemplates(manifest)
 
 
-def refusal(frames: Frames, source: str = "", target: str = "") -> str:
+def refusal(frames: PromptTemplates, source: str = "", target: str = "") -> str:
     with pytest.raises(InvalidRequest) as caught:
         frames.find(source, target)
     return caught.value.message
@@ -62,7 +62,7 @@ def test_every_spelling_of_a_language_finds_the_same(spelling: str) -> None:
 
 
 def test_languages_of_the_request_come_before_the_models_defaults() -> None:
-    def found(frames: Frames, *asked: str) -> tuple[str, str]:
+    def found(frames: PromptTemplates, *asked: str) -> tuple[str, str]:
         frame = frames.find(*asked)
         return frame.source_language, frame.target_language
 
@@ -141,7 +141,7 @@ def test_pairs_are_put_together_once_and_more_than_are_kept_are_still_found() ->
             for j, target in enumerate(codes):
                 frame = many.find(source, target)
                 assert frame.framed([])[0] == [100 + j, 100 + i, EOS] and frame.search.forced_prefix == [200 + j]
-    assert len(many._frames) <= MAX_KEPT
+    assert len(many._templates) <= MAX_KEPT
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from dragoman.server.service.ports import NO_TRAITS, Traits
-from dragoman.server.service.readiness import Readiness, ReadyRule
+from dragoman.server.config import ReadyRule
+from dragoman.server.models.model_file import NO_TRAITS, Traits
+from dragoman.server.service.service import Readiness
 
 OWN = (Traits(is_ready_needed=True), Traits(), Traits(is_ready_needed=False))
 

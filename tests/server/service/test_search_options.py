@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.server.engine.messages import GREEDY, Sampling, SearchOptions
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.defaults import default_max_new_tokens
-from dragoman.server.service.requests import GenerateRequest
+from dragoman.server.service.requests import GenerateRequest, default_max_new_tokens
 from dragoman.server.service.search_options import search_options
 from tests.examples import num_examples
 
@@ -24,7 +23,8 @@ DRAWN = {"do_sample": True, "seed": 1}
 
 
 def options(model: Any, max_new_tokens: int = MAX_NEW, prefix_ids: tuple[int, ...] = (), **fields: Any) -> SearchOptions:
-    return search_options(GenerateRequest(text="a", **fields), model, max_new_tokens, prefix_ids, model.frames.find())
+    request, template = GenerateRequest(text="a", **fields), model.frames.find()
+    return search_options(request, model.manifest, model.max_slots_per_request, max_new_tokens, prefix_ids, template)
 
 
 def refusal(model: Any, **fields: Any) -> str:
@@ -227,7 +227,7 @@ def test_forced_tokens_of_languages_come_before_the_callers(make_model: MakeMode
     german = Language(code="de", target_prefix=[50, 51])
     model = make_model(languages=Languages(target=[german]), template=Template(target_prefix=[49]), defaults=Defaults(num_beams=2))
     assert options(model) == SearchOptions(num_beams=2, forced_prefix=[49, 50, 51], num_forced=3)
-    found = search_options(GenerateRequest(text="a", forced_prefix="x"), model, 9, [7, 8], model.frames.find("", "de"))
+    found = search_options(GenerateRequest(text="a", forced_prefix="x"), model.manifest, 8, 9, [7, 8], model.frames.find("", "de"))
     assert found == SearchOptions(num_beams=2, forced_prefix=[49, 50, 51, 7, 8], num_forced=3)
 
 

@@ -14,12 +14,11 @@ from dragoman.model.text.special_tokens import SpecialToken
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine.messages import GREEDY, Scored
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
-from dragoman.server.service.context import Call
+from dragoman.server.service.context import Call, choose_request_id, new_incident
 from dragoman.server.service.generate import Generation
-from dragoman.server.service.ids import choose_request_id, new_incident
 from dragoman.server.service.requests import GenerateRequest, ScoreRequest
-from dragoman.server.service.score import PairScores, PreparedPair, prepare_pair, to_scores
-from dragoman.server.service.validation import Prepared, Validator
+from dragoman.server.service.score import Scores, to_scores
+from dragoman.server.service.validation import Validator
 
 TEXT = "Zwei Männer spielen Fußball."
 HUGE = "Schnee " * 100_000
@@ -29,14 +28,31 @@ LANGUAGES = Languages(source=[ENGLISH], target=[GERMAN, Language(code="fr", targ
 GERMAN_ROOM = "max_target_tokens of model en-de less the 2 that its answers begin with"
 
 
-def prepare(model: Any, text: str = TEXT, remaining: float | None = None, **fields: Any) -> Prepared:
-    request = GenerateRequest(text=text, **fields)
-    return asyncio.run(Validator().prepare(request, model, arrival=1.0, remaining_seconds=remaining, is_streamed=False))
+async def context(remaining: float | None) -> Call:
+    call = Call.begin("toy/a")
+    call.arrival, call.deadline = 1.0, None if remaining is None else time.monotonic() + remaining
+    return call
 
 
-def pair(model: Any, text: str, target: str, **fields: Any) -> PreparedPair:
-    request = ScoreRequest(text=text, target=target, **fields)
-    return asyncio.run(prepare_pair(request, model, Validator(), arrival=1.0, remaining_seconds=None))
+def prepare(model: Any, text: str = TEXT, remaining: float | None = None, **fields: Any) -> SimpleNamespace:
+    """Return a request as the engine gets it, and whether its source was cut."""
+
+    async def validate() -> SimpleNamespace:
+        validated = await Validator().validate(GenerateRequest(text=text, **fields), await context(remaining), model)
+        return SimpleNamespace(request=validated[0], is_truncated=validated[2])
+
+    return asyncio.run(validate())
+
+
+def pair(model: Any, text: str, target: str, **fields: Any) -> SimpleNamespace:
+    """Return a score request as the engine gets it, and its template."""
+
+    async def validate() -> SimpleNamespace:
+        request = ScoreRequest(text=text, target=target, **fields)
+        validated = await Validator().validate_score(request, await context(None), model)
+        return SimpleNamespace(request=validated[0], template=validated[1])
+
+    return asyncio.run(validate())
 
 
 def refusal(validate: Callable[..., object], *arguments: Any, **fields: Any) -> str:
@@ -135,8 +151,6 @@ def test_fields_at_their_limits_reach_the_engine(model: Any) -> None:
     assert prepare(model, forced_prefix="x" * 46).request.max_new_tokens == 1
     model.manifest.max_target_tokens = 32
     assert prepare(model, forced_prefix="x" * 10).request.max_new_tokens == 21
-    assert not prepare(model).has_log_probs
-    assert prepare(model, return_log_probs=True).has_log_probs and prepare(model, top_log_probs=1).has_log_probs
 
 
 def test_deadlines_are_on_the_monotonic_clock_and_may_not_have_passed(model: Any) -> None:
@@ -243,7 +257,7 @@ def test_forced_tokens_take_room_of_the_answer(translator: Any) -> None:
 # Scores
 
 
-def scores(model: Any, text: str, target: str, weights: np.ndarray[Any, Any] | None = None, **fields: Any) -> PairScores:
+def scores(model: Any, text: str, target: str, weights: np.ndarray[Any, Any] | None = None, **fields: Any) -> Scores:
     """Return what is answered where the engine scores token i with -(i + 1) and counts weights from 0."""
     prepared = pair(model, text, target, target_language="de", **fields)
     num_target, num_source = len(prepared.request.target_ids), len(prepared.request.source_ids)
@@ -251,8 +265,8 @@ def scores(model: Any, text: str, target: str, weights: np.ndarray[Any, Any] | N
     told = Scored(1, "eos", [-1.0 - i for i in range(num_target)], found.tobytes() if prepared.request.is_aligned else b"", 1.0)
     request = ScoreRequest(text=text, target=target, target_language="de", **fields)
 
-    async def answer() -> PairScores:
-        return to_scores(Call.begin("test"), model, request, prepared, told)
+    async def answer() -> Scores:
+        return to_scores(request, Call.begin("toy/a"), model, prepared.request, prepared.template, told)
 
     return asyncio.run(answer())
 
@@ -336,7 +350,7 @@ def tokens(num_tokens: int) -> str:
     return "x" * (num_tokens - 1)
 
 
-def fed(prepared: Prepared | PreparedPair) -> list[int | None]:
+def fed(prepared: SimpleNamespace) -> list[int | None]:
     """Return the prompt: the source, and the token that is fed to the decoder."""
     return [*prepared.request.source_ids, prepared.request.decoder_start_id]
 

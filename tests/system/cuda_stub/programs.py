@@ -16,8 +16,7 @@ import onnxruntime
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.engine.loading import load_runner, load_scorer
-from dragoman.server.engine.scheduler import Limits
-from dragoman.server.engine.settings import DeviceSettings
+from dragoman.server.engine.settings import DeviceSettings, Limits
 from dragoman.server.runtime.device import cuda
 from tests.system.cuda_stub.watch import Watch
 
@@ -116,7 +115,7 @@ class Exercise:
         return found | {"sessions": sessions.finish()}
 
     def load(self) -> None:
-        limits = Limits(MAX_SLOTS, 100, 10_000, PREFILL_TOKENS)
+        limits = Limits(MAX_SLOTS, PREFILL_TOKENS)
         self.runner = load_runner(self.bundle, limits, 1, DeviceSettings(name="cuda"), is_warmed_up=False)
 
     def warm_up(self) -> None:
@@ -215,7 +214,7 @@ def shortage(folder: Path) -> Any:
     for spare_bytes in (2**size for size in range(25, 11, -1)):
         TightDevice.spare_bytes, sessions, error = spare_bytes, Sessions(), ""
         try:
-            limits = Limits(MAX_SLOTS, 100, 10**6, MAX_SLOTS * longest)
+            limits = Limits(MAX_SLOTS, MAX_SLOTS * longest)
             runner = load_runner(bundle, limits, 1, DeviceSettings(name="cuda"), is_warmed_up=False)
             runner.prefill([source(longest) for _ in range(MAX_SLOTS)], range(MAX_SLOTS))
             runner.step(*rows(MAX_SLOTS, 0), 1)
@@ -231,7 +230,7 @@ def shortage(folder: Path) -> Any:
 def recover(folder: Path, function: str, status: str, after: str) -> Any:
     """Warm up with a function of CUDA that fails once; then serve."""
     watch, bundle = Watch(), Bundle.open(folder)
-    runner: Any = load_runner(bundle, Limits(4, 100, 10_000, 128), 1, DeviceSettings(name="cuda"), is_warmed_up=False)
+    runner: Any = load_runner(bundle, Limits(4, 128), 1, DeviceSettings(name="cuda"), is_warmed_up=False)
     watch.fail(function, int(status), after=int(after))
     runner.warm_up()
     watch.reset()

@@ -14,21 +14,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from structlog.testing import capture_logs
 
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES
-from dragoman.server.engine.messages import ANYBODY, GREEDY, Request, Sampling, SearchOptions, Share
+from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
 from tests.examples import num_examples
 from tests.server.engine.bench import EOS, VOCAB
 from tests.server.engine.machine.witness import Witness
 
 NUM_RUNS, OPERATIONS_A_RUN, MAX_ROUNDS = num_examples(80, of=260), 60, 4
 MIN_OPERATIONS = 40 * NUM_RUNS
-ENDS = ("eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full", "step_failed", "draining")
+ENDS = ("eos", "length", "cancelled", "deadline", "step_failed", "draining")
 KINDS = ("beams", "samples", "alternatives", "greedy")
-LIMITS = ("max_slots", "max_waiting")
 LOOKS = ("look", "look beside others", "pause")
 WAYS = ("encoded ahead", "read in pieces", "read beside others")
-MUST_BE_SEEN = (*ENDS, *KINDS, *LOOKS, *LIMITS, "pushed out", *WAYS)
-SHARES = ANYBODY, Share("a"), Share("a", 3.0), Share("b", 0.5, max_slots=2), Share("c", max_waiting=3), Share("d", 1e-9)
-ORIGINS = b"one", b"two", b"three"
+MUST_BE_SEEN = (*ENDS, *KINDS, *LOOKS, *WAYS)
 
 
 def some_search(random: Random) -> SearchOptions:
@@ -68,7 +65,6 @@ def search_of(number: int) -> SearchOptions:
 SEARCH = st.integers(0, 2000).map(search_of)
 FIELDS = st.fixed_dictionaries(
     {
-        "origin": st.sampled_from(ORIGINS),
         "request_id": st.integers(0, 15),
         "length": st.integers(0, 14),
         "num_words": st.integers(0, 12),
@@ -76,7 +72,6 @@ FIELDS = st.fixed_dictionaries(
         "lag": st.sampled_from([0.0, 0.0, 0.0, 0.1, 2.0]),
         "patience": st.sampled_from([None] * 7 + [0.2, 5.0, 30.0]),
         "is_streamed": st.booleans(),
-        "share": st.sampled_from([ANYBODY, ANYBODY, *SHARES]),
         "decoder_start_id": st.sampled_from([None, None, 0, 5]),
         "priority": st.sampled_from([0, 0, 0, -10, -1, 1, 2, 10]),
     }
@@ -93,14 +88,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(
         slots=st.sampled_from([6, 4, 9, 13, 2, 1]),
-        waiting=st.sampled_from([60, 12, 1]),
         budget=st.sampled_from([90, 20, 4]),
         ahead=st.sampled_from([16, 3, 0]),
         has_prompts=st.booleans(),
     )
-    def start(self, slots: int, waiting: int, budget: int, ahead: int, has_prompts: bool) -> None:
+    def start(self, slots: int, budget: int, ahead: int, has_prompts: bool) -> None:
         self.max_slots, self.has_prompts = slots, has_prompts
-        self.witness = Witness((slots, waiting, 12 * waiting, budget, ahead, has_prompts), self.seen)
+        self.witness = Witness((slots, budget, ahead, has_prompts), self.seen)
 
     def operation(self, name: str) -> None:
         self.seen["operations"] += 1
@@ -120,8 +114,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.submit_one(number, search, **fields)
 
     def submit_one(self, number: int, search: SearchOptions, **fields: Any) -> None:
-        origin, request_id = fields.pop("origin"), fields.pop("request_id")
-        while self.witness.is_outstanding((origin, request_id)):
+        request_id = fields.pop("request_id")
+        while self.witness.is_outstanding(request_id):
             request_id += 1
         widths = {name: min(getattr(search, name), self.max_slots) for name in ("num_beams", "num_answers")}
         search = msgspec.structs.replace(search, **widths)
@@ -132,7 +126,7 @@ class EngineMachine(RuleBasedStateMachine):
         limit = max(fields.pop("max_new_tokens"), search.min_new_tokens + 1)
         arrival, patience = self.witness.clock.now - fields.pop("lag"), fields.pop("patience")
         deadline = None if patience is None else arrival + patience
-        self.witness.submit(origin, Request(request_id, source, limit, arrival, deadline, search=search, **fields))
+        self.witness.submit(Request(request_id, source, limit, arrival, deadline, search=search, **fields))
 
     @rule()
     def step(self) -> None:
@@ -146,11 +140,11 @@ class EngineMachine(RuleBasedStateMachine):
             self.witness.step()
 
     @precondition(lambda self: self.num_since_trouble > 2)
-    @rule(origin=st.sampled_from(ORIGINS), request_id=st.integers(0, 20), pick=st.integers(0, 9))
-    def cancel(self, origin: bytes, request_id: int, pick: int) -> None:
+    @rule(request_id=st.integers(0, 20), pick=st.integers(0, 9))
+    def cancel(self, request_id: int, pick: int) -> None:
         self.trouble("cancel")
         outstanding = self.witness.outstanding
-        self.witness.cancel(outstanding[pick] if pick < len(outstanding) else (origin, request_id))
+        self.witness.cancel(outstanding[pick] if pick < len(outstanding) else request_id)
 
     @precondition(lambda self: self.num_since_trouble > 4)
     @rule(seconds=st.sampled_from([0.1, 1.0, 10.0]))
@@ -180,7 +174,7 @@ class EngineMachine(RuleBasedStateMachine):
     def searches_that_advance(self) -> list[Any]:
         """Return the sequences whose search advances in the next step, which those do not that wait for a look."""
         engine = self.witness.engine
-        return [sequence for sequence in engine._searching if sequence not in engine._looks]
+        return [sequence for sequence in engine._searching if sequence not in engine._refetch]
 
     @precondition(lambda self: self.num_since_trouble > 4 and self.searches_that_advance())
     @rule(pick=st.integers(0, 30))
@@ -190,11 +184,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.witness.spoil(searching[pick % len(searching)])
 
     @precondition(lambda self: self.num_since_quiet > 15)
-    @rule(origin=st.sampled_from([*ORIGINS, None]))
-    def remove_all(self, origin: bytes | None) -> None:
-        self.operation("remove all")
+    @rule()
+    def end_all(self) -> None:
+        self.operation("end all")
         self.num_since_quiet = 0
-        self.witness.remove_all(origin)
+        self.witness.end_all()
 
     @precondition(lambda self: self.num_since_quiet > 25)
     @rule()

@@ -1,11 +1,11 @@
-"""Front ends and a clock around an engine, which check after each operation what must be true of it."""
+"""A dispatcher and a clock around an engine, which check after each operation what must be true of it."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
 from dragoman.server.engine.messages import Finished, Request
-from dragoman.server.engine.sequence import Key, Sequence
+from dragoman.server.engine.sequence import Sequence
 from tests.server.engine.bench import MAX_TARGET, Bench, reference_answers
 
 MAX_SOURCE = 14
@@ -13,7 +13,7 @@ MAX_SOURCE = 14
 
 @dataclass
 class Record:
-    """What a front end knows of a request.
+    """What the dispatcher knows of a request.
 
     Attributes:
         request: What was asked.
@@ -29,7 +29,7 @@ class Record:
 
 
 class Witness:
-    """Several front ends and a clock around one engine with the fake runner, and a new engine when one is broken.
+    """A dispatcher and a clock around one engine with the fake runner, and a new engine when one is broken.
 
     Args:
         limits: A bench's arguments.
@@ -38,7 +38,7 @@ class Witness:
 
     def __init__(self, limits: tuple[int, ...], seen: Counter[str]) -> None:
         self._limits, self.seen = limits, seen
-        self.records: dict[Key, Record] = {}
+        self.records: dict[int, Record] = {}
         self._expected: set[str] = set()
         self._first_in_line: tuple[Sequence | None, int] = (None, 0)
         self._start()
@@ -48,59 +48,35 @@ class Witness:
         if self.records:
             bench.clock.now = self.clock.now
         self.engine, self.runner, self.clock = bench.engine, bench.runner, bench.clock
-        self.scheduler, self.slots = self.engine.scheduler, self.engine.slots
+        self.slots = self.engine.slots
         self.runner.on_step, self.runner.on_look = self._check_rows_of_step, self._check_look
 
     @property
-    def outstanding(self) -> list[Key]:
+    def outstanding(self) -> list[int]:
         return [key for key, record in self.records.items() if record.finished is None]
 
-    def is_outstanding(self, key: Key) -> bool:
+    def is_outstanding(self, key: int) -> bool:
         return key in self.records and self.records[key].finished is None
 
     # What can be done.
 
-    def submit(self, origin: bytes, request: Request) -> None:
-        """Submit; refused is only what meets a limit of the queue or its caller's, or has a deadline and work before it.
-
-        Of a full queue others may be pushed out instead, who have more in it.
-        """
-        record = self.records[origin, request.id] = Record(request)
-        waiting, scheduler, limits = self._waiting(), self.scheduler, self.scheduler.limits
-        tokens = sum(sequence.num_source_tokens for sequence in waiting) + len(request.source_ids)
-        num_left = len(waiting) - (limits.max_slots - scheduler.num_used_slots)
-        is_full = num_left >= limits.max_waiting_requests or (bool(waiting) and tokens > limits.max_waiting_tokens)
-        share, num_ended = request.share, len(self.records) - len(self.outstanding)
-        may_be_refused = is_full or share.max_waiting or 0 < share.max_slots < request.search.num_slots
-        self._expected = {"queue_full"} if may_be_refused else set()
-        if request.deadline is not None and (waiting or scheduler.num_running):
-            self._expected.add("deadline_unmet")
-        self.engine.submit(origin, request)
+    def submit(self, request: Request) -> None:
+        self.records[request.id] = Record(request)
+        self._expected = set()
+        self.engine.submit(request)
         self.collect()
-        end = record.finished
-        num_pushed_out = len(self.records) - len(self.outstanding) - num_ended - (end is not None)
-        assert end is not None or bool(num_pushed_out) == is_full
-        self.seen["pushed out"] += num_pushed_out
-        if end is not None:
-            assert not num_pushed_out
-            self.seen[end.limit] += 1
-            assert end.admitted is None and end.num_generated == 0
-            if end.reason == "deadline_unmet":
-                assert self.clock.now + end.needed_seconds > request.deadline
-            else:
-                assert end.retry_after_seconds > 0
 
-    def cancel(self, key: Key) -> None:
+    def cancel(self, key: int) -> None:
         self._expected = {"cancelled"} if self.is_outstanding(key) else set()
-        self.engine.cancel(*key)
+        self.engine.cancel(key)
         self.collect()
         assert not self.is_outstanding(key)
 
-    def remove_all(self, origin: bytes | None) -> None:
+    def end_all(self) -> None:
         self._expected = {"draining"}
-        self.engine.remove_all("draining", origin)
+        self.engine.end_all("draining")
         self.collect()
-        assert not any(origin in (None, key[0]) for key in self.outstanding)
+        assert not self.outstanding
 
     def spoil(self, sequence: Sequence) -> None:
         """Let a sequence's search raise at the next step, alone or beside others like it, which it alone does not survive."""
@@ -111,13 +87,13 @@ class Witness:
         for way in ("advance", "go_on_with"):
             if hasattr(sequence.search, way):
                 setattr(sequence.search, way, fail)
-        self.records[sequence.key].is_spoiled = True
+        self.records[sequence.request.id].is_spoiled = True
         self.step()
-        assert not self.is_outstanding(sequence.key)
+        assert not self.is_outstanding(sequence.request.id)
 
     def step(self) -> None:
         self._expected, now = {"eos", "length", "deadline", "step_failed"}, self.clock.now
-        running, failing = list(self.scheduler.running()), self.runner.fail_next
+        running, failing = list(self.engine.running.values()), self.runner.fail_next
         try:
             self.engine.step()
         except EngineIsBroken:
@@ -131,43 +107,43 @@ class Witness:
         has_failed = failing is not None and self.runner.fail_next is None
         self.collect(may_fail=has_failed)
         if has_failed and failing == "step":
-            assert not self.scheduler.num_running and not any(self.is_outstanding(s.key) for s in running)
+            assert not len(self.engine.running) and not any(self.is_outstanding(s.request.id) for s in running)
         deadlines = [self.records[key].request.deadline for key in self.outstanding]
         assert all(deadline is None or deadline > now for deadline in deadlines)
-        head = self.scheduler._queue.first()
+        head = next(iter(self.engine.waiting.values()), None)
         count = self._first_in_line[1] + 1 if head is not None and head is self._first_in_line[0] else 0
         assert count <= MAX_TARGET + MAX_SOURCE, "the first in line starves"
         self._first_in_line = head, count
 
     def drain(self) -> None:
         """Give no new work: everything ends, and nothing is left."""
-        num_steps = (self.scheduler.num_waiting + 1) * (MAX_TARGET + MAX_SOURCE)
+        num_steps = (len(self.engine.waiting) + 1) * (MAX_TARGET + MAX_SOURCE)
         while self.engine.has_work:
             self.step()
             num_steps -= 1
         assert num_steps >= 0 and not self.outstanding
         self.step()
         statistics = self.engine.statistics()
-        assert self.slots.num_rows == self.scheduler.num_used_slots == statistics.num_ahead == statistics.ahead_bytes == 0
-        assert not len(self.engine._looks) and not self.scheduler._queue and not self.engine.take_reports()
+        assert self.slots.num_rows == self.engine.num_used_slots == statistics.num_ahead == statistics.ahead_bytes == 0
+        assert not len(self.engine._refetch) and not self.engine.has_news
 
     # What comes of it.
 
     def collect(self, *, may_fail: bool = False) -> None:
         assert self.runner.complaints == []
-        for origin, report in self.engine.take_reports().items():
-            for tokens in report.tokens:
-                record = self.records[origin, tokens.id]
-                assert record.request.is_streamed and record.finished is None and tokens.token_ids
-                record.streamed += tokens.token_ids
-            for end in report.finished:
-                record = self.records[origin, end.id]
-                assert record.finished is None, "a request ended twice"
-                record.finished = end
-                assert end.reason in self._expected
-                assert end.reason != "step_failed" or record.is_spoiled or may_fail
-                self._check_end(record, end)
-                self.seen[end.reason] += 1
+        report = self.engine.take_report()
+        for tokens in report.tokens:
+            record = self.records[tokens.id]
+            assert record.request.is_streamed and record.finished is None and tokens.token_ids
+            record.streamed += tokens.token_ids
+        for end in report.finished:
+            record = self.records[end.id]
+            assert record.finished is None, "a request ended twice"
+            record.finished = end
+            assert end.reason in self._expected
+            assert end.reason != "step_failed" or record.is_spoiled or may_fail
+            self._check_end(record, end)
+            self.seen[end.reason] += 1
 
     def _check_end(self, record: Record, end: Finished) -> None:
         """Compare an end with the reference; what was streamed before an error is a beginning of it."""
@@ -194,38 +170,35 @@ class Witness:
     # What must hold.
 
     def _waiting(self) -> list[Sequence]:
-        return list(self.scheduler._waiting.values())
+        return list(self.engine.waiting.values())
 
     def _check_rows_of_step(self) -> None:
         """See, whenever the decoder runs, that all rows belong to somebody, and none to two; holes are for what just failed."""
-        rows = sorted(row for sequence in self.scheduler.running() for row in sequence.rows)
+        rows = sorted(row for sequence in self.engine.running.values() for row in sequence.rows)
         assert rows == list(range(self.slots.num_rows))
         self.clock.now += 0.01
 
     def _check_look(self) -> None:
         self.seen["look"] += 1
-        self.seen["look beside others"] += len(self.engine._looks) < self.scheduler.num_running
+        self.seen["look beside others"] += len(self.engine._refetch) < len(self.engine.running)
         self.clock.now += 0.02
 
     def check_books(self) -> None:
         """See that scheduler and slots have what is outstanding and nothing else; count what is under way."""
-        scheduler, statistics = self.scheduler, self.engine.statistics()
-        running, waiting = list(scheduler.running()), self._waiting()
+        statistics, limits = self.engine.statistics(), self.engine.limits
+        running, waiting = list(self.engine.running.values()), self._waiting()
         rows = [row for sequence in running for row in sequence.rows]
         assert len(rows) == len(set(rows)), "a row is used twice"
         assert all(self.slots.owner(row) is sequence for sequence in running for row in sequence.rows)
         assert all(1 <= len(sequence.rows) <= sequence.num_slots for sequence in running)
-        assert scheduler.num_used_slots == sum(s.num_slots for s in running) <= scheduler.limits.max_slots
-        assert (scheduler.num_waiting, scheduler.num_running) == (len(waiting), len(running))
-        assert scheduler.num_waiting_tokens == sum(s.num_source_tokens for s in waiting)
-        assert scheduler.num_waiting_slots == sum(s.num_slots for s in waiting)
+        assert self.engine.num_used_slots == sum(s.num_slots for s in running) <= limits.max_slots
         assert not any(s.rows or s.search or s.admitted for s in waiting)
-        inside = {s.key: s.request for s in (*running, *waiting)}
+        inside = {s.request.id: s.request for s in (*running, *waiting)}
         assert inside == {key: self.records[key].request for key in self.outstanding}
-        assert statistics.num_ahead <= min(scheduler.limits.max_ahead, len(waiting))
+        assert statistics.num_ahead <= min(limits.max_prefetch, len(waiting))
         assert statistics.num_ahead or not statistics.ahead_bytes
         self.seen["encoded ahead"] += statistics.num_ahead > 0
-        self.seen["pause"] += len(self.engine._looks) > 0
+        self.seen["pause"] += len(self.engine._refetch) > 0
         if self.runner.has_prompts:
             read = {s: self.runner.sources[s.rows[0]] for s in running}
             assert all(read[s] == tuple(s.request.source_ids[: len(read[s])]) for s in running)

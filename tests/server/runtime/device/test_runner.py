@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from dragoman.export.bundle import Bundle
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.messages import Finished, Request, Sampling, SearchOptions
-from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.search.hypothesis import TargetSide
+from dragoman.server.engine.settings import Limits
 from dragoman.server.runtime.device.cache import SHRINK_PATIENCE
 from dragoman.server.runtime.device.device import DeviceError, HostDevice, OutOfDeviceMemory
 from dragoman.server.runtime.device.model import Buckets, DeviceModel
@@ -240,16 +240,16 @@ def test_step_ahead_that_does_not_fit_is_left_and_memory_in_use_is_that_of_valid
 
 
 def answers(runner: Runner, requests: list[Request]) -> dict[int, Finished]:
-    engine = Engine(runner, Limits(MAX_ROWS, 100, 10_000, 48), TargetSide(280, EOS, START, 20), clock=lambda: 0.0)
+    engine = Engine(runner, Limits(MAX_ROWS, 48), TargetSide(280, EOS, START, 20), clock=lambda: 0.0)
     finished: dict[int, Finished] = {}
     for i, request in enumerate(requests):
-        engine.submit(b"", request)
+        engine.submit(request)
         for _ in range(i % 3):
             engine.step()
-            finished |= {end.id: end for report in engine.take_reports().values() for end in report.finished}
+            finished |= {end.id: end for end in engine.take_report().finished}
     while engine.has_work:
         engine.step()
-        finished |= {end.id: end for report in engine.take_reports().values() for end in report.finished}
+        finished |= {end.id: end for end in engine.take_report().finished}
     return finished
 
 

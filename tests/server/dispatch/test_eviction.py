@@ -4,21 +4,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.engine.crowding import MAX_LINES
-from dragoman.server.engine.line import TOKENS_PER_PRIORITY
+from dragoman.server.dispatch import eviction
+from dragoman.server.dispatch.caller_queue import TOKENS_PER_PRIORITY
+from dragoman.server.dispatch.eviction import MAX_LINES
+from dragoman.server.dispatch.queue import SECONDS_PER_PRIORITY, Entry, QueueIsFull, RequestQueue, queue_position
 from dragoman.server.engine.messages import ANYBODY, Share
-from dragoman.server.engine.scheduler import SECONDS_PER_PRIORITY, QueueIsFull, Scheduler
 from tests.examples import num_examples
-from tests.server.engine.sequences import numbers, scheduler, sequence
+from tests.server.dispatch.queues import entry, numbers, queue
 
 A, B, C = Share("a"), Share("b"), Share("c")
 HEAVY, HEAVIEST = Share("heavy", 5.0), Share("a", 100.0)
 
 
-def submitted(policy: Scheduler, number: int, share: Share, num_tokens: int = 5, priority: int = 0) -> list[int] | None:
+def submitted(policy: RequestQueue, number: int, share: Share, num_tokens: int = 5, priority: int = 0) -> list[int] | None:
     """Submit a request that came as its number says; return what it pushes out, None if it is refused."""
     try:
-        return numbers(policy.submit(sequence(number, share, num_tokens, priority=priority, arrival=float(number))))
+        return numbers(policy.submit(entry(number, share, num_tokens, priority=priority, arrival=float(number)), 0.0))
     except QueueIsFull as full:
         assert full.limit == ""
         return None
@@ -45,9 +46,9 @@ PUSHED_OUT: dict[str, tuple[list[tuple[Share, int]], list[tuple[int, Share, int,
 @pytest.mark.parametrize("name", PUSHED_OUT)
 def test_a_full_queue_takes_from_the_caller_that_has_most(name: str) -> None:
     waiting, coming = PUSHED_OUT[name]
-    policy = scheduler(1, 6, 60)
+    policy = queue(1, 6, 60)
     submitted(policy, 1000, Share("holds the slot"))
-    policy.admit()
+    policy.hand_over(0.0)
     for i, (share, num_tokens) in enumerate(waiting):
         assert submitted(policy, i, share, num_tokens) == []
     for number, share, num_tokens, expected in coming:
@@ -63,53 +64,66 @@ def test_a_full_queue_takes_from_the_caller_that_has_most(name: str) -> None:
 def test_callers_without_a_claim_are_just_those_that_would_be_refused(callers: list[int], weights: list[float]) -> None:
     shares = [Share(f"caller {i}", weight) for i, weight in enumerate(weights)]
     for share in shares:
-        policy = scheduler(1, 20)
+        policy = queue(1, 20)
         submitted(policy, 1000, Share("z"))
-        policy.admit()
+        policy.hand_over(0.0)
         for i, caller in enumerate(callers):
             submitted(policy, i, shares[caller])
         without_claim = policy.without_claim()
         assert without_claim is not None
         is_refused = submitted(policy, 99, share) is None
         if any(share is shares[caller] for caller in callers):
-            assert is_refused == (share in without_claim)
+            assert is_refused == (share.caller in without_claim)
 
 
 def test_claims_are_told_only_where_that_is_cheap() -> None:
-    policy = scheduler(1, MAX_LINES)
+    policy = queue(1, MAX_LINES + 1)
+    submitted(policy, 2000, Share("holds the slot"))
     for i in range(MAX_LINES):
         submitted(policy, i, Share(f"caller {i}"))
-    assert len(policy.without_claim() or []) == MAX_LINES
+    assert len(policy.without_claim() or ()) == MAX_LINES
     submitted(policy, 1000, A)
     assert policy.without_claim() is None
-    policy = scheduler(1, 10)
-    assert policy.without_claim() == []
+    policy = queue(1, 12)
+    submitted(policy, 2000, Share("holds the slot"))
+    assert policy.without_claim() == {}
     submitted(policy, 0, A)
-    assert policy.without_claim() == [A], "of one alone it costs nothing"
+    assert list(policy.without_claim() or ()) == ["a"], "of one alone it costs nothing"
     for i in range(1, 5):
         submitted(policy, i, (A, B)[i % 2])
         assert policy.without_claim() is None
     submitted(policy, 5, A)
-    assert policy.without_claim() == [A], "half of the places are taken"
+    assert list(policy.without_claim() or ()) == ["a"], "half of the places are taken"
+
+
+def crowd(policy: RequestQueue, share: Share) -> tuple[int, float]:
+    """Return how many requests of a caller wait, and its part of the admissions while all wait."""
+    line = policy._fair.line(share.caller)
+    return 0 if line is None else len(line), eviction.part_of(policy._fair, share)
 
 
 def test_a_callers_part_is_its_weight_among_those_that_wait() -> None:
-    policy = scheduler(1)
-    assert policy.crowd_of(A) == (0, 1.0)
+    policy = queue(1)
+    submitted(policy, 1000, Share("holds the slot"))
+    assert crowd(policy, A) == (0, 1.0)
     submitted(policy, 0, A)
-    assert policy.crowd_of(A) == (1, 1.0)
+    assert crowd(policy, A) == (1, 1.0)
     for i in range(1, 4):
         submitted(policy, i, Share("b", 3.0))
-    assert policy.crowd_of(A) == (1, 0.25) and policy.crowd_of(Share("b", 3.0)) == (3, 0.75)
-    assert policy.crowd_of(C) == (0, 0.2)
+    assert crowd(policy, A) == (1, 0.25) and crowd(policy, Share("b", 3.0)) == (3, 0.75)
+    assert crowd(policy, C) == (0, 0.2)
     submitted(policy, 4, B)
-    assert policy.crowd_of(A) == (1, 0.5), "the other one has another weight now"
+    assert crowd(policy, A) == (1, 0.5), "the other one has another weight now"
 
 
-def busy(*callers: tuple[Share, int], num_tokens: int = 10) -> Scheduler:
-    policy = scheduler(1)
+def slots_ahead(policy: RequestQueue, new: Entry) -> int:
+    request = new.request
+    return eviction.num_slots_ahead(policy._fair, request.share, queue_position(request), request.priority)
+
+
+def busy(*callers: tuple[Share, int], num_tokens: int = 10) -> RequestQueue:
+    policy = queue(1)
     submitted(policy, 10**6, Share("z"))
-    policy.admit()
     for i, (share, num_waiting) in enumerate(callers):
         for j in range(num_waiting):
             submitted(policy, 10000 * i + j, share, num_tokens)
@@ -135,7 +149,7 @@ def test_slots_ahead_are_its_callers_own_and_what_others_are_due(
     waiting: tuple[tuple[Share, int], ...], new: tuple[Share, int], num_slots: int
 ) -> None:
     share, priority = new
-    assert busy(*waiting).num_slots_ahead(sequence(99999, share, priority=priority, arrival=99999.0).request) == num_slots
+    assert slots_ahead(busy(*waiting), entry(99999, share, priority=priority, arrival=99999.0)) == num_slots
 
 
 @pytest.mark.parametrize(
@@ -150,13 +164,13 @@ def test_slots_ahead_are_its_callers_own_and_what_others_are_due(
     ],
 )
 def test_priority_passes_what_it_is_admitted_before(priority: int, arrival: float, num_slots: int) -> None:
-    policy = scheduler(3)
-    policy.submit(sequence(0, width=3))
-    policy.admit()
+    policy = queue(3)
+    policy.submit(entry(0, width=3), 0.0)
+    policy.hand_over(0.0)
     for i in range(1, 21):
-        policy.submit(sequence(i, width=3, priority=-10, arrival=98.0))
-    policy.submit(sequence(50, width=3, arrival=95.0))
-    assert policy.num_slots_ahead(sequence(99, ANYBODY, priority=priority, arrival=arrival).request) == num_slots
+        policy.submit(entry(i, width=3, priority=-10, arrival=98.0), 0.0)
+    policy.submit(entry(50, width=3, arrival=95.0), 0.0)
+    assert slots_ahead(policy, entry(99, ANYBODY, priority=priority, arrival=arrival)) == num_slots
 
 
 SIZES = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.integers(1, 30)), min_size=2, max_size=4)
@@ -168,19 +182,20 @@ def test_no_more_is_ahead_than_is_then_admitted_before(sizes: list[tuple[float, 
     """Of requests that cost the same, a new one is not taken to be behind more than it will be."""
     shares = [Share(f"caller {i}", weight) for i, (weight, _) in enumerate(sizes)]
     policy = busy(*((share, num) for share, (_, num) in zip(shares, sizes, strict=True)))
-    policy.remove((b"", 10**6))
+    (first,) = policy.hand_over(0.0)
+    policy.remove(first)
 
     def serve() -> list[int]:
-        admitted = policy.admit()
+        admitted = policy.hand_over(0.0)
         for one in admitted:
-            policy.remove(one.key)
+            policy.remove(one)
         return numbers(admitted)
 
     for _ in range(num_before):
         serve()
-    new = sequence(99999, [*shares, Share("idle")][pick % (len(shares) + 1)], 10, arrival=99999.0)
-    ahead = policy.num_slots_ahead(new.request)
-    policy.submit(new)
+    new = entry(99999, [*shares, Share("idle")][pick % (len(shares) + 1)], 10, arrival=99999.0)
+    ahead = slots_ahead(policy, new)
+    policy.submit(new, 0.0)
     num_admitted = 0
     while serve() != [99999]:
         num_admitted += 1

@@ -1,8 +1,8 @@
 """One caller's line in a queue: what waits, in which order, and what its caller has had. Whose turn it is: `fair_queue.py`."""
 
 import heapq
-from collections.abc import Collection, Hashable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Collection, Hashable
+from typing import Generic, NamedTuple, TypeVar
 
 from dragoman.server.engine.messages import Share
 
@@ -159,20 +159,6 @@ class Line(Generic[T]):
         """Return the places of what waits, as they came."""
         return self._waiting.values()
 
-    def next_turn(self, places: Iterator[Place[T]], served: int, num_slots: int) -> "NextTurn[T] | None":
-        """Return the turn of the next of some places, for a caller that has had and holds so much; None if it has none."""
-        place, limit = next(places, None), self.share.max_slots
-        if place is None or (limit and num_slots and num_slots + place.num_slots > limit):
-            return None
-        lead, cost = place.priority * TOKENS_PER_PRIORITY * PARTS_PER_TOKEN, place.size * self.parts_per_token
-        return NextTurn(served - lead, place.at, place.number, served, cost, num_slots, place, places, self)
-
-    def in_order(self) -> Iterator[Place[T]]:
-        """Yield the places of what waits, the next one first."""
-        for place in rising(self._places):
-            if place.item in self._waiting and self._waiting[place.item] is place:
-                yield place
-
     def last(self, num: int, num_tokens: int) -> list[Place[T]]:
         """Return the fewest places at the end that are so many and have so many tokens, or all there are; the last one first."""
         if self._backwards is None:
@@ -201,43 +187,6 @@ class Line(Generic[T]):
         count = self._priorities[place.priority] = self._priorities.get(place.priority, 0) + sign
         if not count:
             del self._priorities[place.priority]
-
-
-class NextTurn(NamedTuple, Generic[T]):
-    """A turn that is foreseen; turns compare as tuples do, and no two have the same number.
-
-    Attributes:
-        had: What the caller will have had, less the lead of the priority.
-        at: See `Place`, as the next.
-        number: Of what waits.
-        served: What the caller will have had before it.
-        cost: What it will be charged for it.
-        num_slots: Slots that it will hold before it.
-        place: Whose turn it is.
-        places: Those after it.
-        line: Of the caller.
-    """
-
-    had: int
-    at: float
-    number: int
-    served: int
-    cost: int
-    num_slots: int
-    place: Place[T]
-    places: Iterator[Place[T]]
-    line: Line[T]
-
-
-def rising(heap: list[Any]) -> Iterator[Any]:
-    """Yield what is in a heap, least first; for the first few it looks at little more than these."""
-    frontier = [(heap[0], 0)] if heap else []
-    while frontier:
-        item, index = heapq.heappop(frontier)
-        yield item
-        for child in (2 * index + 1, 2 * index + 2):
-            if child < len(heap):
-                heapq.heappush(frontier, (heap[child], child))
 
 
 Turn = tuple[int, float, int, Line[T]]

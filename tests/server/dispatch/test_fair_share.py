@@ -2,18 +2,16 @@
 
 from collections import Counter
 from itertools import count
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.engine.line import TOKENS_PER_PRIORITY
+from dragoman.server.dispatch.caller_queue import TOKENS_PER_PRIORITY
+from dragoman.server.dispatch.queue import Entry, Load, RequestQueue
 from dragoman.server.engine.messages import Share
-from dragoman.server.engine.scheduler import Scheduler
-from dragoman.server.engine.sequence import Sequence
 from tests.examples import num_examples
-from tests.server.engine.sequences import caller_of, numbers, scheduler, sequence
+from tests.server.dispatch.queues import caller_of, entry, numbers, queue
 
 NAMES = "abcd"
 MAX_SOURCE, MAX_STEPS = 30, 12
@@ -23,37 +21,41 @@ A, B = Share("a"), Share("b")
 class Service:
     """Time in steps around a scheduler: who is admitted, and what each caller has been served."""
 
-    def __init__(self, slots: int, **limits: int) -> None:
-        self.policy: Scheduler = scheduler(slots, **limits)
+    def __init__(self, slots: int) -> None:
+        self.policy: RequestQueue = queue(engines=0)
+        self._slots = slots
         self.served: Counter[str] = Counter()
-        self.admitted: list[Sequence] = []
+        self.admitted: list[Entry] = []
         self._numbers = count()
-        self._steps_left: dict[Sequence, int] = {}
+        self._steps_left: dict[Entry, int] = {}
 
-    def submit(self, share: Share, times: int = 1, num_steps: int = 1, **fields: int) -> Sequence:
+    def submit(self, share: Share, times: int = 1, num_steps: int = 1, **fields: int) -> Entry:
         """Submit requests that run for so many steps; return the last one."""
         for number in (next(self._numbers) for _ in range(times)):
-            one = sequence(number, share, arrival=float(number) / 10**6, **fields)
+            one = entry(number, share, arrival=float(number) / 10**6, **fields)
             self._steps_left[one] = num_steps
-            assert self.policy.submit(one) == []
+            assert self.policy.submit(one, 0.0) == []
         return one
 
-    def step(self, times: int = 1) -> list[Sequence]:
+    def step(self, times: int = 1) -> list[Entry]:
         """Admit, decode a token for every slot, and end what has all of its tokens; return what was admitted last."""
-        admitted: list[Sequence] = []
+        admitted: list[Entry] = []
+        if not self.policy.capacity:
+            self.policy.open(Load(0, self._slots, 0, 0.0))
         for _ in range(times):
-            admitted = self.policy.admit()
+            admitted = self.policy.hand_over(0.0)
+            self.policy.heard(0, 0.0, 1)
             self.admitted += admitted
             for one in admitted:
-                self.served[caller_of(one)] += one.num_source_tokens
-            for one in list(self.policy.running()):
+                self.served[caller_of(one)] += one.num_tokens
+            for one in list(self.policy.given()):
                 self.served[caller_of(one)] += one.num_slots
                 self._steps_left[one] -= 1
                 if not self._steps_left[one]:
-                    self.policy.remove(one.key)
+                    self.policy.remove(one)
         return admitted
 
-    def admissions_before(self, one: Sequence) -> Counter[str]:
+    def admissions_before(self, one: Entry) -> Counter[str]:
         """Step until one is admitted; return how many of each caller are before it."""
         self.admitted.clear()
         while one not in self.admitted:
@@ -76,14 +78,14 @@ WIDE_AND_LONG = {"num_tokens": 1, "num_steps": 10, "width": 4, "priority": 0}
 
 
 @settings(max_examples=num_examples(12, of=400), deadline=None)
-@given(CUSTOMERS, st.integers(4, 9), st.sampled_from([10**9, 20]))
+@given(CUSTOMERS, st.integers(4, 9))
 # Slots that were given back just now have been charged for, too.
-@example([(0.25, [ONE_STEP | {"width": 1}, ONE_STEP | {"width": 2}], 10), (0.25, [WIDE_AND_LONG], 10)], 4, 10**9)
+@example([(0.25, [ONE_STEP | {"width": 1}, ONE_STEP | {"width": 2}], 10), (0.25, [WIDE_AND_LONG], 10)], 4)
 def test_callers_that_always_wait_are_served_by_weight(
-    customers: list[tuple[float, list[dict[str, int]], int]], slots: int, budget: int
+    customers: list[tuple[float, list[dict[str, int]], int]], slots: int
 ) -> None:
     """What two are served by their weights never differs by more than an admission, full slots and the leads of priorities."""
-    service = Service(slots, budget=budget)
+    service = Service(slots)
     shares = [Share(name, weight) for name, (weight, _, _) in zip(NAMES, customers, strict=False)]
     order = count()
     bound = (MAX_SOURCE + slots * MAX_STEPS) / min(share.weight for share in shares)
@@ -160,45 +162,13 @@ def test_priority_is_a_lead_that_is_used_up() -> None:
     assert abs(service.served["a"] - service.served["b"] - 10 * TOKENS_PER_PRIORITY) <= 10
 
 
-REQUESTS = st.tuples(
-    st.sampled_from(["a", "b", "c"]), st.sampled_from([1.0, 0.5, 4.0]), st.integers(0, 3), st.integers(1, 40), st.integers(0, 2)
-)
-
-
-@settings(deadline=None)
-@given(st.lists(REQUESTS, max_size=24), st.integers(0, 24))
-def test_the_next_in_line_are_those_that_are_admitted_next(requests: list[Any], num_asked: int) -> None:
-    """Exactly, where nothing comes or ends meanwhile and no slots are charged for."""
-    policy = scheduler(slots=100)
-    for i, (caller, weight, priority, size, late) in enumerate(requests):
-        policy.submit(sequence(i, Share(caller, weight), size, priority=priority, arrival=float(late)))
-    foreseen = policy.next_in_line(num_asked)
-    assert len(foreseen) == min(num_asked, len(requests))
-    assert foreseen == policy.admit()[:num_asked]
-
-
 def test_a_limit_that_was_lowered_does_not_leave_a_wide_request_for_ever() -> None:
-    policy = scheduler(8)
+    policy = queue(8)
     for i, share in enumerate((Share("a", max_slots=8), Share("a", max_slots=8), Share("a", max_slots=2))):
-        policy.submit(sequence(i, share, width=1 if i == 2 else 6, arrival=float(i)))
+        policy.submit(entry(i, share, width=1 if i == 2 else 6, arrival=float(i)), 0.0)
     order = []
     for _ in range(3):
-        order.append(numbers(policy.admit()))
-        for each in list(policy.running()):
-            policy.remove(each.key)
+        order.append(numbers(policy.hand_over(0.0)))
+        for each in list(policy.given()):
+            policy.remove(each)
     assert order == [[0], [1], [2]] and not policy.has_work, "each alone, as it does not fit"
-
-
-def test_the_next_in_line_follow_changed_weights_and_limits() -> None:
-    policy = scheduler(slots=100)
-    policy.submit(sequence(0, B, priority=1))
-    for i in range(1, 40):
-        policy.submit(sequence(i, Share("a", 1.0 if i % 2 else 0.5)))
-    for num_asked in range(1, 8):
-        assert numbers(policy.next_in_line(num_asked)) == list(range(num_asked))
-    policy = scheduler(slots=8)
-    for i in range(4):
-        policy.submit(sequence(i, Share("a", max_slots=2), arrival=float(i)))
-        policy.submit(sequence(10 + i, B, arrival=float(i)))
-    assert numbers(policy.next_in_line(9)) == [0, 10, 1, 11, 12, 13], "not those that a limit holds back"
-    assert policy.num_waiting == 8

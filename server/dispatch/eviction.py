@@ -5,8 +5,8 @@ Only where somebody may have to leave are all callers who wait looked at; else n
 
 from itertools import islice
 
-from dragoman.server.engine.fair_queue import FairQueue
-from dragoman.server.engine.line import PARTS_PER_TOKEN, PARTS_PER_WEIGHT, TOKENS_PER_PRIORITY, Line, T
+from dragoman.server.dispatch.caller_queue import PARTS_PER_TOKEN, PARTS_PER_WEIGHT, TOKENS_PER_PRIORITY, Line, T
+from dragoman.server.dispatch.fair_queue import FairQueue
 from dragoman.server.engine.messages import Share
 
 MAX_LINES = 64
@@ -46,7 +46,7 @@ def num_slots_ahead(queue: FairQueue[T], share: Share, at: float, priority: int)
     return num_slots
 
 
-def pushed_out(queue: FairQueue[T], share: Share, size: int, num: int, num_tokens: int) -> list[T]:
+def evicted(queue: FairQueue[T], share: Share, size: int, num: int, num_tokens: int) -> list[T]:
     """Return what a new item may push out of a full queue: the last items of the caller who has most, by weight.
 
     The longest queue is cut, as in Suter et al., "Buffer Management Schemes for Supporting TCP in Gigabit Routers with Per-Flow

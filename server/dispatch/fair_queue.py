@@ -7,11 +7,10 @@ slots holds it back.
 """
 
 import heapq
-import itertools
 from collections.abc import Collection
 from typing import Generic
 
-from dragoman.server.engine.line import NUM_KEPT, Line, Place, T, Turn, rising
+from dragoman.server.dispatch.caller_queue import NUM_KEPT, Line, Place, T, Turn
 from dragoman.server.engine.messages import Share
 
 
@@ -93,27 +92,31 @@ class FairQueue(Generic[T]):
         turn = self._first_turn()
         return None if turn is None else turn[-1].first.item
 
-    def following(self, count: int) -> list[T]:
-        """Return about those whose turn is next if nothing comes or ends meanwhile, at most so many, the next one first.
+    def items(self) -> list[T]:
+        """Return everything that waits."""
+        return [place.item for line in self._crowd for place in line.places()]
 
-        Turns are as they were noted last, and what callers hold is charged for no tick more, so that it costs little; only `first`
-        says whose turn it is.
+    def charge(self, share: Share, size: int, num_slots: int) -> bool:
+        """Charge a caller for an item that does not have to wait, as `push` and `take` would; nothing may wait.
+
+        Returns:
+            Whether the caller's own limit of slots lets the item go; if not, nothing is charged.
         """
-        count = min(count, self._num_waiting)
-        turns = (turn for turn in rising(self._turns) if turn[-1].turn is turn)  # at most half of them, and a few, are not
-        lines = [turn[-1] for turn in itertools.islice(turns, count)]
-        upcoming = [next_turn for line in lines if (next_turn := line.next_turn(line.in_order(), line.served, line.num_slots))]
-        heapq.heapify(upcoming)
-        found: list[T] = []
-        while upcoming and len(found) < count:
-            turn = upcoming[0]
-            found.append(turn.place.item)
-            following = turn.line.next_turn(turn.places, turn.served + turn.cost, turn.num_slots + turn.place.num_slots)
-            if following is None:
-                heapq.heappop(upcoming)
-            else:
-                heapq.heapreplace(upcoming, following)
-        return found
+        assert not self._num_waiting
+        line = self._lines.get(share.caller)
+        if line is None:
+            line = self._new_line(share)
+        elif share != line.share:
+            self._exchange(line, share)
+        if share.max_slots and line.num_slots and line.num_slots + num_slots > share.max_slots:
+            return False
+        line.settle(self._num_ticks)
+        line.served = self._floor = max(line.served, self._floor) + size * line.parts_per_token
+        line.num_slots += num_slots
+        self._num_held += num_slots
+        if not self._num_held:
+            self._forget_all()
+        return True
 
     def take(self, item: T, caller: str) -> None:
         """Let an item of a caller's that waits have its tokens and slots, at its caller's charge."""
@@ -166,6 +169,12 @@ class FairQueue(Generic[T]):
         """Return what a line in which something waits is compared by now."""
         return line.turn_at(self._num_ticks)
 
+    def _forget_all(self) -> None:
+        """Forget what callers have had: nothing waits and nothing is held, so nobody is ahead of anybody any more."""
+        self._lines.clear()
+        self._turns.clear()
+        self._floor = 0
+
     def _new_line(self, share: Share) -> Line[T]:
         """Return a line for a caller that has none; forget those in which nothing waits and which have nothing to catch up with."""
         if len(self._lines) >= self._num_lines_kept:
@@ -209,9 +218,7 @@ class FairQueue(Generic[T]):
         if not len(line) or line.is_held_back:
             line.turn = None
             if not (self._num_waiting or self._num_held):  # nobody is ahead of anybody any more
-                self._lines.clear()
-                self._turns.clear()
-                self._floor = 0
+                self._forget_all()
             return
         if line.turn is None:
             line.settle(self._num_ticks)

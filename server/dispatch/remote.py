@@ -1,0 +1,383 @@
+"""A dispatcher in the parent process, for several frontend processes: its socket there, and the attachment of each of them.
+
+An attachment refuses requests by itself where the queue has no place for them, by what the dispatcher has reported last; so a
+refusal costs neither tokenising nor a message.
+"""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+import structlog
+import zmq
+from msgspec.structs import replace
+
+from dragoman.server.dispatch.calls import Calls, ending
+from dragoman.server.dispatch.dispatcher import LOST_RETRY_SECONDS, Dispatcher
+from dragoman.server.dispatch.link import Link, Socket
+from dragoman.server.engine.messages import (
+    Cancel,
+    Command,
+    Down,
+    Event,
+    Finished,
+    Hello,
+    Ready,
+    Report,
+    Request,
+    Score,
+    Scored,
+    ScoreRequest,
+    Share,
+    Statistics,
+    Submit,
+    Tokens,
+)
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.engine.snapshot import Snapshot, Watch
+from dragoman.server.errors import NotReady, QueueFull, Unavailable
+
+log = structlog.get_logger("dragoman.dispatch")
+
+REPORT_SECONDS = 0.05
+"""Age of the statistics of an attachment without other news, unless nothing has happened."""
+
+
+@dataclass(slots=True, eq=False)
+class _FrontEnd:
+    """An attached frontend process: its requests in flight, by its ids and ours, and its next report."""
+
+    send: Callable[[Event], None]
+    ids: dict[int, int] = field(default_factory=dict)
+    num_received: int = 0
+    last_report: float = 0.0
+    tokens: list[Tokens] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+
+    def deliver(self, request_id: int, event: Tokens | Finished | Scored) -> None:
+        """Add an event of a request to the next report."""
+        event = replace(event, id=request_id)
+        if isinstance(event, Tokens):
+            self.tokens.append(event)
+            return
+        self.ids.pop(request_id, None)
+        if isinstance(event, Finished):
+            self.finished.append(event)
+        else:
+            self.scored.append(event)
+
+    def report(self, now: float, statistics: Statistics) -> None:
+        """Send what there is."""
+        self.send(Report(self.tokens, self.finished, statistics, self.scored, self.num_received))
+        self.tokens, self.finished, self.scored = [], [], []
+        self.last_report = now
+
+
+class DispatcherServer:
+    """The socket of a dispatcher: frontend processes attach with `Hello`, by their names.
+
+    Attributes:
+        endpoint: ZeroMQ address.
+    """
+
+    def __init__(self, endpoint: str, dispatcher: Dispatcher) -> None:
+        """Listen, within the event loop of the dispatcher.
+
+        Raises:
+            zmq.ZMQError: If there can be no such address.
+        """
+        self.endpoint = endpoint
+        self._dispatcher = dispatcher
+        self._loop = asyncio.get_running_loop()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Command)
+        self._attached: dict[bytes, _FrontEnd] = {}
+        self._is_ready = dispatcher.is_ready
+        self._timer: asyncio.TimerHandle | None = None
+        self._socket = Socket(zmq.ROUTER, self._receive)
+        self._socket.open(lambda socket: socket.bind(endpoint))
+        dispatcher.listeners.append(self._report)
+
+    @property
+    def num_attached(self) -> int:
+        """Attachments that there are."""
+        return len(self._attached)
+
+    def detach(self, name: str) -> None:
+        """Cancel all requests of a frontend process that is gone."""
+        if (front_end := self._attached.pop(name.encode(), None)) is not None:
+            for request_id in front_end.ids.values():
+                self._dispatcher.cancel(request_id)
+
+    def close(self) -> None:
+        """Listen no more; doing so again does nothing."""
+        with contextlib.suppress(ValueError):
+            self._dispatcher.listeners.remove(self._report)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._socket.close()
+
+    def _receive(self, parts: list[bytes]) -> None:
+        origin, payload = parts
+        command = self._decoder.decode(payload)
+        if isinstance(command, Hello):
+            self.detach(origin.decode(errors="replace"))  # it attaches anew
+            self._attached[origin] = _FrontEnd(partial(self._send, origin))
+            if (ready := self._dispatcher.ready) is not None:
+                self._send(origin, ready)
+            return
+        if (front_end := self._attached.get(origin)) is None:
+            return
+        match command:
+            case Submit(requests):
+                front_end.num_received += len(requests)
+                for request in requests:
+                    self._submit(front_end, request)
+            case Score(score_requests):
+                for score_request in score_requests:
+                    self._submit(front_end, score_request)
+            case Cancel(ids):
+                for request_id in ids:
+                    if (own_id := front_end.ids.pop(request_id, None)) is not None:
+                        self._dispatcher.cancel(own_id)
+            case Watch():
+                with contextlib.suppress(NotReady):
+                    self._dispatcher.watch().add_done_callback(lambda future: self._send(origin, future.result()))
+        self._report()
+
+    def _submit(self, front_end: _FrontEnd, request: Request | ScoreRequest) -> None:
+        own_id = self._dispatcher.next_id()
+        front_end.ids[request.id] = own_id
+        try:
+            self._dispatcher.submit(replace(request, id=own_id), partial(front_end.deliver, request.id))
+        except NotReady:
+            front_end.deliver(request.id, ending(request, "lost", self._loop.time(), retry_after_seconds=LOST_RETRY_SECONDS))
+
+    def _report(self) -> None:
+        """Send reports to front ends with news, and statistics to those whose last are old; tell changes of readiness."""
+        self._tell_readiness()
+        now, next_report = self._loop.time(), math.inf
+        statistics: Statistics | None = None
+        for front_end in self._attached.values():
+            if front_end.tokens or front_end.finished or front_end.scored or now >= front_end.last_report + REPORT_SECONDS:
+                statistics = statistics or self._dispatcher.statistics_for_callers()
+                front_end.report(now, statistics)
+            else:
+                next_report = min(next_report, front_end.last_report + REPORT_SECONDS)
+        if self._timer is None and next_report < math.inf:
+            self._timer = self._loop.call_at(next_report, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._report()
+
+    def _tell_readiness(self) -> None:
+        if self._is_ready == self._dispatcher.is_ready:
+            return
+        self._is_ready = not self._is_ready
+        for front_end in self._attached.values():
+            if (ready := self._dispatcher.ready) is not None:
+                front_end.send(ready)
+            else:
+                front_end.report(self._loop.time(), Statistics())  # the ends of what was lost, before the reason
+                front_end.send(Down("the engines ended", self._dispatcher.retry_seconds))
+
+    def _send(self, origin: bytes, event: Event) -> None:
+        self._socket.send(origin, self._encoder.encode(event))
+
+
+class RemoteDispatcher(Calls):
+    """The attachment of a frontend process to a dispatcher in its parent process.
+
+    Attributes:
+        settings: Of the engines.
+        num_replicas: Engines of the model.
+        ready: Message of an engine; None while the model is not ready.
+        device: Of the model; empty until it was ready once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: str,
+        identity: str,
+        settings: EngineSettings,
+        num_replicas: int,
+        retry_seconds: float,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Describe the attachment; `open` attaches.
+
+        Args:
+            name: Of the model.
+            endpoint: Address of the dispatcher.
+            identity: Of this process; no two that ever were have the same.
+            settings: Of the engines.
+            num_replicas: Engines of the model.
+            retry_seconds: Hint for callers while the model is not ready.
+            on_change: Called when `is_ready` has changed.
+        """
+        super().__init__(name, retry_seconds)
+        self.settings, self.num_replicas = settings, num_replicas
+        self.ready: Ready | None = None
+        self.device = ""
+        self._endpoint, self._identity, self._on_change = endpoint, identity, on_change
+        self._has_become_ready = asyncio.Event()
+        self._link: Link | None = None
+        self._delivers: dict[int, tuple[Request | ScoreRequest, Callable[[Any], None]]] = {}
+        self._to_submit: list[Request] = []
+        self._to_score: list[ScoreRequest] = []
+        self._to_cancel: list[int] = []
+        self._is_scheduled = False
+        self._num_submitted = 0
+        self._num_places: int | None = None
+        self._statistics = Statistics()
+        self._callers_on_their_way: set[str] = set()
+        self._watching: asyncio.Future[Snapshot] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken now."""
+        return self.ready is not None
+
+    def open(self) -> None:
+        """Attach; must be called within the event loop that uses it."""
+        self._link = Link(self._endpoint, self._hear, self._reattach, self._identity.encode())
+        self._link.send(Hello())
+
+    def close(self) -> None:
+        """Detach; requests in flight end as `lost`."""
+        if self._link is not None:
+            self._link.close()
+        self._go_down(self.retry_seconds)
+
+    async def until_ready(self) -> None:
+        """Wait until the model is ready."""
+        await self._has_become_ready.wait()
+
+    def ensure_place(self, share: Share) -> None:
+        """See `Calls`. Requests are counted that are on their way; where the caller may evict others, the dispatcher decides."""
+        self.check_ready()
+        statistics, caller = self._statistics, share.caller
+        if (seconds := statistics.at_their_limit.get(caller)) is not None:
+            raise QueueFull("too many requests are waiting", seconds, limit="max_waiting")
+        if self._num_places is None or self._num_places > 0:
+            return
+        waiting = statistics.without_claim
+        if waiting is not None and caller in waiting:
+            raise QueueFull("too many requests are waiting", waiting[caller])
+        if waiting == {} and self._callers_on_their_way <= {caller}:
+            raise QueueFull("too many requests are waiting", statistics.retry_after_seconds)
+
+    def submit(self, request: Request | ScoreRequest, deliver: Callable[[Any], None]) -> None:
+        """See `Calls`."""
+        self.check_ready()
+        self._delivers[request.id] = request, deliver
+        if isinstance(request, Request):
+            self._to_submit.append(request)
+            self._num_submitted += 1
+            self._callers_on_their_way.add(request.share.caller)
+            if self._num_places is not None:
+                self._num_places -= 1
+        else:
+            self._to_score.append(request)
+        self._schedule()
+
+    def cancel(self, request_id: int) -> None:
+        """See `Calls`."""
+        if self._delivers.pop(request_id, None) is not None:
+            self._to_cancel.append(request_id)
+            self._schedule()
+
+    def statistics(self) -> Statistics:
+        """See `Calls`."""
+        self.check_ready()
+        return self._statistics
+
+    def watch(self) -> asyncio.Future[Snapshot]:
+        """See `Calls`."""
+        self.check_ready()
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.get_running_loop().create_future()
+            self._send(Watch())
+        return self._watching
+
+    def _reattach(self) -> None:
+        """Attach anew after a message that cannot be handled: the ends of some requests may have been in it."""
+        self._go_down(self.retry_seconds)
+        self._send(Hello())
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send what a turn of the event loop has submitted, and then what it has cancelled."""
+        self._is_scheduled = False
+        if self._to_submit:
+            self._send(Submit(self._to_submit))
+            self._to_submit = []
+        if self._to_score:
+            self._send(Score(self._to_score))
+            self._to_score = []
+        if self._to_cancel:
+            self._send(Cancel(self._to_cancel))
+            self._to_cancel = []
+
+    def _send(self, command: Command) -> None:
+        assert self._link is not None
+        self._link.send(command)
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Report():
+                self._deliver(event)
+            case Snapshot():
+                if self._watching is not None and not self._watching.done():
+                    self._watching.set_result(event)
+            case Ready():
+                self.ready, self.device = event, event.device
+                self._has_become_ready.set()
+                self._on_change()
+            case Down(_, retry_after_seconds):
+                self._go_down(retry_after_seconds)
+
+    def _go_down(self, retry_after_seconds: float) -> None:
+        """End requests that are on their way as `lost`, and take none until the next `Ready`."""
+        self.ready = None
+        self._has_become_ready.clear()
+        self._statistics, self._num_places = Statistics(), None
+        waiting, self._delivers = self._delivers, {}
+        now = asyncio.get_running_loop().time()
+        for request, deliver in waiting.values():
+            deliver(ending(request, "lost", now, retry_after_seconds=retry_after_seconds))
+        if self._watching is not None and not self._watching.done():
+            self._watching.set_exception(Unavailable(f"the engine of model {self.name!r} ended", retry_after_seconds))
+            self._watching.exception()  # retrieved, even where nobody waits for it
+        self._on_change()
+
+    def _deliver(self, report: Report) -> None:
+        for tokens in report.tokens:
+            if (waiting := self._delivers.get(tokens.id)) is not None:
+                waiting[1](tokens)
+        for finished in report.finished:
+            if (waiting := self._delivers.pop(finished.id, None)) is not None:
+                waiting[1](finished)
+        for scored in report.scored:
+            if (waiting := self._delivers.pop(scored.id, None)) is not None:
+                waiting[1](scored)
+        num_on_their_way = self._num_submitted - report.num_received
+        if not num_on_their_way:
+            self._callers_on_their_way.clear()
+        if (num_places := report.statistics.num_places) is not None:
+            num_places -= num_on_their_way
+        self._num_places = num_places
+        self._statistics = report.statistics
