@@ -248,8 +248,6 @@ class Dispatcher(Calls):
             queue_seconds=requests.queue_seconds(),
             cache_bytes_reserved=sum(s.cache_bytes_reserved for s in engines),
             cache_bytes_used=sum(s.cache_bytes_used for s in engines),
-            num_ahead=sum(s.num_ahead for s in engines),
-            ahead_bytes=sum(s.ahead_bytes for s in engines),
         )
 
     def statistics_for_callers(self) -> Statistics:

@@ -186,14 +186,12 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
         device: For example `cpu`.
         max_slots: Rows of the decode batch.
         load_seconds: Time to load the bundle and to warm up.
-        memory: How a device's memory is divided, bytes of each part; nothing for the CPU.
         platform: What its process runs on, which decides the bits of answers where `device` is the CPU.
     """
 
     device: str
     max_slots: int
     load_seconds: float
-    memory: dict[str, int] = {}
     platform: Platform = Platform()
 
 
@@ -299,14 +297,12 @@ class Prefill(Struct, frozen=True, array_like=True):
     Attributes:
         num_rows: Sources encoded.
         num_tokens: Their tokens.
-        num_padded_tokens: The same with padding.
         seconds: Its duration.
         num_admitted: Requests that got their slots; others among the sources wait for theirs, or have been encoded before.
     """
 
     num_rows: int
     num_tokens: int
-    num_padded_tokens: int
     seconds: float
     num_admitted: int
 
@@ -329,9 +325,6 @@ class Statistics(Struct, frozen=True, array_like=True):
         without_claim: Callers who wait and for whom nobody would be pushed out if the queue were full, and when each is likely to
             have a place again; None if that is not told, because too many wait or because there are plenty of places.
         at_their_limit: Callers of whom no more may wait, as far as that is known, and when each is likely to have a place again.
-        num_ahead: Waiting requests whose sources have been encoded.
-        ahead_bytes: What is kept of them takes.
-        are_graphs_disabled: Whether steps on a device that should be replayed are not, for a capture has failed.
     """
 
     num_waiting: int = 0
@@ -347,9 +340,6 @@ class Statistics(Struct, frozen=True, array_like=True):
     prefills: list[Prefill] = []
     without_claim: dict[str, float] | None = {}
     at_their_limit: dict[str, float] = {}
-    num_ahead: int = 0
-    ahead_bytes: int = 0
-    are_graphs_disabled: bool = False
 
 
 class Shrunk(Struct, frozen=True, array_like=True):

@@ -132,8 +132,7 @@ class EncoderPrefiller(Prefiller):
             filled |= self._encode(group)
         num_encoded = sum(map(len, groups))
         num_tokens = sum(sequence.num_source_tokens for group in groups for sequence in group)
-        num_padded_tokens = sum(len(group) * max(s.num_source_tokens for s in group) for group in groups)
-        self.done.append(Prefill(num_encoded, num_tokens, num_padded_tokens, self._clock() - started, len(admitted)))
+        self.done.append(Prefill(num_encoded, num_tokens, self._clock() - started, len(admitted)))
         return [sequence for sequence in admitted if sequence in filled]
 
     def _choose(self, missing: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
@@ -268,7 +267,7 @@ class PromptPrefiller(Prefiller):
                     filled.append(sequence)
         for sequence in filled:
             del self._num_read[sequence]
-        self.done.append(Prefill(num_rows, num_tokens, num_tokens, self._clock() - started, len(admitted)))
+        self.done.append(Prefill(num_rows, num_tokens, self._clock() - started, len(admitted)))
         return filled
 
     def _read(self, sequence: Sequence, size: int) -> bool:

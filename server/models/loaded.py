@@ -1,53 +1,70 @@
 """A version of a model that answers requests: its bundle, its tokenisers, and its engine or a stand-in for that."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.server.dispatch.remote import RemoteDispatcher
-from dragoman.server.engine.messages import Ready
+from dragoman.server.dispatch.calls import Calls
+from dragoman.server.engine.messages import Ready, Request, ScoreRequest, Share, Statistics
 from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.engine.snapshot import Snapshot
 from dragoman.server.errors import NotReady
 from dragoman.server.models.model_file import NO_TRAITS, Traits
 from dragoman.server.models.use import Outcomes, Use
 from dragoman.server.service.languages import PromptTemplates
 
 
-class SleepingEngine:
-    """Stand-in for the engine of a model that is asleep: it describes; `Repository.hold` waits until the model is loaded.
+class SleepingEngine(Calls):
+    """Refuses every request with `NotReady`; requests wait for the model before they get here, see `Repository.hold`.
 
     Attributes:
-        name: Of the model.
-        settings: Of its engines once they are started.
-        num_replicas: Number of its engines then.
-        device: Device on which they have run; empty if they never have.
+        settings: Of the engines once the model is loaded.
+        num_replicas: Engines that it has then.
+        device: Device that they have run on; empty if they never have.
+        is_ready: True: requests are accepted, and load the model.
+        ready: None.
+        process_ids: None.
     """
 
-    is_ready = True  # requests are welcome: they have the model loaded
+    is_ready = True
     ready: Ready | None = None
     process_ids: tuple[int, ...] = ()
 
     def __init__(self, name: str, settings: EngineSettings, num_replicas: int, device: str) -> None:
-        self.name, self.settings, self.num_replicas, self.device = name, settings, num_replicas, device
+        """Describe engines that are not loaded; see the attributes."""
+        super().__init__(name, 0.0)
+        self.settings, self.num_replicas, self.device = settings, num_replicas, device
 
     async def start(self, *, is_persistent: bool = False) -> None:
-        """Do nothing, as the next one."""
+        """Do nothing, as the next two."""
 
     async def stop(self) -> None:
-        """Do nothing."""
+        """See `start`."""
 
-    def next_id(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise `NotReady`, as the next ones."""
+    def cancel(self, request_id: int) -> None:
+        """See `start`."""
+
+    def submit(self, request: Request | ScoreRequest, deliver: Callable[[Any], None]) -> None:
+        """Raise `NotReady`, as the next three."""
+        self._refuse()
+
+    def ensure_place(self, share: Share) -> None:
+        """See `submit`."""
+        self._refuse()
+
+    def statistics(self) -> Statistics:
+        """See `submit`."""
+        self._refuse()
+
+    def watch(self) -> asyncio.Future[Snapshot]:
+        """See `submit`."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
         raise NotReady(f"model {self.name!r} is asleep")
-
-    ensure_place = generate = stream = score = statistics = watch = next_id
-
-
-if TYPE_CHECKING:  # the pool is of the process that starts engines
-    from dragoman.server.workers.pool import ReplicaPool
-
-    FrontEngine = ReplicaPool | RemoteDispatcher | SleepingEngine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,13 +84,13 @@ class LoadedModel:
     bundle: Bundle
     tokenizers: Tokenizers
     frames: PromptTemplates
-    engine: "FrontEngine"
+    engine: Any
     label: str
     use: Use = field(default_factory=Use)
     traits: Traits = NO_TRAITS
 
     @classmethod
-    def of(cls, bundle: Bundle, engine: "FrontEngine", label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
+    def of(cls, bundle: Bundle, engine: Any, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
         """Read a bundle for an engine that has been made; raise `BundleError` if its tokenisers or templates are damaged."""
         return cls(
             bundle, bundle.tokenizers(), PromptTemplates(bundle.manifest), engine, label or bundle.manifest.version, traits=traits
@@ -115,19 +132,19 @@ class LoadedModel:
     @property
     def device(self) -> str:
         """Device of the engine; empty until it was ready once."""
-        return self.engine.device
+        return str(self.engine.device)
 
     @property
     def num_engines(self) -> int:
         """Engines that share its requests."""
-        return self.engine.num_replicas
+        return int(self.engine.num_replicas)
 
     @property
     def max_slots(self) -> int:
         """Rows of the decode batches of all its engines."""
-        return self.engine.num_replicas * self.engine.settings.max_slots
+        return int(self.engine.num_replicas * self.engine.settings.max_slots)
 
     @property
     def max_slots_per_request(self) -> int:
         """Rows that one request may take, all in one engine."""
-        return self.engine.settings.slots_per_request
+        return int(self.engine.settings.slots_per_request)

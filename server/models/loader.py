@@ -20,7 +20,8 @@ from dragoman.server.models.version import Cause, Opened, Refused
 from dragoman.server.service.languages import PromptTemplates
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.processes import read_process
-from dragoman.server.workers.engines import EnginePlan, ModelEngine, engine_settings, make_engine, plan_engine
+from dragoman.server.workers.engines import EnginePlan, engine_settings, make_engine, plan_engine
+from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.processors import give_back_blocks_soon
 
 log = structlog.get_logger("dragoman.repository")
@@ -177,9 +178,9 @@ def _resident_sizes(model: LoadedModel) -> list[int]:
     return [reading.resident_memory_bytes for reading in readings if reading is not None]
 
 
-def engine_of(model: LoadedModel) -> ModelEngine:
+def engine_of(model: LoadedModel) -> ReplicaPool | SleepingEngine:
     """Return the engine of a model in the process that starts engines."""
-    return cast(ModelEngine, model.engine)
+    return cast(ReplicaPool | SleepingEngine, model.engine)
 
 
 def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> None:

@@ -10,7 +10,7 @@ from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError, ReadyRule
 from dragoman.server.models.discovery import FoundModel, find_unused, scan
 from dragoman.server.models.reconciler import ModelReconciler
-from dragoman.server.telemetry.version_metrics import VersionReading
+from dragoman.server.telemetry.server_metrics import VersionReading
 
 log = structlog.get_logger("dragoman.repository")
 

@@ -20,7 +20,7 @@ from dragoman.server.models.reconcile import missing, reconcile, route_to, targe
 from dragoman.server.models.registry import Route
 from dragoman.server.models.use import Outcomes
 from dragoman.server.models.version import Cause, Refused, State, Version
-from dragoman.server.telemetry.version_metrics import VersionReading
+from dragoman.server.telemetry.server_metrics import VersionReading
 from dragoman.server.workers.supervisor import EngineCannotStart
 
 # Between two observations of a canary check.

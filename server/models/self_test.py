@@ -14,17 +14,15 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from dragoman.export.bundle import Bundle, BundleError, Manifest
 from dragoman.export.processor import Platform
 from dragoman.export.samples import NUM_CANDIDATES, Candidate, Sample, Samples, ScoredSample, read_samples
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.dispatch.calls import Calls
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, SearchOptions
 from dragoman.server.errors import ServiceError
-
-if TYPE_CHECKING:
-    from dragoman.server.models.loaded import FrontEngine
 
 
 class ProofFailed(Exception):
@@ -183,7 +181,7 @@ class Proof:
 async def prove(
     bundle: Bundle,
     tokenizers: Tokenizers,
-    engine: "FrontEngine",
+    engine: Calls,
     platform: Platform,
     device: str = CPU,
     *,
@@ -330,7 +328,7 @@ async def _ask_all(asks: Sequence[Ask]) -> None:
 class _Asking:
     """Asks an engine, and knows the requests that are not answered."""
 
-    def __init__(self, engine: "FrontEngine") -> None:
+    def __init__(self, engine: Calls) -> None:
         self._engine = engine
         self._waiting: dict[int, str] = {}
         self._last = ""

@@ -14,7 +14,7 @@ from dragoman.export.bundle import BundleError
 from dragoman.server.models import manager as manager_module
 from dragoman.server.models.discovery import FoundModel, scan
 from dragoman.server.models.manager import ModelManager
-from dragoman.server.telemetry.version_metrics import VersionReading
+from dragoman.server.telemetry.server_metrics import VersionReading
 from tests.server.conftest import until
 
 
