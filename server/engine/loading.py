@@ -1,4 +1,4 @@
-"""From a bundle to an engine that runs it on ONNX Runtime, on the device that was chosen for it."""
+"""Load a bundle into an engine on ONNX Runtime, on the device chosen for it, and warm it up."""
 
 from dataclasses import asdict, replace
 
@@ -118,10 +118,10 @@ def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> Scorer:
 def warm_up(runner: Runner, manifest: Manifest) -> Costs:
     """Run the encoder, or what reads prompts, on a short and a long source, and the decoder on 1, 2, 4 … `max_rows` rows.
 
-    What it leaves in the caches is never read: a row's length starts at 0 with each request.
+    Its content of the caches is never read: a row's length starts at 0 with each request.
 
     Returns:
-        What the encoder takes.
+        Costs of the encoder.
     """
     longest = min(64, manifest.max_source_tokens)
     if manifest.has_prompts:  # which share their room with what follows
@@ -145,5 +145,5 @@ def warm_up(runner: Runner, manifest: Manifest) -> Costs:
 
 
 def usual_costs(manifest: Manifest) -> Costs:
-    """Return what to take the encoder to cost where it is not measured."""
+    """Return the encoder's costs where they are not measured."""
     return PACKED if manifest.is_packed else PADDED

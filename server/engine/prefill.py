@@ -58,16 +58,6 @@ class Prefiller(ABC):
         """Source tokens that are still to be read of these; None where every source is encoded at once."""
         return None
 
-    @property
-    def num_prefetched(self) -> int:
-        """Waiting sequences that have been encoded."""
-        return 0
-
-    @property
-    def prefetched_bytes(self) -> int:
-        """Memory that their encoded sources take."""
-        return 0
-
     @abstractmethod
     def fill(self, admitted: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
         """Do an iteration's part of the work; return the sequences whose rows are filled now.
@@ -101,16 +91,6 @@ class EncoderPrefiller(Prefiller):
         self._held: dict[Sequence, Held] = {}
         self._refused: set[Sequence] = set()
         self._token_bytes = self._num_bytes = 0
-
-    @property
-    def num_prefetched(self) -> int:
-        """See `Prefiller`."""
-        return len(self._held)
-
-    @property
-    def prefetched_bytes(self) -> int:
-        """See `Prefiller`."""
-        return self._num_bytes
 
     def forget(self, sequence: Sequence) -> None:
         """See `Prefiller`."""

@@ -79,6 +79,9 @@ class LoadedModel:
         label: Name of the version's folder; where that has none, the version by content.
         use: Its use by requests.
         traits: Settings that only models have.
+        manifest: Of the bundle.
+        name: Name of the model.
+        version: Version by content.
     """
 
     bundle: Bundle
@@ -88,6 +91,14 @@ class LoadedModel:
     label: str
     use: Use = field(default_factory=Use)
     traits: Traits = NO_TRAITS
+    manifest: Manifest = field(init=False)
+    name: str = field(init=False)
+    version: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        manifest = self.bundle.manifest
+        for attribute, value in (("manifest", manifest), ("name", manifest.name), ("version", manifest.version)):
+            object.__setattr__(self, attribute, value)  # read many times in each request
 
     @classmethod
     def of(cls, bundle: Bundle, engine: Any, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
@@ -96,24 +107,9 @@ class LoadedModel:
             bundle, bundle.tokenizers(), PromptTemplates(bundle.manifest), engine, label or bundle.manifest.version, traits=traits
         )
 
-    @property
-    def manifest(self) -> Manifest:
-        """Manifest of the bundle."""
-        return self.bundle.manifest
-
     def card(self) -> str:
         """Read the bundle's card."""
         return self.bundle.card()
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.manifest.name
-
-    @property
-    def version(self) -> str:
-        """Version by content."""
-        return self.manifest.version
 
     @property
     def is_asleep(self) -> bool:
@@ -124,10 +120,6 @@ class LoadedModel:
     def outcomes(self) -> Outcomes:
         """Outcomes of the requests of this process."""
         return self.use.outcomes
-
-    def count_queued(self, seconds: float) -> None:
-        """Count the time that an answered request has waited for a slot."""
-        self.use.outcomes = self.use.outcomes.plus(Outcomes(queue_seconds=seconds))
 
     @property
     def device(self) -> str:

@@ -223,7 +223,7 @@ class Generation:
             count()
             raise error_of(finished, call)
         if finished.admitted is not None:
-            model.count_queued(finished.admitted - sequence.arrival)
+            model.use.queue_seconds += finished.admitted - sequence.arrival
         call.count_answer = count
 
     def models(self, caller: Caller | None = None) -> "Sequence[LoadedModel]":

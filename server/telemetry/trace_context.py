@@ -44,7 +44,7 @@ def read_trace_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> Tr
             parent = value
         elif key == STATE_KEY:
             states.append(value)
-    if not isinstance(parent, str) or (match := _PARENT.fullmatch(parent.strip())) is None:
+    if not parent or not isinstance(parent, str) or (match := _PARENT.fullmatch(parent.strip())) is None:
         return None
     version, trace_id, span_id, flags, rest = match.groups()
     if (version == "00" and rest) or not int(trace_id, 16) or not int(span_id, 16):
