@@ -14,7 +14,7 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import Repository, Route
 from dragoman.server.models.use import Holding, Outcomes
-from dragoman.server.protocols.grpc.server import GrpcServer, build_server
+from dragoman.server.protocols.grpc.server import GrpcServer
 from dragoman.server.protocols.http.server import HttpServer
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import Callers, Deadlines, OwnUsage, Usage
@@ -104,7 +104,7 @@ class Frontend:
         Raises:
             ConfigError: If a port is taken or credentials cannot be used.
         """
-        self._face = build_server(self._config, self.core)
+        self._face = GrpcServer(self._config, self.core)
         if self._config.http:
             self._http = HttpServer(self._config, self.core, self._face.tls, self._operators, self._face.port)
             await self._http.start()
