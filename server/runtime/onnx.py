@@ -289,6 +289,7 @@ class OnnxScorer:
 
     @property
     def is_on_device(self) -> bool:
+        """Whether it works on the engine's device, so that opening it and scoring have their place among the engine's steps."""
         return self._open_on_device is not None
 
     def check(self) -> None:
@@ -296,6 +297,7 @@ class OnnxScorer:
         self._bundle.check_unchanged()
 
     def open(self) -> None:
+        """Load the graph."""
         path = self._bundle.scorer_path
         if self._open_on_device is not None:
             self._session = self._open_on_device(path)
@@ -306,6 +308,18 @@ class OnnxScorer:
     def score(
         self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Score one target, end-of-sequence included in both.
+
+        Args:
+            source_ids: `[S]`.
+            target_ids: `[T]`.
+            layer: Decoder layer whose attention is wanted; None for the mean of all.
+            decoder_start_id: First token fed to the decoder; None for the model's start token.
+
+        Returns:
+            The target tokens' log-probabilities `[T]`, and the attention to the source `[T, S]`, averaged over heads; `[T, 0]` of a
+            model that has none.
+        """
         assert self._session is not None, "the scorer is not open"
         labels = np.array([target_ids], np.int64)
         start = self._bundle.manifest.decoder_start_id if decoder_start_id is None else decoder_start_id
@@ -324,5 +338,6 @@ class OnnxScorer:
         return log_probs[0], attention[0].mean(0) if layer is None else attention[0, layer]
 
     def interrupt(self) -> None:
+        """Let a computation under way fail soon; for any thread."""
         if self._running is not None:
             self._running.terminate = True
