@@ -80,8 +80,7 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-chart: $(READY) ## Bring the dashboard, the tables of settings, metrics and values, and the Helm chart up to date
-	$(BIN)/python -m deploy.grafana.generate
+chart: $(READY) ## Bring the tables of settings, metrics and values, and the Helm chart up to date
 	$(BIN)/python -m deploy.prometheus.document
 	$(BIN)/python deploy/helm/generate.py
 

@@ -1,4 +1,4 @@
-"""The server process: put the parts together, run until a signal, drain, stop.
+"""The server process: assembly of its parts, signals, drain and exit.
 
 The exit code is 0 after a drain, 1 if an engine or a front end cannot start or a store does not answer, 2 if a setting or a bundle
 cannot be used.
@@ -25,12 +25,11 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.listening import in_url
 from dragoman.server.models.discovery import FoundModel, find_models
 from dragoman.server.models.loader import VersionLoader
-from dragoman.server.models.manager import Keeper
+from dragoman.server.models.manager import ModelManager
 from dragoman.server.models.memory import Placement
 from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.models.registry import Repository
 from dragoman.server.models.source import ModelSource
-from dragoman.server.models.version_loader import check_ready_rule
 from dragoman.server.operators import Operators
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminAccess, AdminServer
@@ -40,12 +39,12 @@ from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source, Watcher
 from dragoman.server.workers.engines import plan_engines
-from dragoman.server.workers.front_end import FrontEnd
-from dragoman.server.workers.frontends import FrontEnds
-from dragoman.server.workers.processors import Terminal, end_process, give_back_large_blocks, keep_what_is_there
+from dragoman.server.workers.frontend import Frontend
+from dragoman.server.workers.frontend_workers import FrontendWorkers
+from dragoman.server.workers.processors import Terminal, end_process, freeze_heap, give_back_large_blocks
 from dragoman.server.workers.supervisor import CannotStart, EngineCannotStart
 
-# How long after a hangup the terminal may still be there that is going.
+# How long a closing terminal may still exist after its SIGHUP.
 HANGUP_SECONDS = 1.0
 
 log = structlog.get_logger("dragoman")
@@ -78,7 +77,7 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
 
 
 def _before_start(terminal: Terminal, number: int, _: object) -> None:
-    """End while bundles are still being checked: the first process of a container would not end by itself."""
+    """End while bundles are still being checked; without a handler, process 1 of a container ignores signals."""
     if number == signal.SIGHUP and not terminal.is_gone:
         log.info("nothing is in use yet that could be read again")
         return
@@ -102,11 +101,11 @@ class Service:
 
         Args:
             config: The settings.
-            source: Where the folder of models comes from.
-            found: What lies in it.
-            keys: Of which one must have signed each bundle; None if they need not be signed.
-            terminal: The one that the process was started in.
-            sampler: What leaves out other libraries' log lines.
+            source: Source of the folder of models.
+            found: Models in the folder.
+            keys: Keys that bundles must be signed with; None if they need not be signed.
+            terminal: Controlling terminal of the process.
+            sampler: Limits other libraries' log lines.
 
         Raises:
             InputError: If a setting or every version of a model cannot be used.
@@ -120,15 +119,15 @@ class Service:
         self.metrics = Metrics(registry, _version())
         self.repository: Repository = Repository()
         self._loader = VersionLoader(
-            config, self.metrics, keys, num_models=lambda: len(self.keeper.models), on_change=self._on_change
+            config, self.metrics, keys, num_models=lambda: len(self.manager.models), on_change=self._on_change
         )
         self._placement = Placement(
-            lambda: [model.candidate() for model in self.keeper.models.values()],
-            lambda name: self.keeper.models[name].evict(),
+            lambda: [model.candidate() for model in self.manager.models.values()],
+            lambda name: self.manager.models[name].evict(),
             keep_seconds=config.keep_loaded_seconds,
             bound_bytes=config.models_memory_bytes,
         )
-        self.keeper: Keeper = Keeper(
+        self.manager = ModelManager(
             source.folder,
             found,
             lambda model: ModelReconciler(model, self._loader, lambda: self.front, self._placement, self._publish),
@@ -136,13 +135,13 @@ class Service:
             config.model_files,
         )
         self._open_models()
-        self.metrics.versions.watch(self.keeper.readings)
-        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics(CollectorRegistry()))
-        self.front: FrontEnd | FrontEnds
+        self.metrics.versions.watch(self.manager.readings)
+        self._operators = Operators(config, self.manager, self.metrics, CallerMetrics())
+        self.front: Frontend | FrontendWorkers
         if config.front_ends == 1:
-            self.front = FrontEnd(config, self.repository, self.metrics, tracer, sampler, operators=self._operators.over_http)
+            self.front = Frontend(config, self.repository, self.metrics, tracer, sampler, operators=self._operators.over_http)
         else:
-            self.front = FrontEnds(config, self.repository, self.metrics, _version(), self._operators.over_http)
+            self.front = FrontendWorkers(config, self.repository, self.metrics, _version(), self._operators.over_http)
         self.front.on_awaited(self._on_awaited)
         self._metrics_access = AdminAccess.of(config)
         self._watcher = Watcher(self.metrics.reloads)
@@ -159,22 +158,22 @@ class Service:
         with AdminServer(
             self.config.metrics_host,
             self.config.metrics_port,
-            self.metrics.wsgi_app(front.ask),
+            self.metrics.summed(front.ask),
             lambda: front.is_ready,
             self._metrics_access,
-            self.keeper.troubles,
+            self.manager.troubles,
         ) as admin:
             try:
                 if await self._unless(stopping, self._open(admin)) and await self._unless(stopping, self._start_engines()):
-                    self._spawn(self.keeper.run())
+                    self._spawn(self.manager.run())
                     if self._source.is_followed:
-                        self._spawn(self._source.follow(self.keeper.look, self.keeper.uses))
+                        self._spawn(self._source.follow(self.manager.look, self.manager.uses))
                     self._operators.begin()
                     models = self.repository.all()
                     engines = {model.name: f"{model.engine.num_replicas} x {model.engine.settings.num_threads}" for model in models}
                     names = [model.name for model in models]
                     log.info("serving", **self._console(), **self._ports(admin), models=names, engines_and_threads=engines)
-                    keep_what_is_there()
+                    freeze_heap()
                     await stopping.wait()
                     self._operators.drain()
                     await front.drain(self.config.drain_seconds)
@@ -186,12 +185,12 @@ class Service:
                 for task in self._tasks:
                     task.cancel()
                 await front.end()
-                await asyncio.gather(front.flush(), self.keeper.stop())
+                await asyncio.gather(front.flush(), self.manager.stop())
         log.info("stopped")
         return 0
 
     async def _open(self, admin: AdminServer) -> None:
-        """Begin to answer: that models are not ready yet."""
+        """Open the ports; requests are told that models are not ready yet."""
         await self.front.start()
         await self._operators.start()
         self._watch()
@@ -199,12 +198,12 @@ class Service:
         log.info("listening", host=self.config.host, **self._ports(admin), pid=os.getpid())
 
     def _ports(self, admin: AdminServer) -> dict[str, Any]:
-        """Return the ports that are answered, by what the log calls them."""
+        """Return the open ports, by their names in the log."""
         ports = {"port": self.front.port, "http_port": self.front.http_port, "metrics_port": admin.port}
         return {name: port for name, port in ports.items() if port is not None}
 
     def _console(self) -> dict[str, str]:
-        """Return where a browser finds the console, unless it is turned off."""
+        """Return the address of the console for the log, unless it is off."""
         if not (self.config.http and self.config.console):
             return {}
         scheme = "http" if self.config.tls_certificate is None else "https"
@@ -212,37 +211,38 @@ class Service:
         return {"console": f"{scheme}://{host}:{self.front.http_port}/"}
 
     async def _start_engines(self) -> None:
-        """Start every engine at once; done when all that must be are ready, and who answers knows it."""
-        rule, models = self.config.ready_rule, self.keeper.models.values()
-        for model in models:
-            if not rule.needs(model.name, model.found.file.settings.is_ready_needed):
+        """Start the engines of all models; return when those that `ready_when` asks for are ready."""
+        needed = []
+        for model in self.manager.models.values():
+            if self.config.ready_rule.needs(model.name, model.found.file.settings.is_ready_needed):
+                needed.append(model.start())
+            else:
                 self._spawn(self._start_beside(model))
-        needed = [model for model in models if rule.needs(model.name, model.found.file.settings.is_ready_needed)]
-        await asyncio.gather(*(model.start() for model in needed))
+        await asyncio.gather(*needed)
         await self.front.until_ready()
 
     async def _start_beside(self, model: ModelReconciler) -> None:
-        """Start the engines of a model that nobody waits for. What keeps them from starting is told by who tries it again."""
+        """Start the engines of a model that the server does not wait for; failures are logged where they are retried."""
         with contextlib.suppress(EngineCannotStart):
             await model.start(is_persistent=True)
 
     async def _unless(self, stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-        """Do something; return whether it was done, which it is not if a signal came first."""
-        doing, signalled = asyncio.create_task(work), asyncio.create_task(stopping.wait())
-        either: list[asyncio.Future[Any]] = [doing, signalled]
+        """Await `work` unless a signal comes first, which cancels it; return whether it was done."""
+        working, signalled = asyncio.create_task(work), asyncio.create_task(stopping.wait())
+        either: list[asyncio.Future[Any]] = [working, signalled]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         signalled.cancel()
-        if doing.done():
-            await doing
+        if working.done():
+            await working
             return True
-        doing.cancel()
-        await asyncio.gather(doing, return_exceptions=True)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
         return False
 
     def _on_signal(self, number: int, stopping: asyncio.Event) -> None:
-        """Begin to drain, or with SIGHUP read files again, unless it says that the terminal is gone.
+        """Drain; on SIGHUP read files again, unless the terminal is gone.
 
-        A second signal ends the process at once, but a terminal that closes may send more than one SIGHUP.
+        A second signal ends the process at once, except SIGHUP, which a closing terminal may send more than once.
         """
         if number == signal.SIGHUP:
             if not stopping.is_set() and (self._terminal.is_gone or not self._is_hang_up_due):
@@ -255,9 +255,9 @@ class Service:
         stopping.set()
 
     async def _hang_up(self, stopping: asyncio.Event) -> None:
-        """Drain if the terminal is gone; read files again, if not. A shell that ends may tell its jobs a moment before it goes."""
+        """Drain if the terminal is gone, else read files again; a shell may signal its jobs just before its terminal closes."""
         if not self._terminal.is_gone:
-            async with self._reading_again:  # signals that come before it begins are one
+            async with self._reading_again:  # signals before it begins count as one
                 self._is_hang_up_due = False
                 log.info("reading again what has changed")
                 await asyncio.gather(self._watcher.check(), self._look_for_models())
@@ -266,9 +266,9 @@ class Service:
             stopping.set()
 
     async def _look_for_models(self) -> None:
-        """Have what has changed in the store and in the folder be served."""
-        await self._source.look(self.keeper.look)
-        await self.keeper.look()
+        """Serve what has changed in the store and in the folder."""
+        await self._source.look(self.manager.look)
+        await self.manager.look()
 
     def _watch(self) -> None:
         """Watch the files that may change while the server runs."""
@@ -284,61 +284,61 @@ class Service:
             self._watcher.add(Source("metrics_access", access.paths, access.reload, tell_expiry))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done beside everything else."""
+        """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _open_models(self) -> None:
-        """Open what is to be served from the start, and have requests wait for it.
+        """Open the models to be served from the start; requests wait for them.
 
         Raises:
-            InputError: If nothing of a model can be, or settings do not go with what there is.
+            InputError: If no version of a model can be opened, or settings do not fit the models.
         """
-        check_ready_rule(list(self.keeper.models), self.config.ready_rule)
+        self.manager.check_ready_rule(self.config.ready_rule)
         own: dict[str, ServerConfig] = {}
         bundles = []
-        for name, keeper in self.keeper.models.items():
-            own[name] = keeper.found.file.settings.within(self.config)
-            bundles += keeper.open_first()[:1]
+        for name, model in self.manager.models.items():
+            own[name] = model.found.file.settings.within(self.config)
+            bundles += model.open_first()[:1]
         self._loader.pin(plan_engines(self.config, bundles, own))
-        for name, keeper in self.keeper.models.items():
-            keeper.hold_first()
-            if keeper.route is not None:
-                self.repository.publish(name, keeper.route)
+        for name, model in self.manager.models.items():
+            model.set_first_route()
+            if model.route is not None:
+                self.repository.publish(name, model.route)
                 self._describe(name)
-                self.metrics.set_ready(name, keeper.route.default.engine.is_ready)
+                self.metrics.set_ready(name, model.route.default.engine.is_ready)
 
     def _on_awaited(self) -> None:
-        """Have models be loaded that requests wait for, and those not that nobody waits for any more."""
-        for keeper in self.keeper.models.values():
-            keeper.wake()
+        """Reconsider which models to load, because requests wait for others than before."""
+        for model in self.manager.models.values():
+            model.wake()
         self._placement.note()
 
     def _on_change(self, name: str) -> None:
-        """Take note that an engine of a model has become ready, or is not any more."""
+        """Publish a change in the readiness of a model's engines."""
         self._publish(name)
-        if (keeper := self.keeper.models.get(name)) is not None:
-            keeper.wake()
+        if (model := self.manager.models.get(name)) is not None:
+            model.wake()
 
     def _publish(self, name: str) -> None:
-        """Tell health and metrics how a model is now; one whose front ends are still being told of it is none yet."""
+        """Publish a model's state to health and metrics; a model that workers do not all serve yet has none."""
         if (route := self.repository.find(name)) is not None:
             self._describe(name)
             self.metrics.set_ready(name, route.default.engine.is_ready)
         self.front.update_health()
 
     def _describe(self, name: str) -> None:
-        """Tell metrics what a model is, once it is published."""
+        """Describe a published model in the metrics."""
         route = self.repository.route(name)
         model, num_slots = route.default, sum(version.max_slots for version in route.versions.values())
-        num_engines = 0 if model.is_asleep else 1  # what sleeps has no engine that could be missed
+        num_engines = 0 if model.is_asleep else 1  # no alert for a model that is asleep
         self.metrics.add_model(name, model.version, model.manifest.precision, model.device, num_slots, num_engines)
         self.metrics.versions.add_model(name)
 
 
 def _signals() -> list[signal.Signals]:
-    """Return the signals that we hear: SIGHUP among them, unless nohup has it ignored."""
+    """Return the signals with a handler: SIGHUP among them, unless nohup ignores it."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGTERM, signal.SIGINT, *([] if is_ignored else [signal.SIGHUP])]
 

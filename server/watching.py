@@ -15,7 +15,7 @@ import structlog
 
 from dragoman.model.errors import InputError
 from dragoman.model.files import open_regular
-from dragoman.server.telemetry.reload_metrics import ReloadMetrics
+from dragoman.server.telemetry.server_metrics import ReloadMetrics
 
 POLL_SECONDS = 1.0
 MAX_FILE_BYTES = 64 * 2**20
@@ -60,7 +60,7 @@ class Watcher:
         """Watch a source whose current content is in use."""
         source.used = source.seen = fingerprint(source.paths)
         self._sources.append(source)
-        self._metrics.add(source.name)
+        self._metrics.set_stale(source.name, False)
 
     async def run(self) -> None:
         """Poll forever. Content is used when two polls have found the same: a file may be half written at the first."""
@@ -105,7 +105,7 @@ class Watcher:
             source.use(await asyncio.to_thread(source.load))
         except Exception as error:
             source.refused = found
-            self._metrics.failed(source.name)
+            self._metrics.set_stale(source.name, True)
             reason = str(error) if isinstance(error, InputError) else None
             log.error(
                 "cannot be used, what was read before stays in use",
@@ -115,7 +115,7 @@ class Watcher:
             )
         else:
             source.used, source.refused = found, None
-            self._metrics.reloaded(source.name)
+            self._metrics.set_stale(source.name, False)
             log.info("reloaded", source=source.name)
 
 

@@ -21,7 +21,12 @@ HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health"), GRPC),
     "dragoman.v1": MESSAGES,
     "dragoman.inference": ("server/protocols/",),
-    "aiohttp": ("server/protocols/http/", "server/protocols/console/", "server/protocols/libretranslate/"),
+    "aiohttp": (
+        "server/protocols/http/",
+        "server/protocols/console/",
+        "server/protocols/libretranslate/",
+        "server/telemetry/admin.py",
+    ),
     "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/piece_model.py", "export/graph_file.py"),
     "zmq": ("server/engine/process.py", "server/dispatch/link.py", "server/dispatch/remote.py"),
     "prometheus_client": ("server/main.py", "server/workers/frontend_process.py", "server/telemetry/"),

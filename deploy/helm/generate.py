@@ -36,10 +36,10 @@ RULES_HEADER = (
     "# Written by make chart from deploy/prometheus/rules. The chart puts matchers of its release in the place of `scope`.\n"
 )
 # What rules are about, with the matchers that it has there; strings are passed over.
-SELECTOR = re.compile(r'"[^"]*"|\b(?P<name>dragoman[\w:]+|process_\w+|kube_\w+|up)\b(?:\{(?P<matchers>[^}]*)\})?')
+SELECTOR = re.compile(r'"[^"]*"|\b(?P<name>dragoman[\w:]+|up)\b(?:\{(?P<matchers>[^}]*)\})?')
 MATCHER = re.compile(r'\w+(?:=~|!~|!=|=)"[^"]*"')
 # By which the rules find Dragoman where no release is known.
-BY_NAME = re.compile(r'(?:job|horizontalpodautoscaler)=~"[^"]*dragoman[^"]*"')
+BY_NAME = re.compile(r'job=~"[^"]*dragoman[^"]*"')
 
 
 def settings_schema() -> dict[str, Any]:
@@ -93,9 +93,8 @@ def scoped(expression: str) -> str:
     def add(found: re.Match[str]) -> str:
         if found["name"] is None:
             return found[0]
-        scope = "autoscaler" if found["name"].startswith("kube_horizontalpodautoscaler_") else "release"
         kept = [matcher for matcher in MATCHER.findall(found["matchers"] or "") if not BY_NAME.fullmatch(matcher)]
-        matchers = ",".join((f'scope="{scope}"', *kept))
+        matchers = ",".join(('scope="release"', *kept))
         return f"{found['name']}{{{matchers}}}"
 
     return SELECTOR.sub(add, expression)

@@ -14,7 +14,7 @@ from dragoman.cli.termination import tidy_when_terminated
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:
-    from dragoman.server.stores.download import Progress
+    from dragoman.server.stores.cache import Progress
 
 app = typer.Typer()
 

@@ -18,7 +18,7 @@ MAX_POINTS = 600
 _MAX_BYTES = 16 * 1024 * 1024
 
 # The process that was started, and those that it started.
-_PROCESSES = ("process", "dragoman_engine", "dragoman_front_end")
+_PROCESSES = ("process", "dragoman_engine")
 # Series of the report: how they are called, the metrics that are added up, and whether their value is shown, their growth a second,
 # or for a pair of a histogram's sum and count the mean of what was observed since the last time.
 GAUGES = {
@@ -26,7 +26,7 @@ GAUGES = {
     "running": ("dragoman_num_requests_running",),
     "slots_in_use": ("dragoman_slots_in_use",),
     "rss_bytes": tuple(f"{name}_resident_memory_bytes" for name in _PROCESSES),
-    "open_fds": tuple(f"{name}_open_fds" for name in _PROCESSES),
+    "open_fds": ("process_open_fds",),
 }
 RATES = {
     "cpu_cores": tuple(f"{name}_cpu_seconds_total" for name in _PROCESSES),

@@ -5,13 +5,11 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from dragoman.server.engine.messages import Finished, FinishReason, Request, Scored, ScoreRequest, Share, Statistics, Tokens
 from dragoman.server.engine.snapshot import Snapshot
 from dragoman.server.errors import NotReady
-
-E = TypeVar("E")
 
 
 class Calls(ABC):
@@ -83,12 +81,22 @@ class Calls(ABC):
             NotReady: If the model is not ready.
         """
         future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
-        return await self._wait(request, future)
+        self.submit(request, partial(_resolve, future))
+        try:
+            return await future
+        finally:
+            if future.cancelled():
+                self.cancel(request.id)
 
     async def score(self, request: ScoreRequest) -> Scored:
         """Submit a score request and wait for its end; see `generate`."""
         future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
-        return await self._wait(request, future)
+        self.submit(request, partial(_resolve, future))
+        try:
+            return await future
+        finally:
+            if future.cancelled():
+                self.cancel(request.id)
 
     async def stream(self, request: Request) -> AsyncGenerator[Tokens | Finished, None]:
         """Submit a request and yield its tokens and its end; closing the iterator early cancels the request.
@@ -110,14 +118,6 @@ class Calls(ABC):
         if not self.is_ready:
             raise NotReady(f"model {self.name!r} is not ready", retry_after_seconds=self.retry_seconds)
 
-    async def _wait(self, request: Request | ScoreRequest, future: asyncio.Future[E]) -> E:
-        self.submit(request, partial(_resolve, future))
-        try:
-            return await future
-        finally:
-            if future.cancelled():
-                self.cancel(request.id)
-
 
 def ending(request: Request | ScoreRequest, reason: FinishReason, now: float, **details: Any) -> Finished | Scored:
     """Return the end of a request that no engine has run."""
@@ -126,6 +126,6 @@ def ending(request: Request | ScoreRequest, reason: FinishReason, now: float, **
     return Finished(request.id, reason, [], 0, None, 0.0, None, now, **details)
 
 
-def _resolve(future: asyncio.Future[E], event: E) -> None:
+def _resolve(future: asyncio.Future[Any], event: Any) -> None:
     if not future.done():
         future.set_result(event)

@@ -205,8 +205,8 @@ class Dispatcher(Calls):
         now, entries, requests, scores = self._clock(), self._entries, self._requests, self._scores
         statistics = engine.statistics = report.statistics
         requests.heard(index, now, len(statistics.steps))
-        for step in statistics.steps:
-            requests.forecast.observe_step(step.seconds)
+        if steps := statistics.steps:
+            requests.forecast.observe_steps(sum(step.seconds for step in steps), len(steps))
         for prefill in statistics.prefills:
             if prefill.num_tokens:
                 requests.forecast.observe_prefill(prefill.num_tokens, prefill.seconds)
@@ -231,7 +231,8 @@ class Dispatcher(Calls):
                 if scored.reason in ANSWERS:
                     scores.forecast.observe_completion(now)
                 entry.deliver(scored)
-        self._on_statistics(self.statistics())
+        is_quiet = len(self._engines) == 1 and not requests.num_waiting and requests.num_used < requests.capacity
+        self._on_statistics(statistics if is_quiet and not scores.num_waiting else self.statistics())
         self._go_on(now)
 
     def statistics(self) -> Statistics:
@@ -248,8 +249,6 @@ class Dispatcher(Calls):
             queue_seconds=requests.queue_seconds(),
             cache_bytes_reserved=sum(s.cache_bytes_reserved for s in engines),
             cache_bytes_used=sum(s.cache_bytes_used for s in engines),
-            num_ahead=sum(s.num_ahead for s in engines),
-            ahead_bytes=sum(s.ahead_bytes for s in engines),
         )
 
     def statistics_for_callers(self) -> Statistics:

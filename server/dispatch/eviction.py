@@ -1,45 +1,38 @@
-"""How crowded a queue is for one caller: who is before it, who has to leave for it, and what part of the service is its own.
+"""A crowded fair queue as one caller meets it: slots that come before a new item, items to evict, and its part of the service.
 
-Only where somebody may have to leave are all callers who wait looked at; else never more than `MAX_LINES`.
+Only where an item may have to be evicted are all waiting callers looked at; else never more than `MAX_CALLERS`.
 """
 
 from itertools import islice
 
-from dragoman.server.dispatch.caller_queue import PARTS_PER_TOKEN, PARTS_PER_WEIGHT, TOKENS_PER_PRIORITY, Line, T
-from dragoman.server.dispatch.fair_queue import FairQueue
+from dragoman.server.dispatch.fair_queue import PARTS_PER_TOKEN, PARTS_PER_WEIGHT, TOKENS_PER_PRIORITY, CallerQueue, FairQueue, T
 from dragoman.server.engine.messages import Share
 
-MAX_LINES = 64
+MAX_CALLERS = 64
 
 
-def num_own_ahead(line: Line[T], at: float, priority: int) -> tuple[int, int]:
-    """Return the slots and the tokens of what is before a new item in its caller's own line.
-
-    Args:
-        line: The caller's.
-        at: Place of the item.
-        priority: Of the item.
-    """
-    if not len(line) or priority <= line.least_priority:  # all of them came earlier and have no less priority
-        return line.num_waiting_slots, line.num_tokens
-    ahead = [place for place in line.places() if place.at <= at]
+def num_own_ahead(own: CallerQueue[T], at: float, priority: int) -> tuple[int, int]:
+    """Return the slots and the tokens of the items before a new one in its caller's own queue."""
+    if not len(own) or priority <= own.least_priority:  # all of them came earlier and have no less priority
+        return own.num_waiting_slots, own.num_tokens
+    ahead = [place for place in own.places() if place.at <= at]
     return sum(place.num_slots for place in ahead), sum(place.size for place in ahead)
 
 
 def num_slots_ahead(queue: FairQueue[T], share: Share, at: float, priority: int) -> int:
-    """Return the slots of what will be taken before a new item, at the least.
+    """Return the slots of the items that will be taken before a new one, at the least.
 
-    That is what is before it in its caller's line, and what others are due until those have been served. How much of theirs that is
-    follows from the sizes of what waits; what has a limit of slots may get less than it is due, and is not counted.
+    Those are the items before it in its caller's queue, and those that others are due until these have been served, estimated
+    from the sizes of waiting items. Callers with a limit of slots may get less than they are due, and are not counted.
     """
-    line = queue.line(share.caller)
-    num_slots, num_tokens = (0, 0) if line is None else num_own_ahead(line, at, priority)
-    if len(queue.crowd) <= (line is not None and len(line) > 0):
+    own = queue.of(share.caller)
+    num_slots, num_tokens = (0, 0) if own is None else num_own_ahead(own, at, priority)
+    if len(queue.waiting) <= (own is not None and len(own) > 0):
         return num_slots  # nobody else waits
     own_parts = num_tokens * round(PARTS_PER_TOKEN / share.weight)
     end = queue.served(share.caller) + own_parts - priority * TOKENS_PER_PRIORITY * PARTS_PER_TOKEN
-    for other in islice(queue.crowd, MAX_LINES):
-        if other is not line and not other.share.max_slots:
+    for other in islice(queue.waiting, MAX_CALLERS):
+        if other is not own and not other.share.max_slots:
             due = max(end - queue.turn(other)[0], 0)
             num_due_slots = other.num_waiting_slots * due // max(other.num_tokens * other.parts_per_token, 1)
             num_slots += min(num_due_slots, other.num_waiting_slots)
@@ -47,15 +40,12 @@ def num_slots_ahead(queue: FairQueue[T], share: Share, at: float, priority: int)
 
 
 def evicted(queue: FairQueue[T], share: Share, size: int, num: int, num_tokens: int) -> list[T]:
-    """Return what a new item may push out of a full queue: the last items of the caller who has most, by weight.
-
-    The longest queue is cut, as in Suter et al., "Buffer Management Schemes for Supporting TCP in Gigabit Routers with Per-Flow
-    Queueing", 1999. Nobody loses the only item that waits.
+    """Return the items that a new one may evict from a full queue: the last of the caller with most, by weight.
 
     Args:
-        queue: Which is full.
-        share: The new item's.
-        size: Its tokens.
+        queue: The full queue.
+        share: Of the new item's caller.
+        size: Tokens of the new item.
         num: Items that have to leave for it.
         num_tokens: Tokens that have to leave for it.
 
@@ -63,12 +53,12 @@ def evicted(queue: FairQueue[T], share: Share, size: int, num: int, num_tokens: 
         As few as are needed; none where that caller does not have more than the new item's, up to the last item that has to go.
     """
 
-    def amount(line: Line[T]) -> int:
-        return line.num_tokens if num_tokens > 0 else len(line)
+    def amount(one: CallerQueue[T]) -> int:
+        return one.num_tokens if num_tokens > 0 else len(one)
 
-    own = queue.line(share.caller)
+    own = queue.of(share.caller)
     part_with_it = ((amount(own) if own is not None else 0) + (size if num_tokens > 0 else 1)) / share.weight
-    most = max((line for line in queue.crowd if len(line) > 1), key=lambda line: amount(line) / line.share.weight, default=None)
+    most = max((one for one in queue.waiting if len(one) > 1), key=lambda one: amount(one) / one.share.weight, default=None)
     if most is None or most is own:
         return []
     places = most.last(num, num_tokens)
@@ -80,36 +70,32 @@ def evicted(queue: FairQueue[T], share: Share, size: int, num: int, num_tokens: 
 
 
 def without_claim(queue: FairQueue[T]) -> list[Share] | None:
-    """Return the shares of those who wait and could push nobody out if the queue had no place; None if too many wait to tell."""
-    if not queue.crowd:
-        return []
-    if len(queue.crowd) > MAX_LINES:
+    """Return the shares of waiting callers that could evict nothing if the queue had no place; None if too many wait."""
+    if len(queue.waiting) > MAX_CALLERS:
         return None
-    most = max((len(line) / line.share.weight for line in queue.crowd if len(line) > 1), default=0.0)
-    return [line.share for line in queue.crowd if (len(line) + 1) / line.share.weight >= most]
+    most = max((len(one) / one.share.weight for one in queue.waiting if len(one) > 1), default=0.0)
+    return [one.share for one in queue.waiting if (len(one) + 1) / one.share.weight >= most]
 
 
 def is_at_limit(queue: FairQueue[T], share: Share, num_free: int) -> bool:
-    """Return whether as many items of a caller wait as its limit allows, beyond those that its part of the free slots will take."""
-    line = queue.line(share.caller)
-    if line is None or not share.max_waiting:
+    """Return whether a caller has as many waiting items as its limit allows, beyond those that free slots will take."""
+    own = queue.of(share.caller)
+    if own is None or not share.max_waiting:
         return False
-    num_open = max(min(num_free, share.max_slots - line.num_slots), 0) if share.max_slots else num_free
-    return len(line) >= share.max_waiting + num_open
+    num_open = max(min(num_free, share.max_slots - own.num_slots), 0) if share.max_slots else num_free
+    return len(own) >= share.max_waiting + num_open
 
 
 def at_their_limit(queue: FairQueue[T], num_free: int) -> list[Share]:
-    """Return the shares of those who are at their limit, of the first `MAX_LINES` who wait."""
-    if not queue.crowd:
-        return []
-    shares = (line.share for line in islice(queue.crowd, MAX_LINES))
+    """Return the shares of the callers that are at their limit, of the first `MAX_CALLERS` that wait."""
+    shares = (one.share for one in islice(queue.waiting, MAX_CALLERS))
     return [share for share in shares if share.max_waiting and is_at_limit(queue, share, num_free)]
 
 
 def part_of(queue: FairQueue[T], share: Share) -> float:
-    """Return the part of the service that is a caller's while all wait who do now."""
-    line = queue.line(share.caller)
-    if line is not None and len(line):
-        return line.parts_of_weight / queue.parts_of_weight
+    """Return a caller's part of the service while all wait that do now."""
+    own = queue.of(share.caller)
+    if own is not None and len(own):
+        return own.parts_of_weight / queue.parts_of_weight
     parts = round(PARTS_PER_WEIGHT * share.weight)
     return parts / (queue.parts_of_weight + parts)

@@ -1,235 +1,415 @@
-"""Whose turn it is: a queue in which every caller has a line of its own. Policy over plain objects: no clock, no I/O.
+"""Weighted fair queuing among callers. Policy over plain objects: no clock, no I/O.
 
-Weighted fair queuing with counters of tokens (Sheng et al., "Fairness in Serving Large Language Models", 2024): what a caller is
-served counts, by its weight, and the next is the first in line of the caller who has had least. Who comes back to the queue begins
-where the least served of those who wait are, so that idleness earns nothing, nor does the time in which a caller's own limit of
-slots holds it back.
+After Sheng et al., "Fairness in Serving Large Language Models" (2024): the tokens served to each caller are counted, by its
+weight, and the next item is the first of the caller with the least. A caller that comes back to the queue begins at the least
+count of those that wait, so that idleness earns nothing, nor does the time in which its own limit of slots holds a caller back.
 """
 
 import heapq
-from collections.abc import Collection
-from typing import Generic
+from collections.abc import Collection, Hashable, Iterator
+from typing import Generic, NamedTuple, TypeVar
 
-from dragoman.server.dispatch.caller_queue import NUM_KEPT, Line, Place, T, Turn
 from dragoman.server.engine.messages import Share
+
+T = TypeVar("T", bound=Hashable)
+
+TOKENS_PER_PRIORITY = 500
+"""Lead over other callers of a caller of weight 1, for each step of the priority of its first item."""
+PARTS_PER_TOKEN = 1 << 40
+"""Of a count; a weight of 10^9 leaves a thousand."""
+PARTS_PER_WEIGHT = 1 << 40
+"""Of a sum of weights; a weight of 10^-9 is still a thousand."""
+NUM_KEPT = 64
+"""Stale heap entries are dropped when they are more than the valid ones, and more than this."""
+
+
+class Place(NamedTuple, Generic[T]):
+    """An item in its caller's queue; places compare as tuples do.
+
+    Attributes:
+        at: Position; less is earlier.
+        number: Items that came before it.
+        item: The waiting item.
+        priority: Of the item.
+        size: Its tokens.
+        num_slots: Slots that it will hold.
+    """
+
+    at: float
+    number: int
+    item: T
+    priority: int
+    size: int
+    num_slots: int
+
+
+class CallerQueue(Generic[T]):
+    """The waiting items of one caller, and the tokens it has been served.
+
+    Counts are whole numbers of very small parts of a token: they do not drift, however long and by whatever weights they are
+    added up.
+
+    Attributes:
+        share: Of the caller's newest item.
+        parts_per_token: Count of a token, by the caller's weight.
+        parts_of_weight: Count of the weight in a sum.
+        served: Tokens served, in parts; `settle` brings it up to date.
+        num_slots: Slots that the caller holds.
+        num_tokens: Sizes of the waiting items.
+        num_waiting_slots: Slots that they will hold.
+        num_held_back: Those of them that the caller's own limit denies it now, as last computed.
+        turn: Key by which it was last compared; None while it has no turn.
+    """
+
+    __slots__ = (
+        "_backwards",
+        "_places",
+        "_priorities",
+        "_since",
+        "_waiting",
+        "num_held_back",
+        "num_slots",
+        "num_tokens",
+        "num_waiting_slots",
+        "parts_of_weight",
+        "parts_per_token",
+        "served",
+        "share",
+        "turn",
+    )
+
+    def __init__(self, share: Share, tick: int) -> None:
+        self._waiting: dict[T, Place[T]] = {}
+        self._places: list[Place[T]] = []
+        self._backwards: list[tuple[float, int, Place[T]]] | None = None
+        self._priorities: dict[int, int] = {}
+        self._since = tick
+        self.served = self.num_slots = self.num_tokens = self.num_waiting_slots = self.num_held_back = 0
+        self.turn: Turn[T] | None = None
+        self.share = share
+        self._weigh(share.weight)
+
+    def __len__(self) -> int:
+        """Return the number of waiting items."""
+        return len(self._waiting)
+
+    @property
+    def first(self) -> Place[T]:
+        """The next item's place; there must be one."""
+        return self._places[0]
+
+    @property
+    def least_priority(self) -> int:
+        """The lowest priority of the waiting items; there must be one."""
+        return min(self._priorities)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the caller's own limit keeps its first item waiting; an item above the limit goes when nothing else runs."""
+        limit = self.share.max_slots
+        return limit > 0 and self.num_slots > 0 and self.num_slots + self._places[0].num_slots > limit
+
+    def held_back(self) -> int:
+        """Return the slots of waiting items that the caller's own limit denies it now."""
+        limit = self.share.max_slots
+        return max(self.num_waiting_slots - max(limit - self.num_slots, 0), 0) if limit else 0
+
+    def exchange(self, share: Share, tick: int) -> None:
+        """Take another share for the caller's."""
+        if share.weight != self.share.weight:
+            self.settle(tick)
+            self._weigh(share.weight)
+        self.share = share
+
+    def settle(self, tick: int) -> None:
+        """Count a token for each slot and tick since the last call."""
+        if self.num_slots:
+            self.served += self.num_slots * (tick - self._since) * self.parts_per_token
+        self._since = tick
+
+    def turn_at(self, tick: int) -> "Turn[T]":
+        """Return the key by which the caller is compared at a tick; an item must wait."""
+        self.settle(tick)
+        first = self._places[0]
+        return self.served - first.priority * TOKENS_PER_PRIORITY * PARTS_PER_TOKEN, first.at, first.number, self
+
+    def push(self, place: Place[T]) -> bool:
+        """Add an item; return whether it is now the first."""
+        assert place.item not in self._waiting
+        self._waiting[place.item] = place
+        self._count(place, 1)
+        heapq.heappush(self._places, place)
+        if self._backwards is not None:
+            heapq.heappush(self._backwards, (-place.at, -place.number, place))
+        return self._places[0] is place
+
+    def remove(self, item: T) -> tuple[Place[T], bool]:
+        """Remove an item; return its place, and whether it was the first."""
+        place = self._waiting.pop(item)
+        self._count(place, -1)
+        was_first, most = self._places[0] is place, 2 * len(self._waiting) + NUM_KEPT
+        if not self._waiting:
+            self._places.clear()
+            self._backwards = None
+        elif len(self._places) > most:
+            self._places = list(self._waiting.values())
+            heapq.heapify(self._places)
+        if self._backwards is not None and len(self._backwards) > most:
+            self._backwards = None
+        while self._places and self._waiting.get(self._places[0].item) is not self._places[0]:
+            heapq.heappop(self._places)
+        return place, was_first
+
+    def places(self) -> Collection[Place[T]]:
+        """Return the places of the waiting items, in the order in which they came."""
+        return self._waiting.values()
+
+    def last(self, num: int, num_tokens: int) -> list[Place[T]]:
+        """Return the fewest places at the end that are so many and have so many tokens, or all there are; the last one first."""
+        if self._backwards is None:
+            self._backwards = [(-place.at, -place.number, place) for place in self._waiting.values()]
+            heapq.heapify(self._backwards)
+        found: list[tuple[float, int, Place[T]]] = []
+        while self._backwards and (num > 0 or num_tokens > 0):
+            entry = heapq.heappop(self._backwards)
+            place = entry[-1]
+            if self._waiting.get(place.item) is place:
+                found.append(entry)
+                num -= 1
+                num_tokens -= place.size
+        for entry in found:
+            heapq.heappush(self._backwards, entry)
+        return [place for _, _, place in found]
+
+    def _weigh(self, weight: float) -> None:
+        assert 1e-9 <= weight <= 1e9, "a weight that can be counted with"
+        self.parts_per_token = round(PARTS_PER_TOKEN / weight)
+        self.parts_of_weight = round(PARTS_PER_WEIGHT * weight)
+
+    def _count(self, place: Place[T], sign: int) -> None:
+        self.num_tokens += sign * place.size
+        self.num_waiting_slots += sign * place.num_slots
+        count = self._priorities[place.priority] = self._priorities.get(place.priority, 0) + sign
+        if not count:
+            del self._priorities[place.priority]
+
+
+Turn = tuple[int, float, int, CallerQueue[T]]
+"""Tokens served to a caller, less the lead of its first item's priority; that item's position and number; the caller's queue."""
 
 
 class FairQueue(Generic[T]):
-    """Lines of callers, and whose turn it is.
+    """The queues of all callers, and the order among them.
 
-    Between callers: the next is who has been served least, by weight. The priority of a caller's first item gives it a lead of
-    `line.TOKENS_PER_PRIORITY` for each step, which is used up once it is so far ahead: in the long run priority wins nobody more
-    than the share that its weight says. Of equals that one goes first whose first item has the earlier place.
+    Among callers: the next is the one served least, by weight. The priority of a caller's first item gives it a lead of
+    `TOKENS_PER_PRIORITY` for each step, which is used up once it is so far ahead: in the long run priority gains no caller more
+    than its weight's share. Of equals the one with the earlier first item is next.
 
-    Within a line: by place, and of equal places in the order in which they came. With a single caller that is all there is.
+    Within a caller's queue: by position, and of equal positions in the order in which they came.
 
     A caller whose first item needs more slots than its share's `max_slots` leaves is passed over until it does not. An item that
     needs more than that by itself, which it may after a limit was lowered, goes when its caller holds none.
 
     Attributes:
-        num_tokens: Sizes of all that waits.
-        num_slots: Slots that all that waits will hold.
-        num_held_back: Those of them that limits of callers do not let them have now.
-        parts_of_weight: The sum of the weights of those who wait, see `Line`.
+        num_tokens: Sizes of all waiting items.
+        num_slots: Slots that they will hold.
+        num_held_back: Those of them that limits of callers deny them now.
+        parts_of_weight: Sum of the weights of the callers with waiting items.
     """
 
     def __init__(self) -> None:
-        self.num_tokens = 0
-        self.num_slots = 0
-        self.num_held_back = 0
-        self.parts_of_weight = 0
-        self._num_waiting = 0
-        self._lines: dict[str, Line[T]] = {}
-        self._crowd: dict[Line[T], None] = {}
+        self.num_tokens = self.num_slots = self.num_held_back = self.parts_of_weight = 0
+        self._num_waiting = self._num_pushed = self._num_held = self._num_ticks = self._floor = 0
+        self._queues: dict[str, CallerQueue[T]] = {}
+        self._waiting: dict[CallerQueue[T], None] = {}
         self._turns: list[Turn[T]] = []
-        self._num_pushed = self._num_held = self._num_ticks = self._floor = 0
-        self._num_lines_kept = NUM_KEPT
+        self._num_queues_kept = NUM_KEPT
 
     def __len__(self) -> int:
-        """Return how many items wait."""
+        """Return the number of waiting items."""
         return self._num_waiting
 
-    @property
-    def crowd(self) -> Collection[Line[T]]:
-        """The lines in which anything waits."""
-        return self._crowd.keys()
+    def __iter__(self) -> Iterator[T]:
+        """Yield the waiting items, caller by caller."""
+        for queue in self._waiting:
+            for place in queue.places():
+                yield place.item
 
-    def line(self, caller: str) -> Line[T] | None:
-        """Return a caller's line; None for one that waits for nothing and has nothing to catch up with."""
-        return self._lines.get(caller)
+    @property
+    def waiting(self) -> Collection[CallerQueue[T]]:
+        """The queues of the callers with waiting items."""
+        return self._waiting.keys()
+
+    def of(self, caller: str) -> CallerQueue[T] | None:
+        """Return a caller's queue; None for one that waits for nothing and has nothing to catch up with."""
+        return self._queues.get(caller)
 
     def push(self, item: T, share: Share, at: float, *, priority: int = 0, size: int = 1, num_slots: int = 0) -> None:
-        """Let an item wait.
+        """Add an item.
 
         Args:
-            item: Which does not wait yet.
-            share: Whose it is; from now on that is the caller's share.
-            at: Its place in line; less is earlier.
+            item: It must not wait yet.
+            share: From now on the caller's share.
+            at: Position in the caller's queue; less is earlier.
             priority: For the lead over other callers.
-            size: Its tokens, which its caller is charged when it is taken.
+            size: Its tokens, charged to its caller when it is taken.
             num_slots: Slots that it will then hold.
         """
-        line = self._lines.get(share.caller)
-        if line is None:
-            line = self._new_line(share)
-        has_new_share = share != line.share
+        queue = self._queues.get(share.caller)
+        if queue is None:
+            queue = self._new_queue(share)
+        has_new_share = share != queue.share
         if has_new_share:
-            self._exchange(line, share)
+            self._exchange(queue, share)
         self._num_pushed += 1
-        if not len(line):
-            self._crowd[line] = None
-            self.parts_of_weight += line.parts_of_weight
-        is_first = line.push(Place(at, self._num_pushed, item, priority, size, num_slots))
+        if not len(queue):
+            self._waiting[queue] = None
+            self.parts_of_weight += queue.parts_of_weight
+        is_first = queue.push(Place(at, self._num_pushed, item, priority, size, num_slots))
         self._num_waiting += 1
         self.num_tokens += size
         self.num_slots += num_slots
-        if is_first or has_new_share or line.turn is None:
-            self._update_turn(line)
-        self._reckon(line)
+        if is_first or has_new_share or queue.turn is None:
+            self._update_turn(queue)
+        self._update_held_back(queue)
 
     def first(self) -> T | None:
-        """Return the item whose turn it is; None if none waits but such as their callers' limits hold back."""
+        """Return the next item; None if no item waits but such as their callers' limits hold back."""
         turn = self._first_turn()
         return None if turn is None else turn[-1].first.item
 
-    def items(self) -> list[T]:
-        """Return everything that waits."""
-        return [place.item for line in self._crowd for place in line.places()]
-
     def charge(self, share: Share, size: int, num_slots: int) -> bool:
-        """Charge a caller for an item that does not have to wait, as `push` and `take` would; nothing may wait.
+        """Charge a caller for an item that does not have to wait, as `push` and `take` would; no item may wait.
 
         Returns:
             Whether the caller's own limit of slots lets the item go; if not, nothing is charged.
         """
         assert not self._num_waiting
-        line = self._lines.get(share.caller)
-        if line is None:
-            line = self._new_line(share)
-        elif share != line.share:
-            self._exchange(line, share)
-        if share.max_slots and line.num_slots and line.num_slots + num_slots > share.max_slots:
+        queue = self._queues.get(share.caller)
+        if queue is None:
+            queue = self._new_queue(share)
+        elif share != queue.share:
+            self._exchange(queue, share)
+        if share.max_slots and queue.num_slots and queue.num_slots + num_slots > share.max_slots:
             return False
-        line.settle(self._num_ticks)
-        line.served = self._floor = max(line.served, self._floor) + size * line.parts_per_token
-        line.num_slots += num_slots
+        queue.settle(self._num_ticks)
+        queue.served = self._floor = max(queue.served, self._floor) + size * queue.parts_per_token
+        queue.num_slots += num_slots
         self._num_held += num_slots
         if not self._num_held:
             self._forget_all()
         return True
 
     def take(self, item: T, caller: str) -> None:
-        """Let an item of a caller's that waits have its tokens and slots, at its caller's charge."""
-        line = self._lines[caller]
-        place, _ = self._leave(item, line)
-        line.settle(self._num_ticks)
-        line.served += place.size * line.parts_per_token
-        line.num_slots += place.num_slots
+        """Remove a caller's item, which now has its tokens and slots, and charge the caller."""
+        queue = self._queues[caller]
+        place, _ = self._leave(item, queue)
+        queue.settle(self._num_ticks)
+        queue.served += place.size * queue.parts_per_token
+        queue.num_slots += place.num_slots
         self._num_held += place.num_slots
-        self._floor = max(self._floor, line.served)
-        self._update_turn(line)
-        self._reckon(line)
+        self._floor = max(self._floor, queue.served)
+        self._update_turn(queue)
+        self._update_held_back(queue)
 
     def remove(self, item: T, caller: str) -> None:
-        """Let an item of a caller's wait no longer."""
-        line = self._lines[caller]
-        if self._leave(item, line)[1]:
-            self._update_turn(line)
-        self._reckon(line)
+        """Remove a caller's item without charge."""
+        queue = self._queues[caller]
+        if self._leave(item, queue)[1]:
+            self._update_turn(queue)
+        self._update_held_back(queue)
 
     def give_back(self, caller: str, num_slots: int) -> None:
         """Note that a caller holds so many slots less."""
-        line = self._lines[caller]
-        assert 0 <= num_slots <= line.num_slots
-        line.settle(self._num_ticks)
-        line.num_slots -= num_slots
+        queue = self._queues[caller]
+        assert 0 <= num_slots <= queue.num_slots
+        queue.settle(self._num_ticks)
+        queue.num_slots -= num_slots
         self._num_held -= num_slots
-        if line.turn is None:
-            self._update_turn(line)
-        self._reckon(line)
+        if queue.turn is None and (len(queue) or not self._num_held):
+            self._update_turn(queue)
+        self._update_held_back(queue)
 
-    def tick(self) -> None:
-        """Charge every caller a token for each slot that it holds."""
-        self._num_ticks += 1
+    def tick(self, num_ticks: int = 1) -> None:
+        """Charge every caller so many tokens for each slot that it holds."""
+        self._num_ticks += num_ticks
 
-    def least_served(self) -> int:
-        """Return what those have had who have had least, of those who wait; if nobody does, those who were served last."""
+    def served(self, caller: str) -> int:
+        """Return the count by which a new item of a caller is judged."""
+        queue = self._queues.get(caller)
+        if queue is None:
+            return self._least_served()
+        queue.settle(self._num_ticks)
+        return queue.served if queue.turn is not None else max(queue.served, self._least_served())
+
+    def turn(self, queue: CallerQueue[T]) -> Turn[T]:
+        """Return the key by which a queue with waiting items is compared now."""
+        return queue.turn_at(self._num_ticks)
+
+    def _least_served(self) -> int:
+        """Return the least count of the callers that wait; if none does, the count of the caller served last."""
         turn = self._first_turn()
         return self._floor if turn is None else min(turn[0], turn[-1].served)
 
-    def served(self, caller: str) -> int:
-        """Return what a caller has had, as a new item of its own will be judged by."""
-        line = self._lines.get(caller)
-        if line is None:
-            return self.least_served()
-        line.settle(self._num_ticks)
-        return line.served if line.turn is not None else max(line.served, self.least_served())
-
-    def turn(self, line: Line[T]) -> Turn[T]:
-        """Return what a line in which something waits is compared by now."""
-        return line.turn_at(self._num_ticks)
+    def _new_queue(self, share: Share) -> CallerQueue[T]:
+        """Return a queue for a caller that has none; drop those without waiting items that have nothing to catch up with."""
+        if len(self._queues) >= self._num_queues_kept:
+            floor = self._least_served()
+            idle = [queue for queue in self._queues.values() if not (len(queue) or queue.num_slots) and queue.served <= floor]
+            for queue in idle:
+                del self._queues[queue.share.caller]
+            self._num_queues_kept = 2 * len(self._queues) + NUM_KEPT
+        new = self._queues[share.caller] = CallerQueue(share, self._num_ticks)
+        return new
 
     def _forget_all(self) -> None:
-        """Forget what callers have had: nothing waits and nothing is held, so nobody is ahead of anybody any more."""
-        self._lines.clear()
+        """Forget all counts: no item waits and no slot is held, so no caller is ahead of another any more."""
+        self._queues.clear()
         self._turns.clear()
         self._floor = 0
 
-    def _new_line(self, share: Share) -> Line[T]:
-        """Return a line for a caller that has none; forget those in which nothing waits and which have nothing to catch up with."""
-        if len(self._lines) >= self._num_lines_kept:
-            floor = self.least_served()
-            idle = [line for line in self._lines.values() if not (len(line) or line.num_slots) and line.served <= floor]
-            for line in idle:
-                del self._lines[line.share.caller]
-            self._num_lines_kept = 2 * len(self._lines) + NUM_KEPT
-        new = self._lines[share.caller] = Line(share, self._num_ticks)
-        return new
+    def _exchange(self, queue: CallerQueue[T], share: Share) -> None:
+        before = queue.parts_of_weight
+        queue.exchange(share, self._num_ticks)
+        if len(queue):
+            self.parts_of_weight += queue.parts_of_weight - before
 
-    def _exchange(self, line: Line[T], share: Share) -> None:
-        """Exchange a caller's share."""
-        before = line.parts_of_weight
-        line.exchange(share, self._num_ticks)
-        if len(line):
-            self.parts_of_weight += line.parts_of_weight - before
-
-    def _leave(self, item: T, line: Line[T]) -> tuple[Place[T], bool]:
-        """Take an item out of its line; return its place and whether it was the first, so that the turn has to be updated."""
-        place, was_first = line.remove(item)
+    def _leave(self, item: T, queue: CallerQueue[T]) -> tuple[Place[T], bool]:
+        """Take an item out of its queue; return its place and whether it was the first, so that the turn has to be updated."""
+        place, was_first = queue.remove(item)
         self._num_waiting -= 1
         self.num_tokens -= place.size
         self.num_slots -= place.num_slots
-        if not len(line):
-            del self._crowd[line]
-            self.parts_of_weight -= line.parts_of_weight
+        if not len(queue):
+            del self._waiting[queue]
+            self.parts_of_weight -= queue.parts_of_weight
         return place, was_first
 
-    def _reckon(self, line: Line[T]) -> None:
-        """Reckon anew what a caller's own limit holds back."""
-        if line.share.max_slots or line.num_held_back:
-            before, line.num_held_back = line.num_held_back, line.held_back()
-            self.num_held_back += line.num_held_back - before
+    def _update_held_back(self, queue: CallerQueue[T]) -> None:
+        if queue.share.max_slots or queue.num_held_back:
+            before, queue.num_held_back = queue.num_held_back, queue.held_back()
+            self.num_held_back += queue.num_held_back - before
 
-    def _update_turn(self, line: Line[T]) -> None:
-        """Give a line a turn if its first item may go, and take it away if not.
+    def _update_turn(self, queue: CallerQueue[T]) -> None:
+        """Give a caller a turn if its first item may go, and take it away if not.
 
-        A turn that was noted is never later than the true one: what a line has had only grows, and what else changes comes here.
+        A turn that was noted is never later than the true one: counts only grow, and all other changes come here.
         """
-        if not len(line) or line.is_held_back:
-            line.turn = None
-            if not (self._num_waiting or self._num_held):  # nobody is ahead of anybody any more
+        if not len(queue) or queue.is_held_back:
+            queue.turn = None
+            if not (self._num_waiting or self._num_held):
                 self._forget_all()
             return
-        if line.turn is None:
-            line.settle(self._num_ticks)
-            line.served = max(line.served, self.least_served())
-        turns, before = self._turns, line.turn
-        line.turn = line.turn_at(self._num_ticks)
+        if queue.turn is None:
+            queue.settle(self._num_ticks)
+            queue.served = max(queue.served, self._least_served())
+        turns, before = self._turns, queue.turn
+        queue.turn = queue.turn_at(self._num_ticks)
         if before is not None and turns[0] is before:
-            heapq.heapreplace(turns, line.turn)
+            heapq.heapreplace(turns, queue.turn)
             return
-        heapq.heappush(turns, line.turn)
-        if len(turns) > 2 * len(self._crowd) + NUM_KEPT:
+        heapq.heappush(turns, queue.turn)
+        if len(turns) > 2 * len(self._waiting) + NUM_KEPT:
             self._turns = [turn for turn in turns if turn[-1].turn is turn]
             heapq.heapify(self._turns)
 
@@ -238,13 +418,13 @@ class FairQueue(Generic[T]):
         turns = self._turns
         while turns:
             turn = turns[0]
-            line = turn[-1]
-            if line.turn is not turn:
+            queue = turn[-1]
+            if queue.turn is not turn:
                 heapq.heappop(turns)
                 continue
-            # Also where it holds no slots any more: what it was charged for those it held may not be in this turn yet.
-            if (now := line.turn_at(self._num_ticks))[0] == turn[0]:
+            # Also where it holds no slots any more: the charge for those it held may not be in this turn yet.
+            if (now := queue.turn_at(self._num_ticks))[0] == turn[0]:
                 return turn
-            line.turn = now
+            queue.turn = now
             heapq.heapreplace(turns, now)
         return None

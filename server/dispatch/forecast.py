@@ -15,10 +15,10 @@ class Average:
         self.value = 0.0
         self.count = 0
 
-    def add(self, value: float) -> None:
-        """Add a value; the first few count as much as each other."""
-        self.count += 1
-        self.value += (value - self.value) / min(self.count, NUM_AVERAGED)
+    def add(self, value: float, count: int = 1) -> None:
+        """Add the mean of some values; the first few count as much as each other."""
+        self.count += count
+        self.value += (value - self.value) * min(count / min(self.count, NUM_AVERAGED), 1.0)
 
 
 class Forecast:
@@ -41,9 +41,9 @@ class Forecast:
         """Begin to measure after idleness, during which nothing completes."""
         self._last_completion = now
 
-    def observe_step(self, seconds: float) -> None:
-        """Note a decode step."""
-        self._step_seconds.add(seconds)
+    def observe_steps(self, seconds: float, num_steps: int = 1) -> None:
+        """Note decode steps, which took so long together."""
+        self._step_seconds.add(seconds / num_steps, num_steps)
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Note an encoder pass."""

@@ -173,10 +173,8 @@ class RequestQueue:
         engines.
         """
         self._loads[index].last_heard = now
-        self._num_steps += num_steps
-        while self._num_steps >= len(self._loads):
-            self._num_steps -= len(self._loads)
-            self._fair.tick()
+        num_ticks, self._num_steps = divmod(self._num_steps + num_steps, len(self._loads))
+        self._fair.tick(num_ticks)
 
     def submit(self, entry: Entry, now: float) -> list[Entry]:
         """Queue a request, or note it for `hand_over` at once if none waits and an engine takes it.
@@ -242,7 +240,7 @@ class RequestQueue:
 
     def remove_all(self) -> list[Entry]:
         """Remove and return everything."""
-        entries = [*self._given, *self._fair.items()]
+        entries = [*self._given, *self._fair]
         for entry in entries:
             self.remove(entry)
         return entries
@@ -253,8 +251,8 @@ class RequestQueue:
 
     def waiting_by_caller(self) -> Iterator[tuple[str, int]]:
         """Yield the callers with waiting requests, and the number of these."""
-        for line in self._fair.crowd:
-            yield line.share.caller, len(line)
+        for own in self._fair.waiting:
+            yield own.share.caller, len(own)
 
     def check_place(self, share: Share) -> None:
         """Raise `QueueIsFull` if the queue has no place for a request of the least size."""
@@ -275,8 +273,8 @@ class RequestQueue:
         share, at = request.share, queue_position(request)
         num_ahead = eviction.num_slots_ahead(self._fair, share, at, request.priority)
         seconds = forecast.seconds_until_free(self.num_used + num_ahead + entry.num_slots, self.capacity)
-        if share.max_slots and (line := self._fair.line(share.caller)) is not None:
-            num_needed = line.num_slots + eviction.num_own_ahead(line, at, request.priority)[0] + entry.num_slots
+        if share.max_slots and (own := self._fair.of(share.caller)) is not None:
+            num_needed = own.num_slots + eviction.num_own_ahead(own, at, request.priority)[0] + entry.num_slots
             seconds = max(seconds, forecast.seconds_until_free(num_needed, share.max_slots))
         return seconds + forecast.seconds_of(request)
 
@@ -292,15 +290,15 @@ class RequestQueue:
         """Guess when the queue has a place again for a caller; None for one that is alone in it."""
         if share is None:
             return self.forecast.seconds_until_place(self.num_waiting)
-        line = self._fair.line(share.caller)
-        return self.forecast.seconds_until_place(0 if line is None else len(line), eviction.part_of(self._fair, share))
+        own = self._fair.of(share.caller)
+        return self.forecast.seconds_until_place(0 if own is None else len(own), eviction.part_of(self._fair, share))
 
     def without_claim(self) -> dict[str, float] | None:
         """Return the waiting callers that could evict nothing from a full queue, and when each may have a place.
 
         None where that takes too long to find out, or while the queue is not half full.
         """
-        if len(self._fair.crowd) > 1 and self.num_places > self.limits.max_waiting_requests // 2:
+        if len(self._fair.waiting) > 1 and self.num_places > self.limits.max_waiting_requests // 2:
             return None
         shares = eviction.without_claim(self._fair)
         return None if shares is None else {share.caller: self.seconds_until_place(share) for share in shares}

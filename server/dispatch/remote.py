@@ -186,7 +186,7 @@ class DispatcherServer:
                 front_end.send(ready)
             else:
                 front_end.report(self._loop.time(), Statistics())  # the ends of what was lost, before the reason
-                front_end.send(Down("the engines ended", self._dispatcher.retry_seconds))
+                front_end.send(Down(self._dispatcher.retry_seconds))
 
     def _send(self, origin: bytes, event: Event) -> None:
         self._socket.send(origin, self._encoder.encode(event))
@@ -347,7 +347,7 @@ class RemoteDispatcher(Calls):
                 self.ready, self.device = event, event.device
                 self._has_become_ready.set()
                 self._on_change()
-            case Down(_, retry_after_seconds):
+            case Down(retry_after_seconds):
                 self._go_down(retry_after_seconds)
 
     def _go_down(self, retry_after_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What the encoder takes for a batch: three numbers, measured when a model is warmed up, and what follows from them."""
+"""Costs of the encoder for a batch, measured when a model is warmed up, and the batches that follow from them."""
 
 import itertools
 import time
@@ -16,21 +16,21 @@ MAX_CELLS = 2**15
 """`B · S` of a batch of several lengths: what attention reads and gives lies in memory with its padding."""
 
 MIN_PAIR = 0.001
-"""What a pair takes of a token at the least, whatever was measured: where others use the machine, the difference that tells it is
-lost, and any batch would seem to be better than two."""
+"""Of a token's cost, that a pair costs at the least: on a busy machine the measured difference is lost in noise, and any batch
+would seem better than two."""
 
 MAX_SECONDS = 0.5
-"""After so long nothing is measured again, only what has not been measured yet."""
+"""Time after which no batch is measured again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a run of the encoder takes, in seconds or any other unit.
+    """Costs of a run of the encoder, in seconds or any other unit.
 
     Attributes:
-        run: Whatever it encodes.
+        run: Fixed cost.
         token: For each token of its sources.
-        cell: For each of `B · S`, which is a token or padding.
+        cell: For each of `B · S` positions, tokens and padding.
         pair: For each token and position of the longest source: attention's padding.
     """
 
@@ -40,12 +40,12 @@ class Costs:
     pair: float
 
     def of(self, num_rows: int, longest: int, num_tokens: int) -> float:
-        """Return what a batch takes."""
+        """Return the cost of a batch."""
         return self.run + self.token * num_tokens + longest * (self.cell * num_rows + self.pair * num_tokens)
 
     @property
     def good_tokens(self) -> int:
-        """Tokens of a batch in which the fixed cost of a run does not count for much any more."""
+        """Tokens of a batch in which the fixed cost hardly counts."""
         return int((1 / SHARE_OF_RUN - 1) * self.run / (self.token + self.cell))
 
 
@@ -57,13 +57,13 @@ PADDED = Costs(run=64.0, token=0.0, cell=1.0, pair=0.0)
 
 
 def grouped(sequences: Ordered[Sequence], costs: Costs) -> list[list[Sequence]]:
-    """Cut sequences into the batches that take the least together, longest first; those of equal length stay together.
+    """Divide sequences into the batches that cost the least together, longest first; those of equal length stay together.
 
     Of several lengths a batch has no more than `MAX_CELLS`.
     """
     ordered = sorted(sequences, key=lambda sequence: -sequence.num_source_tokens)
     lengths = [(length, list(alike)) for length, alike in itertools.groupby(ordered, lambda sequence: sequence.num_source_tokens)]
-    least, firsts = [0.0], [0]  # for so many of the lengths: what they take, and where their last batch begins
+    least, firsts = [0.0], [0]  # for so many of the lengths: their cost, and where their last batch begins
     for stop in range(1, len(lengths) + 1):
         num_rows = num_tokens = 0
         ways: list[tuple[float, int]] = []
@@ -92,12 +92,12 @@ def measured(
 
     Args:
         encode: Encodes sources of these lengths as one batch.
-        max_rows: Sources that it takes.
+        max_rows: Sources of a batch, at the most.
         max_tokens: Of a source.
-        clock: Tells the time; by default this thread's alone, so that it does not count while others have the processor.
+        clock: In seconds; by default this thread's processor time.
 
     Returns:
-        The costs in seconds; `PACKED` where the model is too small for it, or the machine too restless.
+        The costs in seconds; `PACKED` where the model is too small, or the machine too busy to measure.
     """
     num_rows, short = min(NUM_ROWS, max_rows), min(SHORT, max_tokens)
     long = min(LONG, max_tokens, (num_rows - 1) * short)

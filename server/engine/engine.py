@@ -188,9 +188,6 @@ class Engine:
             cache_bytes_used=self._cache_bytes[1] if self.num_used_slots else 0,
             steps=self._steps,
             prefills=self._prefill.done,
-            num_ahead=self._prefill.num_prefetched,
-            ahead_bytes=self._prefill.prefetched_bytes,
-            are_graphs_disabled=self.runner.graphs is not None and self.runner.graphs.is_disabled,
         )
 
     def _counted(self) -> StepTotals:

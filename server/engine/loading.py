@@ -1,6 +1,7 @@
-"""From a bundle to an engine that runs it on ONNX Runtime, on the device that was chosen for it."""
+"""Load a bundle into an engine on ONNX Runtime, on the device chosen for it, and warm it up."""
 
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -9,10 +10,12 @@ from dragoman.export.bundle import Bundle, Manifest
 from dragoman.export.processor import Platform
 from dragoman.server.engine.costs import PACKED, PADDED, Costs, measured
 from dragoman.server.engine.engine import Engine
-from dragoman.server.engine.scoring import Scorer
 from dragoman.server.engine.search.hypothesis import TargetSide
 from dragoman.server.engine.settings import DeviceSettings, Limits
 from dragoman.server.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from dragoman.server.runtime.onnx import OnnxScorer
 
 log = structlog.get_logger("dragoman.engine")
 
@@ -96,7 +99,7 @@ def platform_of_engine() -> Platform:
     return this_platform()
 
 
-def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> Scorer:
+def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> "OnnxScorer":
     """Return the scorer of a bundle, on the device of its runner.
 
     On the CPU its graph is still to be opened, which takes as long as opening the other two did. On a device it is opened here, of
@@ -118,10 +121,10 @@ def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> Scorer:
 def warm_up(runner: Runner, manifest: Manifest) -> Costs:
     """Run the encoder, or what reads prompts, on a short and a long source, and the decoder on 1, 2, 4 … `max_rows` rows.
 
-    What it leaves in the caches is never read: a row's length starts at 0 with each request.
+    Its content of the caches is never read: a row's length starts at 0 with each request.
 
     Returns:
-        What the encoder takes.
+        Costs of the encoder.
     """
     longest = min(64, manifest.max_source_tokens)
     if manifest.has_prompts:  # which share their room with what follows
@@ -145,5 +148,5 @@ def warm_up(runner: Runner, manifest: Manifest) -> Costs:
 
 
 def usual_costs(manifest: Manifest) -> Costs:
-    """Return what to take the encoder to cost where it is not measured."""
+    """Return the encoder's costs where they are not measured."""
     return PACKED if manifest.is_packed else PADDED

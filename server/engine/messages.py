@@ -1,4 +1,4 @@
-"""What crosses the border between a front end and an engine process: msgspec structs, MessagePack on the wire.
+"""Messages between frontend processes, dispatcher and engines: msgspec structs, MessagePack on the wire.
 
 Times are `time.monotonic()` seconds: both processes are on one machine and share that clock.
 """
@@ -16,7 +16,7 @@ FinishReason = Literal[
 
 
 class Sampling(Struct, frozen=True, array_like=True):
-    """How tokens are drawn.
+    """Sampling of tokens.
 
     Attributes:
         seed: 0 to 2^64 - 1; with the answer's index it decides every draw.
@@ -32,21 +32,21 @@ class Sampling(Struct, frozen=True, array_like=True):
 
 
 class SearchOptions(Struct, frozen=True, array_like=True):
-    """How tokens are chosen; the defaults are greedy search. Formulas are in docs/api.md.
+    """Options of a search; the defaults are greedy search. Formulas are in docs/api.md.
 
     Attributes:
         num_beams: Hypotheses of beam search; 1 for none.
         num_answers: Answers wanted: of the beams, drawn, or alternatives.
         length_penalty: Exponent of the length in a score.
         is_stopped_early: Whether beam search ends as soon as `num_beams` hypotheses are finished.
-        sampling: How to draw; None to take the likeliest.
+        sampling: Of the tokens; None to take the likeliest.
         has_alternatives: Whether answers begin, after the forced prefix, with the `num_answers` likeliest tokens.
         min_new_tokens: Tokens generated before end-of-sequence may be.
         repetition_penalty: Factor of the log-probabilities of tokens that the answer has already.
         no_repeat_ngram_size: Length of token sequences that may not occur twice; 0 for no such rule.
         suppressed_tokens: Never generated.
         forced_prefix: Tokens the answer starts with; not counted in `max_new_tokens`.
-        num_top_log_probs: Likeliest tokens told for each position.
+        num_top_log_probs: Likeliest tokens reported for each position.
         num_forced: Tokens of the forced prefix that count in a score's length as if they had been generated.
         is_end_forced: Whether the last token that `max_new_tokens` allows is end-of-sequence, which adds nothing to a score then.
     """
@@ -76,11 +76,11 @@ GREEDY = SearchOptions()
 
 
 class Share(Struct, frozen=True, array_like=True):
-    """Whose a request is, and how much of the engine its caller may have.
+    """The caller of a request, and its part of the engines.
 
     Attributes:
-        caller: Name; requests that nobody is known for are all of one caller, the empty name.
-        weight: Among callers who wait, the parts in which the engine's work is divided; 10^-9 to 10^9.
+        caller: Name; requests of unknown callers are all of one caller, the empty name.
+        weight: Among waiting callers, the proportions in which the engines' work is divided; 10^-9 to 10^9.
         max_slots: Slots that the caller's requests may hold at once; 0 for as many as there are.
         max_waiting: Requests of the caller that may wait; 0 for as many as the queue takes.
     """
@@ -101,13 +101,13 @@ class Request(Struct, frozen=True, array_like=True):
         id: Unique within the front end that sends it.
         source_ids: Source tokens, end-of-sequence included.
         max_new_tokens: Tokens to generate at the most, end-of-sequence included, the forced prefix not.
-        arrival: When the front end received it.
-        deadline: When the answer is no longer wanted; None for never.
+        arrival: Time at which the front end received it.
+        deadline: Time at which the answer is no longer wanted; None for never.
         is_streamed: Whether tokens are reported as they come.
-        priority: Higher is admitted first.
-        search: How tokens are chosen.
-        share: Whose it is.
-        decoder_start_id: What the decoder is fed first; None for the model's.
+        priority: Higher is served first.
+        search: Options of the search.
+        share: Its caller.
+        decoder_start_id: First token fed to the decoder; None for the model's.
     """
 
     id: int
@@ -123,19 +123,19 @@ class Request(Struct, frozen=True, array_like=True):
 
 
 class ScoreRequest(Struct, frozen=True, array_like=True):
-    """A validated pair to score.
+    """A validated request for the scores of a target.
 
     Attributes:
         id: Unique within the front end, among `Request`s too.
         source_ids: Source tokens, end-of-sequence included.
         target_ids: Target tokens, end-of-sequence included.
-        arrival: When the front end received it.
-        deadline: When the answer is no longer wanted; None for never.
+        arrival: Time at which the front end received it.
+        deadline: Time at which the answer is no longer wanted; None for never.
         priority: Higher is scored first.
         is_aligned: Whether the alignment matrix is wanted.
         alignment_layer: Decoder layer it is taken from; None for the mean of all.
-        share: Whose it is.
-        decoder_start_id: What the decoder is fed first; None for the model's.
+        share: Its caller.
+        decoder_start_id: First token fed to the decoder; None for the model's.
     """
 
     id: int
@@ -151,7 +151,7 @@ class ScoreRequest(Struct, frozen=True, array_like=True):
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello"):
-    """A front end attaches; the engine answers `Ready` once it is, or `Fatal`."""
+    """Attach to an engine or a dispatcher; it answers `Ready` once it is, an engine perhaps `Fatal`."""
 
 
 class Submit(Struct, frozen=True, array_like=True, tag="submit"):
@@ -161,39 +161,37 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class Score(Struct, frozen=True, array_like=True, tag="score"):
-    """New pairs to score, in order of arrival."""
+    """New score requests, in order of arrival."""
 
     requests: list[ScoreRequest]
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
-    """Requests nobody waits for any more; unknown ids are ignored, for they may have just finished."""
+    """Requests to end; unknown ids are ignored, for they may have just finished."""
 
     ids: list[int]
 
 
 class Stop(Struct, frozen=True, array_like=True, tag="stop"):
-    """End the process; whatever still runs ends as `draining`."""
+    """End the process; requests that still run end as `draining`."""
 
 
 Command = Hello | Submit | Score | Cancel | Watch | Stop
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):
-    """The engine has loaded and warmed up.
+    """The engine has been loaded and warmed up.
 
     Attributes:
         device: For example `cpu`.
         max_slots: Rows of the decode batch.
         load_seconds: Time to load the bundle and to warm up.
-        memory: How a device's memory is divided, bytes of each part; nothing for the CPU.
-        platform: What its process runs on, which decides the bits of answers where `device` is the CPU.
+        platform: Of its process, which decides the bits of answers where `device` is the CPU.
     """
 
     device: str
     max_slots: int
     load_seconds: float
-    memory: dict[str, int] = {}
     platform: Platform = Platform()
 
 
@@ -203,7 +201,7 @@ class Answer(Struct, frozen=True, array_like=True):
     Attributes:
         token_ids: Tokens, the forced prefix included, end-of-sequence not.
         log_probs: The model's log-probability of each generated token: without the prefix, with end-of-sequence.
-        score: What beams are ranked by: the sum of the log-probabilities as the search saw them, over length^length_penalty;
+        score: Rank of beams: the sum of the log-probabilities as the search saw them, over length^length_penalty;
             `SearchOptions.num_forced` tokens of the prefix count in that length.
         reason: Whether it ended by itself.
         top_ids: For each generated token the likeliest ones at its position, as many as were asked for.
@@ -219,19 +217,19 @@ class Answer(Struct, frozen=True, array_like=True):
 
 
 class Finished(Struct, frozen=True, array_like=True):
-    """How a request ended; each accepted request gets exactly one.
+    """The end of a request; each accepted request gets exactly one.
 
     Attributes:
         id: Of the request.
-        reason: Why; `eos` and `length`, the first answer's, are answers, everything else is an error.
+        reason: `eos` and `length`, the first answer's, are answers, everything else is an error.
         answers: In the order of the answer's message (in full, also when they were streamed); none for an error.
         num_generated: Tokens generated for the answers, or until the error: end-of-sequence included, the forced prefix not.
-        admitted: When it got its slots; None if it never did.
+        admitted: Time at which it got its slots; None if it never did.
         prefill_seconds: Encoder time of the batch it was prefilled in.
-        first_token: When its first token was chosen; None if there was none.
-        ended: When it ended.
+        first_token: Time at which its first token was chosen; None if there was none.
+        ended: Time of the end.
         incident: Id to quote for `step_failed`, as in the log; empty otherwise.
-        retry_after_seconds: For `queue_full`: when a place is likely; for `lost`: when to try again.
+        retry_after_seconds: For `queue_full`: until a place is likely; for `lost`: until a retry makes sense.
         needed_seconds: For `deadline_unmet`: the time it would have taken from now on.
         limit: For `queue_full`: name of the limit; empty for the queue's own.
     """
@@ -251,16 +249,16 @@ class Finished(Struct, frozen=True, array_like=True):
 
 
 class Scored(Struct, frozen=True, array_like=True):
-    """How a `ScoreRequest` ended; each gets exactly one.
+    """The end of a `ScoreRequest`; each gets exactly one.
 
     Attributes:
         id: Of the request.
         reason: `eos` for an answer, everything else is an error.
         log_probs: Of the target's tokens, end-of-sequence included.
         alignment: `[T, S]` float32 in row-major order, if asked for.
-        ended: When it ended.
+        ended: Time of the end.
         incident: See `Finished`.
-        retry_after_seconds: See `Finished`; for `not_loaded`: when loading is tried again.
+        retry_after_seconds: See `Finished`; for `not_loaded`: until loading is tried again.
         limit: See `Finished`.
     """
 
@@ -275,7 +273,7 @@ class Scored(Struct, frozen=True, array_like=True):
 
 
 class Tokens(Struct, frozen=True, array_like=True):
-    """New tokens of a streamed request's first answer, of which it is certain that they stay."""
+    """New tokens of a streamed request's first answer that no later step can change."""
 
     id: int
     token_ids: list[int]
@@ -294,44 +292,39 @@ class Step(Struct, frozen=True, array_like=True):
 
 
 class Prefill(Struct, frozen=True, array_like=True):
-    """What the encoder did between two decode steps.
+    """Work of the encoder between two decode steps.
 
     Attributes:
         num_rows: Sources encoded.
         num_tokens: Their tokens.
-        num_padded_tokens: The same with padding.
         seconds: Its duration.
-        num_admitted: Requests that got their slots; others among the sources wait for theirs, or have been encoded before.
+        num_admitted: Requests that got their slots; sources of waiting requests may have been encoded, too.
     """
 
     num_rows: int
     num_tokens: int
-    num_padded_tokens: int
     seconds: float
     num_admitted: int
 
 
 class Statistics(Struct, frozen=True, array_like=True):
-    """The engine after an iteration, and what it did since it was last asked.
+    """State of an engine after an iteration and its work since the last report, or the state of a model with its queue.
 
     Attributes:
-        num_waiting: Requests not yet admitted.
+        num_waiting: Requests without slots.
         num_waiting_tokens: Source tokens of those.
         num_running: Requests in slots.
         num_slots: Slots in use.
-        num_places: Requests that can still be submitted before the queue is full; None where nobody counts.
-        retry_after_seconds: When the queue is likely to have a place again, once it has none; for a caller who is alone in it.
-        queue_seconds: How long a request that needs one slot is likely to wait for it if it comes now.
+        num_places: Requests that can still be submitted before the queue is full; None for an engine.
+        retry_after_seconds: Time until a full queue is likely to have a place again, for a caller that is alone in it.
+        queue_seconds: Time that a request that needs one slot is likely to wait for it if it comes now.
         cache_bytes_reserved: Memory that the caches have.
-        cache_bytes_used: What rows in use take of it, as it was a few steps ago.
+        cache_bytes_used: Of that, in use by rows a few steps ago.
         steps: Decode steps since the last report.
         prefills: The encoder's work since the last report.
-        without_claim: Callers who wait and for whom nobody would be pushed out if the queue were full, and when each is likely to
-            have a place again; None if that is not told, because too many wait or because there are plenty of places.
-        at_their_limit: Callers of whom no more may wait, as far as that is known, and when each is likely to have a place again.
-        num_ahead: Waiting requests whose sources have been encoded.
-        ahead_bytes: What is kept of them takes.
-        are_graphs_disabled: Whether steps on a device that should be replayed are not, for a capture has failed.
+        without_claim: Waiting callers that could evict nothing from a full queue, and the time until each is likely to have a place
+            again; None if too many wait or there are plenty of places.
+        at_their_limit: Callers of which no more requests may wait, as far as that is known, with the same time.
     """
 
     num_waiting: int = 0
@@ -347,27 +340,24 @@ class Statistics(Struct, frozen=True, array_like=True):
     prefills: list[Prefill] = []
     without_claim: dict[str, float] | None = {}
     at_their_limit: dict[str, float] = {}
-    num_ahead: int = 0
-    ahead_bytes: int = 0
-    are_graphs_disabled: bool = False
 
 
 class Shrunk(Struct, frozen=True, array_like=True):
-    """A running request that will not need so many slots again: it holds fewer from now on."""
+    """A running request that holds fewer slots from now on."""
 
     id: int
     num_slots: int
 
 
 class Report(Struct, frozen=True, array_like=True, tag="report"):
-    """Everything the engine has to say to one front end since its last report; without events it is a sign of life.
+    """Events since the last report, of an engine or of a dispatcher to a front end; without events it is a sign of life.
 
     Attributes:
         tokens: New tokens of streamed requests.
         finished: Requests that ended.
-        statistics: The engine, and what it did.
-        scored: Pairs that ended.
-        num_received: Requests (not pairs) that had come from this front end when `statistics` was made, ever.
+        statistics: Of the sender.
+        scored: Score requests that ended.
+        num_received: Requests that a front end had ever sent when a dispatcher made `statistics`, without score requests.
         shrunk: Running requests that have given slots back.
     """
 
@@ -390,14 +380,12 @@ class Fatal(Struct, frozen=True, array_like=True, tag="fatal"):
 
 
 class Down(Struct, frozen=True, array_like=True, tag="down"):
-    """The last replica of a model is gone, and with it all that ran or waited; `Ready` follows once there is one again.
+    """The last engine of a model is gone, and with it all that ran or waited; `Ready` follows once there is one again.
 
     Attributes:
-        reason: For callers.
-        retry_after_seconds: When one is likely to be there again, at the earliest.
+        retry_after_seconds: Hint for callers.
     """
 
-    reason: str
     retry_after_seconds: float
 
 

@@ -58,16 +58,6 @@ class Prefiller(ABC):
         """Source tokens that are still to be read of these; None where every source is encoded at once."""
         return None
 
-    @property
-    def num_prefetched(self) -> int:
-        """Waiting sequences that have been encoded."""
-        return 0
-
-    @property
-    def prefetched_bytes(self) -> int:
-        """Memory that their encoded sources take."""
-        return 0
-
     @abstractmethod
     def fill(self, admitted: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
         """Do an iteration's part of the work; return the sequences whose rows are filled now.
@@ -102,16 +92,6 @@ class EncoderPrefiller(Prefiller):
         self._refused: set[Sequence] = set()
         self._token_bytes = self._num_bytes = 0
 
-    @property
-    def num_prefetched(self) -> int:
-        """See `Prefiller`."""
-        return len(self._held)
-
-    @property
-    def prefetched_bytes(self) -> int:
-        """See `Prefiller`."""
-        return self._num_bytes
-
     def forget(self, sequence: Sequence) -> None:
         """See `Prefiller`."""
         self._take(sequence)
@@ -132,8 +112,7 @@ class EncoderPrefiller(Prefiller):
             filled |= self._encode(group)
         num_encoded = sum(map(len, groups))
         num_tokens = sum(sequence.num_source_tokens for group in groups for sequence in group)
-        num_padded_tokens = sum(len(group) * max(s.num_source_tokens for s in group) for group in groups)
-        self.done.append(Prefill(num_encoded, num_tokens, num_padded_tokens, self._clock() - started, len(admitted)))
+        self.done.append(Prefill(num_encoded, num_tokens, self._clock() - started, len(admitted)))
         return [sequence for sequence in admitted if sequence in filled]
 
     def _choose(self, missing: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
@@ -268,7 +247,7 @@ class PromptPrefiller(Prefiller):
                     filled.append(sequence)
         for sequence in filled:
             del self._num_read[sequence]
-        self.done.append(Prefill(num_rows, num_tokens, num_tokens, self._clock() - started, len(admitted)))
+        self.done.append(Prefill(num_rows, num_tokens, self._clock() - started, len(admitted)))
         return filled
 
     def _read(self, sequence: Sequence, size: int) -> bool:

@@ -142,7 +142,7 @@ class EngineLoop:
         scorer = load_scorer(bundle, settings.num_threads, engine.runner)
         scoring = Scoring(scorer, settings.limits.prefill_tokens_per_step)
         runner, seconds = engine.runner, time.monotonic() - started
-        ready = Ready(runner.device, settings.max_slots, seconds, dict(runner.memory), platform_of_engine())
+        ready = Ready(runner.device, settings.max_slots, seconds, platform_of_engine())
         return engine, scoring, ready
 
     def _serve(self, engine: Engine, scoring: Scoring, ready: Ready) -> int:

@@ -1,4 +1,4 @@
-"""What the engine keeps of each row of the decode batch beside the caches: arrays, so that a step handles all rows at once."""
+"""State of each row of the decode batch beside the caches: arrays, so that a step handles all rows at once."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ class Rows:
 
     Attributes:
         tokens: `[max_rows]`, the token each row is fed next.
-        positions: `[max_rows]`, its position: how many tokens the row's cache holds.
+        positions: `[max_rows]`, its position: the tokens in the row's cache.
         is_plain: `[max_rows]`, whether the row is a plain greedy request's, whose answer is kept here.
     """
 
@@ -42,13 +42,13 @@ class Rows:
         *,
         is_plain: bool,
     ) -> None:
-        """Make a row ready for a new answer, which starts with the model's start token unless there is another.
+        """Prepare a row for a new answer.
 
         Args:
-            row: Which.
+            row: Its number.
             max_new_tokens: Tokens to generate at the most, the forced prefix not included.
-            decoder_start_id: What it is fed first; None for the model's.
-            search: Options; of a plain row's its forced prefix is fed and its score is made as they say.
+            decoder_start_id: First token fed; None for the model's.
+            search: Options; of a plain row the forced prefix and the score's length.
             is_plain: Whether the answer is kept here; else a search keeps it.
         """
         self._starts[row] = self._target.decoder_start_id if decoder_start_id is None else decoder_start_id
@@ -63,18 +63,18 @@ class Rows:
         self._limits[row] = num_fed + max_new_tokens
 
     def park(self, row: int) -> None:
-        """Have a row stand still whose source is not there yet: what comes of it is no answer's, and it stays at position 0."""
+        """Keep a row at position 0 whose source is not prefilled yet; its candidates are ignored."""
         self.feed(row, self._target.decoder_start_id, 0)
         self.is_plain[row] = False
         self._num_fed[row] = 0
 
     def feed(self, row: int, token: int, position: int) -> None:
-        """Say what a row is fed next."""
+        """Set the next token of a row."""
         self.tokens[row] = token
         self.positions[row] = position
 
     def feed_all(self, hypotheses: Iterable[tuple[list[int], list[Hypothesis]]]) -> None:
-        """Say that rows are fed the last tokens of hypotheses, in the same order; several lists of both."""
+        """Set the next tokens of rows to the last of hypotheses, in the same order; several lists of both."""
         fed = [(row, each.token_ids) for rows, live in hypotheses for row, each in zip(rows, live, strict=True)]
         if not fed:
             return
@@ -83,11 +83,11 @@ class Rows:
         self.positions[where] = [len(token_ids) for _, token_ids in fed]
 
     def feed_again(self, row: int, token_ids: list[int]) -> None:
-        """Say that a row is fed what it was fed last: the last of the tokens that it has, or the start token."""
+        """Set the next token of a row to the one it was fed last: the last of its tokens, or the start token."""
         self.feed(row, token_ids[-1] if token_ids else int(self._starts[row]), len(token_ids))
 
     def move(self, source: int, target: int) -> None:
-        """Take over what is kept of another row."""
+        """Copy the state of another row."""
         of_rows = (self.tokens, self.positions, self.is_plain, self._starts, self._limits)
         for array in (*of_rows, self._num_fed, self._num_counted, self._length_penalties, self._forces_end):
             array[target] = array[source]
@@ -96,9 +96,9 @@ class Rows:
         self._log_probs[target, :length] = self._log_probs[source, :length]
 
     def take_likeliest(self, candidates: Candidates) -> list[int]:
-        """Let every row go on with its likeliest token, or its next forced one; return the plain ones that have ended.
+        """Append to every row its likeliest token, or its next forced one; return the plain ones that have ended.
 
-        Rows that are not plain are fed something else by their search before the next step.
+        The search of a row that is not plain sets another token before the next step.
         """
         num_rows = len(candidates.ids)
         tokens, positions = self.tokens[:num_rows], self.positions[:num_rows]
@@ -122,14 +122,14 @@ class Rows:
         return rows
 
     def hypothesis(self, row: int) -> Hypothesis:
-        """Return what a plain row has so far, for a search to go on with; from now on the row is that search's."""
+        """Return the hypothesis of a plain row, for a search to continue; from now on the row is that search's."""
         self.is_plain[row] = False
         length = int(self.positions[row])
         log_probs: list[float] = self._log_probs[row, int(self._num_fed[row]) : length].tolist()
         return Hypothesis(self._history[row, :length].tolist(), log_probs, sum(log_probs))
 
     def is_eos(self, row: int) -> bool:
-        """Tell whether a plain row's last token ended its answer; one that was forced does not."""
+        """Return whether a plain row's last token ended its answer; a forced one does not."""
         return int(self.tokens[row]) == self._target.eos_id and self.num_generated(row) > 0
 
     def num_generated(self, row: int) -> int:

@@ -11,16 +11,16 @@ import os
 import time
 import uuid
 from collections.abc import Callable
-from collections.abc import Sequence as Ordered
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from dragoman.model.errors import InputError
 from dragoman.server.engine.messages import FinishReason, Scored, ScoreRequest
+
+if TYPE_CHECKING:
+    from dragoman.server.runtime.onnx import OnnxScorer
 
 log = structlog.get_logger("dragoman.engine")
 
@@ -30,49 +30,6 @@ REST_PER_SECOND = 1.0
 """Rest for a second of a turn beside generation: at 1, half of the time is generation's alone."""
 NICENESS = 10
 """By which the kernel's weight falls to a tenth: enough that decode steps hardly notice, and that scoring goes on."""
-
-
-class Scorer(Protocol):
-    """Computes scores. Used by one thread at a time, except for `interrupt`."""
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether it can score."""
-        ...
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether it works on the engine's device, so that opening it and scoring have their place among the engine's steps."""
-        ...
-
-    def check(self) -> None:
-        """Compare the files that `open` reads with those the engine runs; raise if they are others, or away."""
-        ...
-
-    def open(self) -> None:
-        """Load."""
-        ...
-
-    def score(
-        self, source_ids: Ordered[int], target_ids: Ordered[int], layer: int | None = None, decoder_start_id: int | None = None
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Score one target, end-of-sequence included in both.
-
-        Args:
-            source_ids: `[S]`.
-            target_ids: `[T]`.
-            layer: Decoder layer whose attention is wanted; None for the mean of all.
-            decoder_start_id: What the decoder is fed first; None for the model's start token.
-
-        Returns:
-            The target tokens' log-probabilities `[T]`, and the attention to the source `[T, S]`, averaged over heads; `[T, 0]` of a
-            model that has none.
-        """
-        ...
-
-    def interrupt(self) -> None:
-        """Let a computation under way fail soon; for any thread."""
-        ...
 
 
 class _Outcome(NamedTuple):
@@ -97,7 +54,7 @@ class Scoring:
 
     def __init__(
         self,
-        scorer: Scorer,
+        scorer: "OnnxScorer",
         turn_tokens: int,
         clock: Callable[[], float] = time.monotonic,
         executor: Executor | None = None,
@@ -105,7 +62,7 @@ class Scoring:
         """Start with nothing waiting.
 
         Args:
-            scorer: Computes.
+            scorer: Used by one thread at a time, except for `interrupt`.
             turn_tokens: Tokens of both sides scored between two rests, at the most; a single larger request is scored alone.
             clock: In seconds, as deadlines are; for any thread.
             executor: For work that takes long; None for a thread of its own, whose priority is low.

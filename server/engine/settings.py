@@ -1,4 +1,4 @@
-"""What an engine is started with: one struct, which crosses to its process as JSON."""
+"""Settings of an engine process: one struct, passed to it as JSON."""
 
 from dataclasses import dataclass
 
@@ -58,7 +58,7 @@ class QueueLimits:
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """What an engine is started with.
+    """Settings of an engine.
 
     Attributes:
         endpoint: ZeroMQ address to listen on.

@@ -1,6 +1,6 @@
-"""Which row of the decode batch belongs to whom.
+"""Owners of the rows of the decode batch.
 
-Active rows are always `[0, num_rows)`, so that a step binds a prefix of the caches. Content is the runner's; this is bookkeeping.
+Active rows are always `[0, num_rows)`, so that a step binds a prefix of the caches. The content of rows is the runner's.
 """
 
 import heapq
@@ -10,19 +10,19 @@ from dragoman.server.engine.sequence import Sequence
 
 
 class Move(NamedTuple):
-    """A row whose content is to be copied to another."""
+    """A row to copy to another."""
 
     source: int
     target: int
 
 
 class Inheritance(NamedTuple):
-    """A row whose hypothesis is continued by more than one.
+    """A copy of a row whose hypothesis is continued more than once.
 
     Attributes:
         source: The row.
-        target: Another row of the same sequence, or a new one, which continues it too.
-        parent: Index of the hypothesis that is continued.
+        target: Another row of the same sequence, or a new one.
+        parent: Index of the continued hypothesis.
         predecessor: Index of the hypothesis that had the target before; None for a new row.
     """
 
@@ -46,7 +46,7 @@ class Slots:
         return len(self._owners)
 
     def owner(self, row: int) -> Sequence:
-        """Return whose row it is."""
+        """Return the owner of a row."""
         sequence = self._owners[row]
         assert sequence is not None, f"row {row} is free"
         return sequence
@@ -78,15 +78,15 @@ class Slots:
     def inherit(self, sequence: Sequence, parents: list[int]) -> list[Inheritance]:
         """Give each new hypothesis of a sequence a row, knowing which of the old ones it continues.
 
-        A hypothesis keeps its parent's row unless another one already does; such a twin gets the row of a hypothesis that nobody
-        continues, or else a new row. Rows that nobody needs are taken back.
+        A hypothesis keeps its parent's row unless another one already does; such a twin gets the row of a hypothesis that is not
+        continued, or else a new row. Other rows are taken back.
 
         Args:
             sequence: Its `rows` are those of the old hypotheses, and afterwards those of the new ones.
             parents: For each new hypothesis the index of the old one.
 
         Returns:
-            What has to be copied. No row is both source and target, so that the order does not matter.
+            Copies to make. No row is both source and target, so that the order does not matter.
         """
         old = sequence.rows.copy()
         if parents == list(range(len(old))):
@@ -111,7 +111,7 @@ class Slots:
         return copies
 
     def compact(self) -> list[Move]:
-        """Close the holes by moving the last rows into the first holes; the caller copies what the moves say, in order."""
+        """Close the holes by moving the last rows into the first holes; the caller copies in this order."""
         moves: list[Move] = []
         while self._holes:
             while self._owners and self._owners[-1] is None:

@@ -1,6 +1,6 @@
-"""What an engine does at a moment, slot by slot, as whoever looks is told: msgspec structs, MessagePack on the wire.
+"""Snapshots of engines, slot by slot, for live statistics: msgspec structs, MessagePack on the wire.
 
-Nothing here is made unless somebody asks, and no text or token of a request is in it.
+They are made on demand only, and hold no text or token of a request.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 MAX_CALLERS = 64
-"""Callers that are told of by name; what others have is summed up under the empty name."""
+"""Callers reported by name; the others are summed up under the empty name."""
 
 
 class SlotUse(Struct, frozen=True, array_like=True):
@@ -18,11 +18,11 @@ class SlotUse(Struct, frozen=True, array_like=True):
 
     Attributes:
         slot: Row of the decode batch.
-        request: Number of the request, the same for all of its slots; no other of the engine has it.
+        request: Number of the request, the same for all of its slots and unique in the engine.
         is_prefill: Whether its source is still being read.
         num_source_tokens: Tokens of its source.
         num_tokens: Tokens generated so far, the forced prefix not included.
-        max_new_tokens: Most that will be.
+        max_new_tokens: Limit of these.
     """
 
     slot: int
@@ -34,10 +34,10 @@ class SlotUse(Struct, frozen=True, array_like=True):
 
 
 class CallerUse(Struct, frozen=True, array_like=True):
-    """What a caller has in an engine.
+    """Requests of a caller.
 
     Attributes:
-        name: Of the caller; empty for nobody in particular.
+        name: Of the caller; empty for unknown ones.
         num_waiting: Requests in the queue.
         num_running: Requests in slots.
     """
@@ -48,7 +48,7 @@ class CallerUse(Struct, frozen=True, array_like=True):
 
 
 class StepTotals(Struct, frozen=True, array_like=True):
-    """Decode steps, counted while somebody looks: only what they have grown by between two snapshots says anything.
+    """Decode steps, counted only while snapshots are taken: their difference between two snapshots is meaningful.
 
     Attributes:
         num_steps: Steps.
@@ -68,7 +68,7 @@ class EngineSnapshot(Struct, frozen=True, array_like=True):
         at: `time.monotonic()` then.
         slots: Slots that requests hold, by row.
         totals: See `StepTotals`.
-        replica: Which of the model's engines it is.
+        replica: Number of the engine among the model's.
     """
 
     at: float
@@ -82,7 +82,7 @@ class Snapshot(Struct, frozen=True, array_like=True, tag="snapshot"):
 
     Attributes:
         engines: Its engines that are ready, by number.
-        callers: Those who have anything there, `MAX_CALLERS` at the most and one for the rest; who has most is first.
+        callers: Callers with requests, `MAX_CALLERS` at the most and one entry for the rest; those with most first.
     """
 
     engines: list[EngineSnapshot]
@@ -90,11 +90,11 @@ class Snapshot(Struct, frozen=True, array_like=True, tag="snapshot"):
 
 
 class Watch(Struct, frozen=True, array_like=True, tag="watch"):
-    """Somebody looks: one `Snapshot` is the answer, taken before the next step. Nothing is sent to who does not ask again."""
+    """Ask for one `Snapshot`, taken before the next step."""
 
 
 def summed_up(uses: Iterable[CallerUse]) -> list[CallerUse]:
-    """Return what callers have, each once and only those who have most by name; see `Snapshot.callers`."""
+    """Return one entry a caller, by name only for those with most; see `Snapshot.callers`."""
     by_name: dict[str, CallerUse] = {}
     for use in uses:
         by_name[use.name] = _sum(use.name, [by_name.get(use.name, CallerUse(use.name)), use])

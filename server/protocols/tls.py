@@ -1,4 +1,4 @@
-"""TLS: the server's files, which may be exchanged while it serves."""
+"""TLS certificates and keys in files, which may be replaced while the server runs."""
 
 import ssl
 import time
@@ -19,7 +19,7 @@ log = structlog.get_logger("dragoman")
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the files hold: PEM."""
+    """Contents of the files, in PEM."""
 
     certificate: bytes
     key: bytes
@@ -27,16 +27,15 @@ class Contents:
 
 
 class TlsFiles:
-    """The server's certificate and key, and the authorities of its clients' certificates, as they are in files.
-
-    New connections are met with what was read last; those there are keep what they have agreed upon.
+    """The server's certificate and key, and the authorities of client certificates; new connections use what was read last.
 
     Attributes:
         paths: The files; reload when one changes.
+        contents: In use.
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
-        """Read the files for the first time. Of a certificate out of its dates there is a warning: another may come soon.
+        """Read the files; a certificate out of its dates causes a warning alone, for another may come soon.
 
         Args:
             certificate: PEM, with its chain.
@@ -48,46 +47,37 @@ class TlsFiles:
         """
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         self.paths = tuple(path for path in (certificate, key, client_ca) if path is not None)
-        self._contents = self._read()
-        self._dates = self._check(self._contents)
+        self.contents = self._read()
+        self._dates = self._check(self.contents)
         if (reason := _out_of_date(self._dates)) is not None:
             log.warning(f"the certificate {reason}", file=str(certificate))
 
     @classmethod
     def of(cls, config: ServerConfig) -> Self | None:
-        """Return those of the settings; None without TLS.
-
-        Raises:
-            ConfigError: As the constructor does.
-        """
+        """Return those of the settings; None without TLS. Raises `ConfigError` as the constructor does."""
         if config.tls_certificate is None or config.tls_key is None:
             return None
         return cls(config.tls_certificate, config.tls_key, config.tls_client_ca)
 
     @property
     def expires(self) -> float:
-        """When the server's certificate, not its authorities', expires, in seconds since 1970."""
+        """Expiry of the server's certificate, not of its authorities, in seconds since 1970."""
         return self._dates[1]
 
-    @property
-    def contents(self) -> Contents:
-        """What is in use."""
-        return self._contents
-
     def reload(self) -> bool:
-        """Read the files again; return whether they hold anything new. What is wrong with them leaves everything as it was.
+        """Read the files again; return whether their contents are new. Files that cannot be used change nothing.
 
         Raises:
             ConfigError: Naming the setting and the file: it cannot be read or is half written, the key is another certificate's,
                 or the certificate is not valid now.
         """
         contents = self._read()
-        if contents == self._contents:
+        if contents == self.contents:
             return False
         dates = self._check(contents)
         if (reason := _out_of_date(dates)) is not None:
             raise ConfigError(f"tls_certificate: {self._certificate}: {reason}")
-        self._contents, self._dates = contents, dates
+        self.contents, self._dates = contents, dates
         return True
 
     def _read(self) -> Contents:
@@ -97,9 +87,9 @@ class TlsFiles:
         return Contents(certificate, key, client_ca)
 
     def _check(self, contents: Contents) -> tuple[float, float]:
-        """Return from when to when the certificate is valid, in seconds since 1970.
+        """Return the begin and end of the certificate's validity, in seconds since 1970.
 
-        gRPC only logs what is wrong with a file and then fails to bind, or to shake hands, so the files are tried here first.
+        gRPC only logs a problem with a file and then fails to bind, or to shake hands, so the files are tried here first.
 
         Raises:
             ConfigError: Naming the setting whose file cannot be used.
@@ -131,7 +121,7 @@ def _read(setting: str, path: Path | None) -> bytes | None:
 
 
 def _out_of_date(dates: tuple[float, float]) -> str | None:
-    """Say what is wrong with the dates of a certificate, if anything is."""
+    """Return the problem with the dates of a certificate; None if it is valid now."""
     begin, end = dates
     now = time.time()
     if begin <= now < end:

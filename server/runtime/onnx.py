@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 import onnxruntime
@@ -13,7 +12,7 @@ from dragoman.export.bundle import Bundle, Manifest
 from dragoman.export.packing import pack
 from dragoman.export.tensor_names import PACKED_OUTPUT, STATES_OUTPUT, output_name
 from dragoman.server.runtime.cache import Buffer, SlotCache
-from dragoman.server.runtime.runner import Candidates, Held, Holder, Reader
+from dragoman.server.runtime.runner import Candidates, Held
 from dragoman.server.runtime.weights import Weights
 
 
@@ -35,27 +34,24 @@ Sources = Sequence[Sequence[int]]
 MAX_KEPT_BYTES = 2**26
 
 
-class Encoder(Protocol):
-    """An encoder graph in one of its forms."""
-
-    def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
-        """Encode sources (end-of-sequence included) as one batch, the first into the first of `rows`."""
-
-
 class PackedEncoder:
     """An encoder without padding: tokens of all sources in, the numbers of all caches for each token and source out."""
 
     def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache) -> None:
-        """Use a loaded graph; the cache has the number and type of its outputs."""
-        self._session = session
+        """Use a loaded graph and the cache that it fills."""
+        self._session, self._cache = session, cache
         self._num_columns, self._num_state_columns = cache.token_columns, cache.state_columns
         self._kept: Buffer = np.empty((0, self._num_columns), cache.token_type)
 
-    def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
-        cache.write_packed(rows, *self._run(sources))
+    def fill(self, sources: Sources, rows: Sequence[int]) -> None:
+        """Encode sources (end-of-sequence included) as one batch, the first into the first of `rows`."""
+        self._cache.write_packed(rows, *self._run(sources))
+
+    def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
+        for one, row in zip(held, rows, strict=True):
+            self._cache.write_packed([row], np.array([len(one.tokens)]), one.tokens, one.states[None])
 
     def encode(self, sources: Sources) -> list[Held]:
-        """Encode sources as one batch, each into memory of its own."""
         lengths, tokens, states = self._run(sources)
         parts = np.split(tokens, lengths.cumsum()[:-1])
         return [Held(part.copy(), state.copy()) for part, state in zip(parts, states, strict=True)]
@@ -88,16 +84,17 @@ class PackedEncoder:
 class PaddedEncoder:
     """An encoder with padding to the longest source; its outputs are the caches' tensors."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, pad_id: int) -> None:
-        """Use a loaded graph."""
-        self._session, self._pad_id = session, pad_id
+    def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache, pad_id: int) -> None:
+        """Use a loaded graph and the cache that it fills."""
+        self._session, self._cache, self._pad_id = session, cache, pad_id
 
-    def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
+    def fill(self, sources: Sources, rows: Sequence[int]) -> None:
         lengths = np.array([len(source) for source in sources], np.int64)
         ids = np.full((len(sources), lengths.max()), self._pad_id, np.int64)
         for row, source in zip(ids, sources, strict=True):
             row[: len(source)] = source
-        cache.write_cross(rows, lengths, self._session.run(cache.cross_names, {"src_ids": ids, "src_lens": lengths}))
+        tensors = self._session.run(self._cache.cross_names, {"src_ids": ids, "src_lens": lengths})
+        self._cache.write_cross(rows, lengths, tensors)
 
 
 class PromptReader:
@@ -107,9 +104,8 @@ class PromptReader:
         """Use a loaded graph and the caches that it writes."""
         self._session, self._cache = session, cache
 
-    def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
+    def fill(self, sources: Sources, rows: Sequence[int]) -> None:
         """Read each prompt as a whole, one after the other."""
-        assert cache is self._cache
         for source, row in zip(sources, rows, strict=True):
             self.read(row, source, 0, len(source))
 
@@ -143,7 +139,7 @@ MAX_KEPT_BINDINGS = 256
 
 
 class OnnxRunner:
-    """Caches are bound by address, once for each number of rows, and copied by a step only when they grow."""
+    """A `Runner` on the CPU. Caches are bound by address, once for each number of rows, and copied only when they grow."""
 
     device = "cpu"
     graphs = None
@@ -164,6 +160,8 @@ class OnnxRunner:
         self.weights = weights or Weights(bundle)
         encoder = self.weights.open(bundle.encoder_path, num_threads)
         self._encoder = _encoder_of(manifest, encoder, self.cache)
+        self.holder = self._encoder if isinstance(self._encoder, PackedEncoder) else None
+        self.reader = self._encoder if isinstance(self._encoder, PromptReader) else None
         self._decoder = self.weights.open(bundle.decoder_path, num_threads)
         self._tokens = np.zeros(max_rows, np.int64)
         self._positions = np.zeros(max_rows, np.int64)
@@ -173,24 +171,7 @@ class OnnxRunner:
         self._num_moves_bound = 0
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
-        self._encoder.fill(self.cache, sources, rows)
-
-    @property
-    def holder(self) -> Holder | None:
-        """The runner itself, if its encoder works without padding."""
-        return self if isinstance(self._encoder, PackedEncoder) else None
-
-    @property
-    def reader(self) -> Reader | None:
-        return self._encoder if isinstance(self._encoder, PromptReader) else None
-
-    def encode(self, sources: Sequence[Sequence[int]]) -> list[Held]:
-        assert isinstance(self._encoder, PackedEncoder)
-        return self._encoder.encode(sources)
-
-    def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
-        for one, row in zip(held, rows, strict=True):
-            self.cache.write_packed([row], np.array([len(one.tokens)]), one.tokens, one.states[None])
+        self._encoder.fill(sources, rows)
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         num_rows = len(tokens)
@@ -266,21 +247,24 @@ class OnnxRunner:
         return candidates
 
 
-def _encoder_of(manifest: Manifest, session: onnxruntime.InferenceSession, cache: SlotCache) -> Encoder:
+def _encoder_of(
+    manifest: Manifest, session: onnxruntime.InferenceSession, cache: SlotCache
+) -> PackedEncoder | PaddedEncoder | PromptReader:
     """Return the encoder for the form of a bundle's graph."""
     if manifest.has_prompts:
         return PromptReader(session, cache)
-    return PackedEncoder(session, cache) if manifest.is_packed else PaddedEncoder(session, manifest.pad_id)
-
-
-OpenSession = Callable[[Path], onnxruntime.InferenceSession]
+    return PackedEncoder(session, cache) if manifest.is_packed else PaddedEncoder(session, cache, manifest.pad_id)
 
 
 class OnnxScorer:
     """A pair is always computed alone, without padding, so its bits never change."""
 
     def __init__(
-        self, bundle: Bundle, num_threads: int, open_on_device: OpenSession | None = None, weights: Weights | None = None
+        self,
+        bundle: Bundle,
+        num_threads: int,
+        open_on_device: Callable[[Path], onnxruntime.InferenceSession] | None = None,
+        weights: Weights | None = None,
     ) -> None:
         """Load nothing yet.
 
@@ -305,6 +289,7 @@ class OnnxScorer:
 
     @property
     def is_on_device(self) -> bool:
+        """Whether it works on the engine's device, so that opening it and scoring have their place among the engine's steps."""
         return self._open_on_device is not None
 
     def check(self) -> None:
@@ -312,6 +297,7 @@ class OnnxScorer:
         self._bundle.check_unchanged()
 
     def open(self) -> None:
+        """Load the graph."""
         path = self._bundle.scorer_path
         if self._open_on_device is not None:
             self._session = self._open_on_device(path)
@@ -322,6 +308,18 @@ class OnnxScorer:
     def score(
         self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Score one target, end-of-sequence included in both.
+
+        Args:
+            source_ids: `[S]`.
+            target_ids: `[T]`.
+            layer: Decoder layer whose attention is wanted; None for the mean of all.
+            decoder_start_id: First token fed to the decoder; None for the model's start token.
+
+        Returns:
+            The target tokens' log-probabilities `[T]`, and the attention to the source `[T, S]`, averaged over heads; `[T, 0]` of a
+            model that has none.
+        """
         assert self._session is not None, "the scorer is not open"
         labels = np.array([target_ids], np.int64)
         start = self._bundle.manifest.decoder_start_id if decoder_start_id is None else decoder_start_id
@@ -340,5 +338,6 @@ class OnnxScorer:
         return log_probs[0], attention[0].mean(0) if layer is None else attention[0, layer]
 
     def interrupt(self) -> None:
+        """Let a computation under way fail soon; for any thread."""
         if self._running is not None:
             self._running.terminate = True

@@ -52,7 +52,7 @@ class Held:
 
 
 class Holder(Protocol):
-    """A runner that can encode sources before there are rows for them."""
+    """Encodes sources before there are rows for them."""
 
     def encode(self, sources: Sequence[Sequence[int]]) -> list[Held]:
         """Encode sources (end-of-sequence included) as one batch, each into memory of its own."""
@@ -95,7 +95,7 @@ class Runner(Protocol):
     Attributes:
         device: Name of the device.
         max_rows: Most rows of the decode batch.
-        holder: Itself, if it can encode sources before rows are free; else None.
+        holder: Encodes sources before rows are free; None if it cannot.
         reader: Chunked prefill, for prompts; None for encoders.
         graphs: Captured steps; None without.
         memory: Bytes of each part of a device's memory; empty on the CPU.

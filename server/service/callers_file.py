@@ -52,22 +52,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class Limits(BaseModel):
-    """Limits of a caller; None for the server's own settings alone.
-
-    Attributes:
-        models: Names of the models it may use, and sees.
-        requests_per_second: Rate of its requests, over any longer time.
-        requests_burst: Requests that may come at once; by default what comes in a second, at least one.
-        tokens_per_second: Rate of its tokens: those of sources, of scored targets, and generated ones.
-        tokens_burst: Tokens that may be used at once; by default those of a second, at least one.
-        max_requests: Running and waiting requests.
-        max_slots: Slots of a model that its requests may hold at once.
-        max_waiting: Requests that may wait for a model.
-        weight: Part of a model's work among waiting callers.
-        max_priority: Highest priority that a request may have.
-        default_deadline_seconds: Time of a request without a deadline, before the server's setting; 0 for any.
-        max_deadline_seconds: Longest time of a request, before the server's setting; 0 for any.
-    """
+    """Limits of a caller; None for the server's own settings alone. docs/limits.md describes the keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

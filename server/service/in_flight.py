@@ -325,38 +325,71 @@ class MessageRate:
 
 
 class Receiving:
-    """Messages of one connection's unary calls that have not come whole.
+    """Messages of unary calls that have not come whole.
 
-    The transport keeps the bytes that have come of each, so a bounded number is received at once. Small messages come with their
-    call; the others wait for a place, and each one that waits puts a deadline on the one that has been received for longest.
+    The transport keeps the bytes that have come of each, so a bounded number is received at once for each connection. Small
+    messages come with their call; the others wait for a place, and one that takes too long while others wait is given up.
     """
 
     MAX_MESSAGES = 16
     MAX_SECONDS = 5.0
 
-    __slots__ = ("__weakref__", "_places", "_started")
-
     def __init__(self) -> None:
-        self._places = asyncio.Semaphore(self.MAX_MESSAGES)
-        self._started: OrderedDict[asyncio.Timeout, float] = OrderedDict()  # those without a deadline
+        self._started: dict[str, dict[asyncio.Task[Any], float]] = {}  # tasks by connection, the oldest first
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._late: set[asyncio.Task[Any]] = set()
 
-    async def receive(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Return the message.
+    async def receive(self, connection: str, read: Callable[[], Awaitable[T]]) -> T:
+        """Return the message of the current task's call.
 
         Raises:
             QueueFull: If it takes too long while others wait.
         """
-        if self._places.locked() and self._started:
-            timeout, started = self._started.popitem(last=False)
-            timeout.reschedule(started + self.MAX_SECONDS)
-        async with self._places:
-            try:
-                async with asyncio.timeout(None) as timeout:
-                    self._started[timeout] = asyncio.get_running_loop().time()
-                    try:
-                        return await read()
-                    finally:
-                        self._started.pop(timeout, None)
-            except TimeoutError:
-                reason = f"request: it did not come within {self.MAX_SECONDS:g} s, and others wait"
-                raise QueueFull(reason, retry_after_seconds=RETRY_SECONDS) from None
+        while len(started := self._started.setdefault(connection, {})) >= self.MAX_MESSAGES:
+            await self._wait(connection, started)
+        task = asyncio.current_task()
+        assert task is not None
+        started[task] = time.monotonic()
+        try:
+            return await read()
+        except asyncio.CancelledError:
+            if task not in self._late or task.uncancel():
+                raise
+            reason = f"request: it did not come within {self.MAX_SECONDS:g} s, and others wait"
+            raise QueueFull(reason, retry_after_seconds=RETRY_SECONDS) from None
+        finally:
+            del started[task]
+            self._late.discard(task)
+            if connection in self._waiting:
+                self._wake(connection)
+            elif not started:
+                del self._started[connection]
+
+    async def _wait(self, connection: str, started: dict[asyncio.Task[Any], float]) -> None:
+        """Wait for a place, if need be that of the oldest message when its time is over."""
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(connection, []).append(place)
+        try:
+            while not place.done():
+                oldest, since = next(((task, at) for task, at in started.items() if task not in self._late), (None, 0.0))
+                seconds = None if oldest is None else since + self.MAX_SECONDS - time.monotonic()
+                if oldest is not None and seconds is not None and seconds <= 0:
+                    self._late.add(oldest)
+                    oldest.cancel()
+                    seconds = None
+                await asyncio.wait((place,), timeout=seconds)
+        except asyncio.CancelledError:
+            if place.done():
+                self._wake(connection)
+            raise
+        finally:
+            if place in self._waiting.get(connection, ()):
+                self._waiting[connection].remove(place)
+            if not self._waiting.get(connection):
+                self._waiting.pop(connection, None)
+                if not started:
+                    self._started.pop(connection, None)
+
+    def _wake(self, connection: str) -> None:
+        if waiting := self._waiting.get(connection):
+            waiting.pop(0).set_result(None)

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 from msgspec import Struct
@@ -36,17 +36,7 @@ log = structlog.get_logger("dragoman.viewing")
 
 
 class SlotStatistics(Struct, frozen=True, rename="camel"):
-    """A slot in use.
-
-    Attributes:
-        slot: Number among those of the model.
-        request: Number of its request, the same for all of the request's slots.
-        state: `prefill` while the source is being read, then `decode`.
-        num_source_tokens: Tokens of the source.
-        num_tokens: Tokens generated so far.
-        max_new_tokens: Largest number of them.
-        engine: Number of its engine.
-    """
+    """A slot in use; its fields are those of docs/console.md, as in the next ones."""
 
     slot: int
     request: int
@@ -66,32 +56,7 @@ class CallerStatistics(Struct, frozen=True, rename="camel"):
 
 
 class ModelStatistics(Struct, frozen=True, rename="camel"):
-    """A version of a model.
-
-    Attributes:
-        name: Of the model.
-        version: Of its content.
-        label: Name of its folder.
-        state: `serving`; `starting` while no engine is ready; `asleep`.
-        is_default: Whether the model's policy prefers it.
-        device: Of its engines.
-        precision: Of its weights.
-        num_engines: Engines that share its requests.
-        num_slots: Slots of all of them.
-        num_slots_in_use: Those that requests hold.
-        num_running: Requests in slots.
-        num_waiting: Requests in the queue.
-        num_waiting_tokens: Source tokens of those.
-        queue_seconds: Forecast of a new request's wait.
-        rows_per_step: Mean since the statistics before; None without steps.
-        step_seconds: See `rows_per_step`.
-        steps_per_second: Steps of all engines since the statistics before.
-        tokens_per_second: Tokens decoded in these.
-        cache_bytes_reserved: Memory of the caches.
-        cache_bytes_used: Part of it used by rows.
-        slots: Those in use.
-        callers: Those with requests.
-    """
+    """A version of a model."""
 
     name: str
     version: str
@@ -118,15 +83,7 @@ class ModelStatistics(Struct, frozen=True, rename="camel"):
 
 
 class Statistics(Struct, frozen=True, rename="camel"):
-    """The server.
-
-    Attributes:
-        time: Seconds since 1970.
-        uptime_seconds: Of this frontend process.
-        is_ready: The answer of /readyz.
-        is_draining: Whether new calls are refused; no statistics follow then.
-        models: Every version that requests can get.
-    """
+    """The server; none follow once it drains."""
 
     time: float
     uptime_seconds: float
@@ -154,21 +111,12 @@ def _without_others(callers: list[CallerStatistics], name: str) -> list[CallerSt
     return [CallerStatistics(use.name, use.num_waiting, use.num_running) for use in uses]
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Steps of one engine or of several together, between two snapshots.
-
-    Attributes:
-        num_steps: Steps.
-        num_rows: Rows decoded in them.
-        seconds: Their durations together.
-        steps_per_second: Of time that passed.
-        rows_per_second: Of time that passed.
-    """
+class Pace(NamedTuple):
+    """Steps of one engine or of several together between two snapshots, and rates over the time that passed."""
 
     num_steps: int = 0
     num_rows: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # durations of the steps
     steps_per_second: float = 0.0
     rows_per_second: float = 0.0
 
@@ -192,14 +140,8 @@ class PaceOfSteps:
     def update(self, engines: Sequence[EngineSnapshot]) -> Pace:
         """Take the snapshots of the engines there are; return their pace since the last ones, all together."""
         self._last = {engine.replica: (engine, self._pace(engine)) for engine in engines}
-        paces = [pace for _, pace in self._last.values()]
-        return Pace(
-            sum(pace.num_steps for pace in paces),
-            sum(pace.num_rows for pace in paces),
-            sum(pace.seconds for pace in paces),
-            sum(pace.steps_per_second for pace in paces),
-            sum(pace.rows_per_second for pace in paces),
-        )
+        columns = zip(*(pace for _, pace in self._last.values()), strict=True)
+        return Pace(*map(sum, columns))
 
     def _pace(self, engine: EngineSnapshot) -> Pace:
         if engine.replica not in self._last:

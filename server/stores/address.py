@@ -1,9 +1,19 @@
-"""Addresses of bundles, as they are given to commands and settings: what they may say, and what messages may repeat of them."""
+"""Addresses of stores, and credentials for them beyond those that obstore finds by itself.
 
+obstore reads each provider's variables of the environment, its files of service accounts, and the metadata of cloud machines. Added
+here: AWS profiles, read by boto3, Google's variable for emulators, endpoints without TLS where one is set, and for web servers
+a token or `.netrc`.
+"""
+
+import base64
+import netrc
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from dragoman.model.errors import InputError
@@ -22,17 +32,17 @@ _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")
 
 
 class AddressError(InputError):
-    """An address that cannot be one; the message repeats no more of it than anybody may read."""
+    """An invalid address; the message repeats no secret of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where bundles lie.
+    """An address of bundles.
 
     Attributes:
         scheme: `s3`, `gs`, `az`, `https`, `http`, `oci`, or empty for a folder of this machine.
-        text: As it was given, without a slash at its end; it holds no secret.
-        host: Where the scheme has one, with its port: a bucket is its own.
+        text: As given, without a slash at its end; it contains no secret.
+        host: With its port; of a bucket its name.
     """
 
     scheme: str
@@ -41,11 +51,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Return what an address says.
-
-        Raises:
-            AddressError: If it is none.
-        """
+        """Parse an address; raises `AddressError` if it is invalid."""
         if not text or "\0" in text or any(not char.isprintable() for char in text):
             raise AddressError("an address of bundles is a folder or SCHEME://…, in one line")
         found = _SCHEME.match(text)
@@ -83,7 +89,7 @@ class Address:
 
     @property
     def is_archive(self) -> bool:
-        """Whether it is one file that holds folders."""
+        """Whether it is an archive of folders."""
         return self.scheme != "oci" and is_archive(self.text) and not (self.scheme == "" and Path(self.text).is_dir())
 
     @property
@@ -93,15 +99,124 @@ class Address:
 
     @property
     def is_plain(self) -> bool:
-        """Whether anybody on the way may read and change what comes."""
+        """Whether data is sent without TLS to another machine."""
         return self.scheme == "http" and not self.is_loopback
 
 
 def is_archive(text: str) -> bool:
-    """Tell by the end of an address whether it is an archive's."""
+    """Return whether an address ends like an archive's."""
     return text.lower().endswith(ARCHIVE_SUFFIXES)
 
 
 def host_of(url: str) -> str:
     """Return the host of a web address, without its port."""
     return urlsplit(url).hostname or ""
+
+
+TOKEN_VARIABLE: Final = "DRAGOMAN_STORE_TOKEN"
+_ENDPOINT_VARIABLES: Final = (
+    "AWS_ENDPOINT",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AZURE_ENDPOINT",
+    "AZURE_STORAGE_ENDPOINT",
+    "STORAGE_EMULATOR_HOST",
+)
+# With any of these no profile is needed.
+_AWS_VARIABLES: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
+_CONNECT_SECONDS: Final = 10.0
+
+
+def client_options(address: Address, silence_seconds: float, request_seconds: float) -> dict[str, Any]:
+    """Return obstore's client options.
+
+    Args:
+        address: Of a bucket, or of a web server.
+        silence_seconds: Longest silence of the store.
+        request_seconds: Longest time of a request.
+
+    Raises:
+        InputError: If a token or a file of certificates cannot be used.
+    """
+    options: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, silence_seconds)),
+        "timeout": timedelta(seconds=request_seconds),
+        "read_timeout": timedelta(seconds=silence_seconds + 1),
+        "allow_http": address.scheme == "http" or (address.scheme in OBJECT_SCHEMES and _has_plain_endpoint(os.environ)),
+    }
+    if authority := os.environ.get("SSL_CERT_FILE"):
+        try:
+            options["root_certificate"] = Path(authority).read_bytes()
+        except OSError as error:
+            raise InputError(f"SSL_CERT_FILE: {authority}: {error.strerror}") from error
+    if address.scheme in WEB_SCHEMES and (authorization := _authorization(address)):
+        options["default_headers"] = {"authorization": authorization}
+    return options
+
+
+def object_options(address: Address) -> dict[str, Any]:
+    """Return obstore's options of a bucket; raises `InputError` if an AWS profile is wanted and cannot be used."""
+    if address.scheme == "gs" and (emulator := os.environ.get("STORAGE_EMULATOR_HOST")):
+        url = emulator if "://" in emulator else f"http://{emulator}"
+        return {"config": {"base_url": url, "skip_signature": True}}
+    if address.scheme == "s3" and _wants_profile(os.environ):
+        return _profile()
+    return {}
+
+
+def _has_plain_endpoint(environment: Mapping[str, str]) -> bool:
+    if any(environment.get(name, "").startswith("http://") for name in _ENDPOINT_VARIABLES):
+        return True
+    emulator = environment.get("STORAGE_EMULATOR_HOST", "https://")
+    return "://" not in emulator or environment.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
+
+
+def _wants_profile(environment: Mapping[str, str]) -> bool:
+    if environment.get("AWS_PROFILE"):
+        return True
+    if any(environment.get(name) for name in _AWS_VARIABLES):
+        return False
+    files = (
+        environment.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+        environment.get("AWS_CONFIG_FILE", "~/.aws/config"),
+    )
+    return any(Path(os.path.expanduser(file)).is_file() for file in files)
+
+
+def _profile() -> dict[str, Any]:
+    """Return credentials of the AWS profile; raises `InputError` if boto3 is not installed, or the profile has none."""
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ModuleNotFoundError:
+        raise InputError("AWS profiles are read by boto3, which is not installed: pip install boto3") from None
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        provider = Boto3CredentialProvider()
+    except (BotoCoreError, ValueError) as error:
+        raise InputError(f"AWS profile {os.environ.get('AWS_PROFILE', 'default')!r}: {error}") from error
+    return {"credential_provider": provider}
+
+
+def _authorization(address: Address) -> str | None:
+    """Return the Authorization header for a web server: the given token, or that of `.netrc` for its host."""
+    if token := os.environ.get(TOKEN_VARIABLE):
+        if not token.isascii() or not token.isprintable() or " " in token:
+            raise InputError(f"{TOKEN_VARIABLE}: not a bearer token")
+        return f"Bearer {token}"
+    file = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
+    if not file.is_file():
+        return None
+    try:
+        found = netrc.netrc(str(file)).authenticators(host_of(address.text))
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read as .netrc ({type(error).__name__})") from error
+    if found is None:
+        return None
+    return "Basic " + base64.b64encode(f"{found[0]}:{found[2] or ''}".encode()).decode("ascii")

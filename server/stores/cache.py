@@ -1,11 +1,11 @@
-"""Files on disk by their SHA-256, within a bound: what was read once from a store is not read again, nor twice at the same time.
+"""Downloads, kept on disk by their SHA-256 within a bound: a file is read once from a store, by one process at a time.
 
-    objects/ab/abcd…    whole files, checked when they came and again whenever they are used
-    partial/abcd…       what has come of others; whoever writes one holds its lock
-    held/…              what pulls under way need, a file each, locked by the pull for as long as it lives
+    objects/ab/abcd…    whole files, checked when they came and whenever they are used
+    partial/abcd…       incomplete files; the writer of one holds its lock
+    held/…              files needed by pulls in progress, one each, locked by the pull for as long as it lives
 
-Whoever needs a file says so first (`hold`); what nobody holds makes room, least recently used first. A process that is killed loses
-its locks, and with them what it held; what it had read of a file stays, and is gone on with.
+A pull registers its files first (`hold`); files that no pull holds are removed to make room, least recently used first. A killed
+process loses its locks, and with them its registration; what it had read of a file stays and is continued.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from typing import IO, Final
 
 from dragoman.export.bundle import BundleError, FileEntry
 from dragoman.model.files import open_regular, read_bounded
-from dragoman.server.stores.store import StoppedError
+from dragoman.server.stores.store import LEAST_BYTES, NotThereError, RangeError, SilentError, StoppedError, Store, StoreError, named
 
 DEFAULT_GIB: Final = 20.0
 _GIB: Final = 1 << 30
@@ -32,13 +32,13 @@ _MAX_HELD_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 1 << 20
 _POLL_SECONDS: Final = 0.1
 
-# Writes what a file lacks behind what it has.
+# Appends the missing part of a file.
 Fill = Callable[[IO[bytes]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A file of the cache, whole or in part."""
+    """A whole or partial file of the cache."""
 
     path: Path
     digest: str
@@ -47,29 +47,20 @@ class _Kept:
 
 
 class Cache:
-    """A folder of files by their SHA-256."""
+    """Files by their SHA-256, in a folder that several processes may use."""
 
     def __init__(self, directory: Path, max_gib: float = DEFAULT_GIB) -> None:
-        """Use a folder, which is made when it is needed.
-
-        Args:
-            directory: Several processes may use the same.
-            max_gib: How much it may hold, files that are still coming included.
-        """
+        """Use a folder, made on demand, of at most `max_gib`, partial files included."""
         self.directory = directory
         self.max_bytes = int(max_gib * _GIB)
 
     @contextlib.contextmanager
     def hold(self, files: Mapping[str, FileEntry], name: str) -> Iterator[None]:
-        """Keep the files of a bundle in the cache, and make room for those that are not there.
-
-        Args:
-            files: By any name.
-            name: Of the bundle, for messages.
+        """Keep the files of a bundle in the cache within the `with`, and make room for missing ones.
 
         Raises:
-            BundleError: If they are more than the cache may hold, now or at all.
-            OSError: If the folder cannot be used, or its disk has no room for what is missing.
+            BundleError: If they are larger than the cache may be, beside those of other pulls.
+            OSError: If the folder cannot be used, or its disk is too full.
         """
         wanted = {entry.sha256: entry.size for entry in files.values()}
         if (total := sum(wanted.values())) > self.max_bytes:
@@ -87,7 +78,7 @@ class Cache:
             yield
 
     def find(self, entry: FileEntry) -> Path | None:
-        """Return a file that is here, read and compared; one that is damaged is removed."""
+        """Return a file if it is here and undamaged; a damaged one is removed."""
         path = self._object(entry.sha256)
         try:
             with open_regular(path) as file:
@@ -102,16 +93,12 @@ class Cache:
         return None
 
     def obtain(self, entry: FileEntry, fill: Fill, is_stopped: Callable[[], bool]) -> Path:
-        """Return a file, which is made with `fill` if it is not here, or by another who is doing so.
+        """Return a file, completed by `fill` or by another process.
 
         Args:
             entry: Its size and SHA-256.
-            fill: Completes the file, which may have a beginning already, and leaves it with this size and SHA-256 or raises an
-                error; what it has written by then is kept for the next time.
-            is_stopped: Asked while another makes it.
-
-        Raises:
-            OSError: If the file cannot be written.
+            fill: Completes a file, which may be partial, to this size and SHA-256, or raises; the part written is kept.
+            is_stopped: Polled while another process completes it.
         """
         while (path := self.find(entry)) is None:
             partial = self.directory / "partial" / entry.sha256
@@ -120,7 +107,7 @@ class Cache:
                     if _is_at(file, partial):
                         fill(file)
                         return self._complete(file, partial, entry)
-                    continue  # it has been completed meanwhile
+                    continue  # completed meanwhile
             if is_stopped():
                 raise StoppedError(f"{partial}: stopped while another pull reads it")
             sleep(_POLL_SECONDS)
@@ -147,7 +134,7 @@ class Cache:
             yield
 
     def _make_room(self, wanted: Mapping[str, int], own: Path, name: str) -> None:
-        """Remove files until what is held fits in beside the rest."""
+        """Remove files until the held ones fit."""
         others = self._held(own)
         held = {**others, **wanted}
         if (total := sum(held.values())) > self.max_bytes:
@@ -164,7 +151,7 @@ class Cache:
             excess -= kept.size
 
     def _refuse_full_disk(self, wanted: Mapping[str, int]) -> None:
-        """Leave a disk alone that has no room: who tries again and again would fill it as often, and others write there, too."""
+        """Raise if the disk is too full: retries would fill it again and again, and others write there, too."""
         here: dict[str, int] = {}
         for kept in self._kept():
             here[kept.digest] = max(kept.size, here.get(kept.digest, 0))
@@ -173,7 +160,7 @@ class Cache:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
 
     def _held(self, own: Path) -> dict[str, int]:
-        """Return what other pulls need; marks that nobody holds are removed."""
+        """Return the files of other pulls; marks of dead pulls are removed."""
         held: dict[str, int] = {}
         for path in (self.directory / "held").iterdir():
             if path == own:
@@ -183,7 +170,7 @@ class Cache:
                     fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
             except BlockingIOError:
-                with contextlib.suppress(OSError, ValueError):  # it is about to say what it needs, and waits for our lock
+                with contextlib.suppress(OSError, ValueError):  # not written yet: it waits for our lock
                     held.update(json.loads(read_bounded(path, _MAX_HELD_BYTES)))
             except FileNotFoundError:
                 pass
@@ -197,11 +184,7 @@ class Cache:
 
 
 def put(source: Path, target: Path) -> None:
-    """Give a checked file of a cache a second place: the same file where that can be, otherwise a copy on disk.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
+    """Link a checked file of a cache to a second path, or copy it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -217,7 +200,7 @@ def put(source: Path, target: Path) -> None:
 
 
 def digest_of(file: IO[bytes]) -> "hashlib._Hash":
-    """Return the SHA-256 of a file from where it stands, to be gone on with."""
+    """Return the SHA-256 of a file from its position, to be continued."""
     digest = hashlib.sha256()
     while piece := file.read(_PIECE_BYTES):
         digest.update(piece)
@@ -225,7 +208,7 @@ def digest_of(file: IO[bytes]) -> "hashlib._Hash":
 
 
 def _mark_used(path: Path) -> None:
-    """Set when it was read; when it was written stays, which tells others that it is the same file."""
+    """Set the access time only; the modification time tells others that the file is the same."""
     with contextlib.suppress(OSError):
         found = path.stat()
         os.utime(path, ns=(max(found.st_atime_ns + 1, time_ns()), found.st_mtime_ns))
@@ -244,3 +227,107 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+# Attempts in a row with hardly any progress.
+MAX_ATTEMPTS = 4
+FIRST_PAUSE_SECONDS = 0.2
+
+# Called with the path of a file, its bytes so far, and its size.
+Progress = Callable[[str, int, int], None]
+
+
+class Download:
+    """Reads a file of a store, and continues after interruptions until its size and SHA-256 are right."""
+
+    def __init__(self, store: Store, path: str, entry: FileEntry, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
+        """Read nothing yet; `is_stopped` is polled while reading, which then ends with `StoppedError`."""
+        self._store, self._path, self._entry = store, path, entry
+        self._on_progress, self._is_stopped = on_progress, is_stopped
+        self._name = named(store, path)
+
+    def fill(self, file: IO[bytes]) -> None:
+        """Complete an empty or partial file, opened without a buffer.
+
+        A wrong file is read once more from its beginning: the store's may have changed, or the partial file was of another.
+
+        Raises:
+            BundleError: If the store's file has another size or SHA-256; then the file is empty.
+            StoreError: If it cannot be read, after several attempts without progress.
+            OSError: If it cannot be written.
+        """
+        if self._complete(file) and (wrong := self._complete(file)):
+            raise BundleError(f"{self._name}: {wrong}")
+
+    def _complete(self, file: IO[bytes]) -> str:
+        """Read the missing part; return what is wrong with the file, which is then emptied, or nothing."""
+        file.seek(0)
+        digest = digest_of(file)
+        size = file.tell()
+        wrong = f"more than the {self._entry.size} bytes that there should be"
+
+        def take(piece: bytes) -> None:
+            nonlocal size
+            if self._is_stopped():
+                raise StoppedError(f"{self._name}: stopped")
+            if size + len(piece) > self._entry.size:
+                raise _TooLongError
+            _write(file, piece)
+            digest.update(piece)
+            size += len(piece)
+            self._on_progress(self._path, size, self._entry.size)
+
+        self._on_progress(self._path, size, self._entry.size)
+        pause, num_attempts = FIRST_PAUSE_SECONDS, 0
+        try:
+            while size < self._entry.size:
+                before = size
+                try:
+                    self._store.read(self._path, before, take)
+                    break  # the end of the store's file
+                except (NotThereError, SilentError, StoppedError):
+                    raise
+                except RangeError:
+                    if before == 0:
+                        raise
+                    break
+                except StoreError:
+                    if size - before >= LEAST_BYTES:
+                        pause, num_attempts = FIRST_PAUSE_SECONDS, 0
+                        continue
+                    num_attempts += 1
+                    if num_attempts == MAX_ATTEMPTS:
+                        raise
+                    sleep(pause)
+                    pause *= 2
+            found = digest.hexdigest()
+            if size != self._entry.size:
+                wrong = f"{size} bytes, but there should be {self._entry.size}"
+            elif found != self._entry.sha256:
+                wrong = f"SHA-256 {found}, but it should be {self._entry.sha256}"
+            else:
+                return ""
+        except _TooLongError:
+            pass
+        _empty(file)
+        return wrong
+
+
+class _TooLongError(Exception):
+    """The store's file is too long."""
+
+
+def _empty(file: IO[bytes]) -> None:
+    file.seek(0)
+    file.truncate()
+
+
+def _write(file: IO[bytes], piece: bytes) -> None:
+    rest = memoryview(piece)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _empty(file)  # others need the disk, too
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(file.name)) from error

@@ -1,7 +1,7 @@
-"""A folder kept as a store is: what appears there appears here, what goes there goes here, and while it is away nothing changes.
+"""A folder that mirrors a store: versions are added and removed as there; nothing changes while the store cannot be reached.
 
-A server calls `Mirror.sync` before it looks into the folder for the first time, and then every few seconds, from a thread: it waits
-for the store. Reasons are logged when they appear and when they change, not each time.
+A server calls `Mirror.sync` before it reads the folder for the first time, and then periodically in a thread. Problems are
+logged when they appear and when they change, not each time.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,30 +15,48 @@ import structlog
 from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.signing import SIGNATURE_FILE
 from dragoman.server.stores.address import Address
-from dragoman.server.stores.opening import open_store
 from dragoman.server.stores.placing import Place, Placed
-from dragoman.server.stores.pull import MARK_FILE, Order, Pulled, Puller, check_address, naming, pull_model_file, remove_model_file
-from dragoman.server.stores.store import MODEL_FILE, Found, Listing, StoppedError, Store, StoreError, find, find_model_files
+from dragoman.server.stores.pull import (
+    MARK_FILE,
+    Order,
+    Pulled,
+    Puller,
+    check_address,
+    naming,
+    open_store,
+    pull_model_file,
+    remove_model_file,
+)
+from dragoman.server.stores.store import (
+    MODEL_FILE,
+    Found,
+    Listing,
+    StoppedError,
+    Store,
+    StoreError,
+    find,
+    find_model_files,
+)
 
-# A bundle that was refused is looked at again when the store lists it otherwise, and after so long: it may have changed on its way.
+# A refused bundle is tried again when its listing changes, and after so long: it may have been damaged in transit.
 REFUSED_SECONDS = 300.0
 
 log = structlog.get_logger("dragoman.stores")
 
+# Returns the wanted versions, given a model and its versions in natural order.
 Choose = Callable[[str, Sequence[str]], Collection[str]]
-"""Told a model and the names of its versions in natural order, returns those that are wanted here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What one look at a store came to.
+    """Result of one synchronisation.
 
     Attributes:
-        reason: Why the store could not be asked; empty if it was.
-        added: Versions that are new here.
-        removed: Directories that are gone.
-        problems: Why a bundle of the store is not here, by its folder there.
-        is_away: Whether it was not asked because it does not answer.
+        reason: Why the store could not be listed; empty if it was.
+        added: New versions.
+        removed: Removed directories.
+        problems: Reason for each bundle that could not be pulled, by its folder in the store.
+        is_away: Whether the store did not answer.
     """
 
     reason: str = ""
@@ -49,12 +67,12 @@ class Synced:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the folder is another than before."""
+        """Whether the folder has changed."""
         return bool(self.added or self.removed)
 
 
 class Mirror:
-    """Keeps a folder as a store is."""
+    """Synchronises a folder with a store."""
 
     def __init__(
         self,
@@ -64,14 +82,14 @@ class Mirror:
         choose: Choose | None = None,
         is_used: Callable[[Path], bool] = lambda directory: False,
     ) -> None:
-        """Take an address and a folder; nothing is asked for yet.
+        """Open the store, without a request.
 
         Args:
             address: Of a bundle, or of a folder of models; not of an archive.
-            folder: Which servers look into.
-            order: How it is pulled; its checksum is that of the one bundle there may be.
-            choose: Which versions of a model are wanted here; None for all.
-            is_used: Whether somebody serves the version in a directory, which stays as long as the store has its folder.
+            folder: Read by servers.
+            order: How to pull; its checksum is for a single bundle.
+            choose: Wanted versions of a model; None for all.
+            is_used: Whether the version in a directory is served: it stays for as long as it is in the store.
 
         Raises:
             InputError: If the address, settings or credentials cannot be used.
@@ -83,23 +101,22 @@ class Mirror:
         self._store: Store = open_store(address, order.silence_seconds)
         self._place, self._order, self._choose, self._is_used = Place(folder), order, choose, is_used
         cache = None if address.scheme == "" else order.cache
-        self._puller = Puller(self._store, self._place, cache, order.keys, order.sha256, order.on_progress, order.is_stopped)
-        # By folder of the store: what its manifest and signature were when it was pulled, and where it is.
+        self._puller = Puller(self._store, self._place, order, cache, order.sha256)
+        # By folder of the store: stamps of manifest and signature when it was pulled, and its place.
         self._known: dict[str, tuple[object, Placed]] = {}
-        # Likewise: as what, since when and why it was refused.
+        # By folder: stamps, time and reason of a refusal.
         self._refused: dict[str, tuple[object, float, str]] = {}
         self._model_files: dict[str, str] = {}
         self._said: dict[str, str] = {}
         self._resolved = self._store.address
 
     def sync(self) -> Synced:
-        """Bring what is new in the store, then take away what is no longer there.
+        """Pull new bundles, then remove those no longer in the store.
 
-        Nothing is taken away if the store cannot be asked or nothing of it can be had, nor a version of a model of which something
-        that is wanted cannot be had.
+        Nothing is removed if no bundle can be read, nor of a model of which a wanted version cannot be read.
 
         Raises:
-            StoppedError: If `is_stopped` said so.
+            StoppedError: If the order's `is_stopped` became true.
         """
         try:
             listing = self._store.list()
@@ -137,7 +154,7 @@ class Mirror:
         return [each for each in found if not each.version or each.version in chosen[each.model]]
 
     def _guard(self, name: str, problems: dict[str, str], work: Callable[[], object]) -> None:
-        """Do something; what keeps it from being done is a problem of that name."""
+        """Call `work`; its failure is a problem of that name."""
         try:
             with naming(self._place.folder):
                 work()
@@ -207,7 +224,7 @@ class Mirror:
                 del kept[folder]
 
     def _say(self, problems: dict[str, str], event: str) -> None:
-        """Log what is new of what is wrong, and that it is right again."""
+        """Log new problems, and their end."""
         for name, reason in problems.items():
             if self._said.get(name) != reason:
                 log.warning(event, store=self._store.address, folder=name, reason=reason)
@@ -217,16 +234,10 @@ class Mirror:
 
 
 def _stamps_below(folder: str, stamps: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return what the store lists of one bundle."""
+    """Return the stamps of one bundle."""
     return sorted((path, stamp) for path, stamp in stamps.items() if not folder or path.startswith(f"{folder}/"))
 
 
 def sync(address: str, folder: Path, order: Order) -> Synced:
-    """Bring a folder to what an address holds, once; who does so every few seconds keeps a `Mirror`.
-
-    Raises:
-        InputError: If the address, settings or credentials cannot be used.
-        StoreError: If the store's library refuses the address.
-        StoppedError: If the order's `is_stopped` said so.
-    """
+    """Synchronise a folder with an address once; raises as `Mirror` does."""
     return Mirror(Address.parse(address), folder, order).sync()

@@ -1,6 +1,6 @@
 """Object stores and web servers as stores, through obstore: S3, Google Cloud Storage, Azure Blob Storage, HTTP.
 
-Credentials, endpoints and proxies are found by obstore where each provider's own tools look for them; see `credentials`.
+Credentials, endpoints and proxies are found by obstore where each provider's own tools look for them; see `address`.
 """
 
 import contextlib
@@ -18,8 +18,7 @@ import obstore.store
 from obstore.exceptions import BaseError, NotSupportedError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 
 from dragoman.export.fields import one_line
-from dragoman.server.stores.address import WEB_SCHEMES, Address
-from dragoman.server.stores.credentials import client_options, object_options
+from dragoman.server.stores.address import WEB_SCHEMES, Address, client_options, object_options
 from dragoman.server.stores.store import (
     LEAST_BYTES,
     MAX_LISTED_FILES,
@@ -40,16 +39,16 @@ _MAX_PIECES_AHEAD = 4
 _POLL_SECONDS = 0.1
 _LEAVING_SECONDS = 1.0
 _RETRY_SECONDS = 10.0
-# Of one file; what takes longer is gone on with by another request. It ends threads that were left alone with a store that drips.
+# Longest request of one file, which is then continued by another; ends abandoned threads that read from a dripping store.
 _READ_SECONDS = 3600.0
-# Sign of credentials that were looked for everywhere: the address of the metadata of a cloud's machine.
+# Addresses of cloud metadata, asked last for credentials: in an error they mean that there are none.
 _METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z -]*)")
 
-# What of an address may be a secret: a user with a password, as an endpoint may have them, and the query.
+# Possible secrets of an address: a user with a password, and the query.
 _SECRET = re.compile(r"(?<=://)[^/?#\s]*@|\?\S*")
 
-# What differs from one attempt to the next, and would make a reason a new one.
+# Parts of a message that differ between attempts.
 _VARYING = re.compile(r" in [\d.]+[nµm]?s\b(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? *")
 
 _STORES: Any = {
@@ -64,17 +63,13 @@ T = TypeVar("T")
 
 
 class ObjectStore:
-    """What lies below a prefix of a bucket, or below a folder of a web server."""
+    """A prefix of a bucket, or a folder of a web server, as a `Store`."""
 
     def __init__(self, address: Address, silence_seconds: float = SILENCE_SECONDS) -> None:
-        """Take an address; nothing is asked for yet.
-
-        Args:
-            address: Of a bucket, or of a web server.
-            silence_seconds: How long the store may be silent.
+        """Open an address, without a request.
 
         Raises:
-            InputError: If the settings or credentials that are there cannot be used.
+            InputError: If settings or credentials cannot be used.
             StoreError: If the library refuses the address.
         """
         self._address = address.text
@@ -89,7 +84,7 @@ class ObjectStore:
         }
         options: dict[str, Any] = {"retry_config": retrying, **object_options(address)}
 
-        # The first answers at once or not at all, as far as anybody here can see.
+        # The first is for short requests, the second for reading files.
         limits = silence_seconds + 1, max(_READ_SECONDS, silence_seconds + 1)
         clients = [client_options(address, silence_seconds, limit) for limit in limits]
         opened: list[Opened] = []
@@ -102,15 +97,10 @@ class ObjectStore:
 
     @property
     def address(self) -> str:
-        """As it was given."""
         return self._address
 
     def list(self) -> Listing:
-        """Return the files; of a web server without WebDAV, whether it has `bundle.json`.
-
-        Raises:
-            StoreError: If it cannot be asked.
-        """
+        """Return the files; of a web server without WebDAV, `bundle.json` if it has one."""
         if self._is_web:
             try:
                 return Listing({"bundle.json": _stamp(self._head("bundle.json"))}, self._address)
@@ -125,11 +115,9 @@ class ObjectStore:
         return Listing(stamps, self._address)
 
     def size(self, path: str) -> int:
-        """See `Store`."""
         return int(self._head(path)["size"])
 
     def read(self, path: str, offset: int, take: Take) -> None:
-        """See `Store`."""
 
         def pieces() -> Iterator[bytes]:
             found = obstore.get(self._read, path, options={"range": {"offset": offset}} if offset else {})
@@ -148,9 +136,9 @@ class ObjectStore:
         return found
 
     def _wait_for(self, produce: Callable[[], Iterable[T]], path: str) -> Generator[T, None, None]:
-        """Yield what comes, made on a thread that is left alone when it is silent for too long or nobody wants more.
+        """Yield items produced on a thread, which is abandoned after too long a silence or when the caller stops.
 
-        (The library's own coroutines report from threads of theirs, which may be after the end of the interpreter.)
+        The library's own coroutines report from threads that may outlive the interpreter.
         """
         found: queue.Queue[Callable[[], T]] = queue.Queue(_MAX_PIECES_AHEAD)
         is_left = threading.Event()
@@ -168,7 +156,7 @@ class ObjectStore:
                     if not offer(partial(_give, item)):
                         return
                 offer(partial(_raise, _EndedError()))
-            except BaseException as error:  # whoever waits decides about it
+            except BaseException as error:  # raised again by the caller
                 offer(partial(_raise, error))
 
         thread = threading.Thread(target=work, name="store", daemon=True)
@@ -185,11 +173,11 @@ class ObjectStore:
             return
         finally:
             is_left.set()
-            thread.join(_LEAVING_SECONDS)  # or it might come back from the library when the interpreter has ended
+            thread.join(_LEAVING_SECONDS)  # or the library might return after the end of the interpreter
 
     @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:
-        """Make errors of the library ours."""
+        """Map the library's errors to `StoreError`."""
         name = f"{self._address}/{path}" if path else self._address
         try:
             yield
@@ -201,7 +189,7 @@ class ObjectStore:
             raise StoreError(f"{name}: has changed while it was read") from error
         except FileNotFoundError as error:
             if error.errno is not None:
-                raise  # of this machine's files
+                raise  # of a local file
             raise NotThereError(f"{name}: no such file") from error
         except BaseError as error:
             status = _STATUS.search(str(error))
@@ -215,7 +203,7 @@ class ObjectStore:
 
 
 class _EndedError(Exception):
-    """All has come."""
+    """The producer has ended."""
 
 
 def _give(item: T) -> T:
@@ -231,7 +219,7 @@ def _stamp(found: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return one short line of what the library says, without what may be a secret in an address."""
+    """Return one short line of a library's error, without possible secrets of an address."""
     text = str(error).partition("\n")[0]
     status = _STATUS.search(text)
     if status is not None:

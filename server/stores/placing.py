@@ -1,9 +1,9 @@
-"""The folder that bundles are pulled into: what is there, and how a version appears in it and disappears from it, whole.
+"""The folder that bundles are pulled into, in which versions appear and disappear atomically.
 
-    FOLDER/NAME/VERSION/     a bundle, and `.pulled.json`, which says where it came from
-    FOLDER/.pulling/…        what is on its way in or out; no server looks into hidden folders
+    FOLDER/NAME/VERSION/     a bundle, and `.pulled.json`, its source
+    FOLDER/.pulling/…        bundles being added or removed; servers skip hidden folders
 
-What is being made lies in a folder of its own with a lock on it; what a killed process left has none, and is removed by the next.
+A bundle being made lies in a locked folder of its own; those of killed processes have no lock and are removed by the next pull.
 """
 
 import contextlib
@@ -30,12 +30,7 @@ _MAX_RECORD_BYTES: Final = 1 << 14
 
 
 class Record(Struct, frozen=True):
-    """Where a version came from.
-
-    Attributes:
-        address: As it was given.
-        folder: Its folder below the address.
-    """
+    """The source of a version: an address as given, and a folder below it."""
 
     address: str
     folder: str
@@ -43,19 +38,14 @@ class Record(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A version that was pulled.
-
-    Attributes:
-        directory: Where it lies: `FOLDER/NAME/VERSION`.
-        record: Where it came from.
-    """
+    """A pulled version in `FOLDER/NAME/VERSION`."""
 
     directory: Path
     record: Record
 
     @property
     def digest(self) -> str:
-        """SHA-256 of its manifest as it is now; empty if there is none."""
+        """SHA-256 of its current manifest; empty if there is none."""
         try:
             return hashlib.sha256(read_manifest_bytes(self.directory / MANIFEST_FILE)).hexdigest()
         except BundleError:
@@ -66,11 +56,11 @@ class Place:
     """A folder that bundles are pulled into."""
 
     def __init__(self, folder: Path) -> None:
-        """Take a folder, which is made when something is pulled into it."""
+        """Use a folder, made on demand."""
         self.folder = folder
 
     def placed(self, model: str = "*") -> list[Placed]:
-        """Return what was pulled, of one model or of all; what somebody else put there is not looked at."""
+        """Return the pulled versions of one model or of all; others in the folder are skipped."""
         found = []
         for path in sorted(self.folder.glob(f"{model}/*/{RECORD_FILE}")):
             relative = path.relative_to(self.folder)
@@ -82,11 +72,7 @@ class Place:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Lend a hidden folder; what is left in it at the end is removed.
-
-        Raises:
-            OSError: If it cannot be made.
-        """
+        """Yield a hidden folder, which is removed afterwards."""
         with self.locked():
             self._sweep()
             directory = Path(tempfile.mkdtemp(prefix="", dir=self.folder / SCRATCH_FOLDER))
@@ -99,20 +85,19 @@ class Place:
             os.close(lock)
 
     def put(self, directory: Path, model: str, version: str, record: Record) -> Placed:
-        """Move a finished bundle to where servers look, in one step.
+        """Publish a finished bundle atomically.
 
         Args:
             directory: In a scratch folder.
-            model: The bundle's.
-            version: The name of its folder there; empty for the number after the highest that is there.
-            record: Where it came from.
+            model: Of the bundle.
+            version: Name of its folder; empty for the number after the highest.
+            record: Its source.
 
         Returns:
-            What is there now: this one, or the same that another pull has put there meanwhile.
+            The version: this one, or the same one from another pull.
 
         Raises:
-            BundleError: If that version is there and is another bundle, or a damaged one.
-            OSError: If it cannot be moved.
+            BundleError: If that version exists and is another bundle, or damaged.
         """
         (directory / RECORD_FILE).write_bytes(msgspec.json.encode(record))
         sync_tree(directory)
@@ -141,45 +126,41 @@ class Place:
         return Placed(target, record)
 
     def remove(self, placed: Placed) -> None:
-        """Take a version away, in one step for whoever looks.
-
-        Raises:
-            OSError: If it cannot be moved.
-        """
+        """Remove a version atomically."""
         with self.scratch() as scratch:
             os.rename(placed.directory, scratch / "removed")
             sync_folder(placed.directory.parent)
-            with contextlib.suppress(OSError):  # there is more in it
+            with contextlib.suppress(OSError):  # it is not empty
                 placed.directory.parent.rmdir()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other pulls from looking and changing at the same time; not for long."""
+        """Exclude other pulls, for a short time."""
         (self.folder / SCRATCH_FOLDER).mkdir(parents=True, exist_ok=True)
         with (self.folder / SCRATCH_FOLDER / "lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def _sweep(self) -> None:
-        """Remove what killed processes left."""
+        """Remove folders of killed processes."""
         for path in (self.folder / SCRATCH_FOLDER).iterdir():
             if not path.is_dir() or path.is_symlink():
                 continue
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:
-                continue  # its owner has just removed it
+                continue  # just removed by its owner
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
             except BlockingIOError:
-                pass  # somebody is at work in it
+                pass  # in use
             finally:
                 os.close(descriptor)
 
 
 def sync_folder(path: Path) -> None:
-    """Make sure that what was renamed in a folder stays so, even if the power fails."""
+    """Flush a folder or file to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -188,7 +169,7 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Likewise for all that lies below a folder."""
+    """Flush everything below a folder to the disk."""
     for folder, _, files in os.walk(directory):
         for file in files:
             sync_folder(Path(folder) / file)

@@ -1,7 +1,11 @@
-"""Pulling of bundles from a store into a folder."""
+"""Pulling of bundles, archives of bundles and model files from a store into a folder."""
 
 import hashlib
+import lzma
 import os
+import shutil
+import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,21 +13,19 @@ from pathlib import Path
 from typing import Final
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, FileEntry, Manifest
+from dragoman.export.fields import MAX_BUNDLE_BYTES, one_line
 from dragoman.export.manifest_file import MAX_MANIFEST_BYTES, parse_manifest
 from dragoman.export.signing import MAX_SIGNATURE_BYTES, SIGNATURE_FILE, SIGNATURE_SUFFIX, Keys
 from dragoman.model.errors import InputError
 from dragoman.model.files import read_bounded as read_file
 from dragoman.model.files import replaced
-from dragoman.server.stores.address import Address
-from dragoman.server.stores.archive import unpack
-from dragoman.server.stores.cache import Cache, put
-from dragoman.server.stores.download import Download, Progress
-from dragoman.server.stores.folder import FolderStore
-from dragoman.server.stores.opening import open_store
+from dragoman.server.stores.address import OBJECT_SCHEMES, WEB_SCHEMES, Address
+from dragoman.server.stores.cache import Cache, Download, Progress, put
 from dragoman.server.stores.placing import Place, Placed, Record, sync_folder
 from dragoman.server.stores.store import (
     MODEL_FILE,
     SILENCE_SECONDS,
+    FolderStore,
     Found,
     NotThereError,
     Store,
@@ -33,29 +35,49 @@ from dragoman.server.stores.store import (
     read_bounded,
 )
 
+MAX_MEMBERS: Final = 100_000
+
+
+def unpack(archive: Path, folder: Path, name: str) -> None:
+    """Unpack a tar archive, compressed or not, into an empty folder.
+
+    Raises:
+        BundleError: If it is no tar, would write outside of the folder, or is too large.
+        OSError: If it cannot be written.
+    """
+    room = min(shutil.disk_usage(folder).free, MAX_BUNDLE_BYTES)
+    try:
+        with tarfile.open(archive) as opened:
+            for number, member in enumerate(opened, start=1):
+                room -= member.size
+                if number > MAX_MEMBERS or room < 0:
+                    raise BundleError(f"{name}: holds more than there is room for")
+                if not (member.isreg() or member.isdir()):
+                    raise BundleError(f"{name}: {one_line(member.name)} is neither a file nor a folder")
+                opened.extract(member, folder, filter="data")
+    except BundleError:
+        raise
+    except (tarfile.TarError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
+        raise BundleError(f"{name}: cannot be unpacked: {one_line(str(error))}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), error.filename or str(folder)) from error
+        raise BundleError(f"{name}: cannot be unpacked: {one_line(str(error))}") from error  # of the compression
+
+
 MAX_MODEL_FILE_BYTES: Final = 1 << 16
+# The SHA-256 of the pulled model file and of the one before it; a file with another one was written locally.
 MARK_FILE: Final = ".model.toml.pulled"
-"""Holds the SHA-256 of the file that was pulled, and of the one before it: one that has another was written here."""
 
 _DIGEST_CHARACTERS: Final = 64
 
 
 def pull_model_file(store: Store, path: str, place: Place, model: str, keys: Keys | None) -> bool:
-    """Bring a model's file here.
-
-    Args:
-        store: Where it lies.
-        path: As the store has it.
-        place: Where bundles are pulled into.
-        model: Whose file it is; its folder is there.
-        keys: Of which one must have signed it; None if it need not be signed.
-
-    Returns:
-        Whether it is another than before.
+    """Pull the file of a model into its folder; return whether it has changed.
 
     Raises:
-        BundleError: If it is not signed as it must be, or one that was written here is in its place.
-        StoreError: If it cannot be had.
+        BundleError: If it must be signed by one of `keys` and is not, or a file written locally is in its place.
+        StoreError: If it cannot be read.
         OSError: If it cannot be written.
     """
     name = named(store, path)
@@ -71,7 +93,7 @@ def pull_model_file(store: Store, path: str, place: Place, model: str, keys: Key
 
 
 def _put(content: bytes, folder: Path) -> bool:
-    """Write a model's file if it is another; whoever is killed between the two leaves a mark that knows the file from before."""
+    """Write a changed model file, after a mark that knows the file before, too, in case this process is killed."""
     target, known = folder / MODEL_FILE, [_digest(content)]
     if target.exists():
         there = read_file(target, MAX_MODEL_FILE_BYTES)
@@ -89,7 +111,7 @@ def _put(content: bytes, folder: Path) -> bool:
 
 
 def is_pulled(folder: Path) -> bool:
-    """Tell whether a model's file is one that was pulled."""
+    """Return whether a model file was pulled."""
     try:
         marked = read_file(folder / MARK_FILE, 2 * _DIGEST_CHARACTERS + 1).decode("ascii").split("\n")
         return _digest(read_file(folder / MODEL_FILE, MAX_MODEL_FILE_BYTES)) in marked
@@ -98,7 +120,7 @@ def is_pulled(folder: Path) -> bool:
 
 
 def remove_model_file(folder: Path) -> bool:
-    """Take a model's file away if it was pulled; return whether it was."""
+    """Remove a model file if it was pulled; return whether it was."""
     if not is_pulled(folder):
         return False
     (folder / MODEL_FILE).unlink(missing_ok=True)
@@ -112,7 +134,7 @@ def _digest(content: bytes) -> str:
 
 @contextmanager
 def naming(folder: Path) -> Iterator[None]:
-    """Name the folder in errors of the file system that name nothing, as those of a full disk do."""
+    """Name the folder in errors of the file system without a name, such as those of a full disk."""
     try:
         yield
     except OSError as error:
@@ -121,25 +143,9 @@ def naming(folder: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
-def say_nothing(path: str, size: int, total: int) -> None:
-    """Take how far a download is, and do nothing."""
-
-
-def never() -> bool:
-    """Say that nothing is to be stopped."""
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A bundle that is here now.
-
-    Attributes:
-        manifest: What it says of itself.
-        digest: SHA-256 of the bytes of its manifest, which its checksums make that of the whole.
-        placed: Where it is.
-        is_new: Whether it was not here before.
-    """
+    """A pulled bundle; `digest` is the SHA-256 of its manifest, and through its checksums that of the whole."""
 
     manifest: Manifest
     digest: str
@@ -147,45 +153,52 @@ class Pulled:
     is_new: bool
 
     def __str__(self) -> str:
-        """Return a line for whoever asked for it."""
+        """Return a line for the command's output."""
         manifest, directory = self.manifest, self.placed.directory
         verb = "pulled" if self.is_new else "is there:"
         return f"{verb} {manifest.name} {directory.name}, version {manifest.version}, sha256:{self.digest}, in {directory}"
 
 
+# Folder of the cache in that of the bundles: on its disk, and hidden from servers.
+CACHE_FOLDER: Final = ".cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Options of a pull.
+
+    Attributes:
+        cache: Of downloads.
+        keys: One of them must have signed each bundle; None for unsigned bundles.
+        sha256: Of an archive, or of the manifest of a single bundle; empty for any.
+        silence_seconds: Longest silence of a store.
+        on_progress: Called during downloads.
+        is_stopped: Polled during downloads, which then end with `StoppedError`.
+        on_address: Called with the immutable address of a tag.
+    """
+
+    cache: Cache
+    keys: Keys | None = None
+    sha256: str = ""
+    silence_seconds: float = SILENCE_SECONDS
+    on_progress: Progress = lambda path, size, total: None
+    is_stopped: Callable[[], bool] = lambda: False
+    on_address: Callable[[str], None] = lambda address: None
+
+
 class Puller:
     """Pulls bundles of one store into one folder."""
 
-    def __init__(
-        self,
-        store: Store,
-        place: Place,
-        cache: Cache | None,
-        keys: Keys | None = None,
-        digest: str = "",
-        on_progress: Progress = say_nothing,
-        is_stopped: Callable[[], bool] = never,
-    ) -> None:
-        """Take what all its bundles have in common.
-
-        Args:
-            store: Where they lie.
-            place: Where they are wanted.
-            cache: Where files are kept by their SHA-256; None if the store is as near as that.
-            keys: Of which one must have signed each; None if they need not be signed.
-            digest: SHA-256 that the manifest must have; empty for any.
-            on_progress: Called as files come.
-            is_stopped: Asked as files come; see `Download`.
-        """
-        self._store, self._place, self._cache, self._keys, self._digest = store, place, cache, keys, digest
-        self._on_progress, self._is_stopped = on_progress, is_stopped
+    def __init__(self, store: Store, place: Place, order: Order, cache: Cache | None, digest: str) -> None:
+        """Pull nothing yet; `cache` is None for stores on this machine, `digest` the SHA-256 of the manifest, if given."""
+        self._store, self._place, self._order, self._cache, self._digest = store, place, order, cache, digest
 
     def pull(self, found: Found) -> Pulled:
-        """Bring a bundle here; one that is here stays as it is.
+        """Pull a bundle, unless it is here already.
 
         Raises:
-            BundleError: If it is not signed as it must be, or is not what its manifest says, or another is in its place.
-            StoreError: If it cannot be had.
+            BundleError: If it must be signed and is not, its checksums do not match, or another bundle is in its place.
+            StoreError: If it cannot be read.
             OSError: If it cannot be written.
         """
         name = named(self._store, found.path(MANIFEST_FILE))
@@ -195,10 +208,10 @@ class Puller:
         if self._digest not in ("", digest):
             raise BundleError(f"{name}: SHA-256 {digest}, but {self._digest} is asked for")
         signature = self._read_signature(found)
-        if self._keys is not None:
+        if self._order.keys is not None:
             if signature is None:
                 raise BundleError(f"{named(self._store, found.folder)}: is not signed (there is no {SIGNATURE_FILE}), and must be")
-            self._keys.check(content, signature, name)
+            self._order.keys.check(content, signature, name)
         manifest = parse_manifest(content, name)
         if found.model not in ("", manifest.name):
             raise BundleError(f"{name}: is of model {manifest.name}, but lies in the folder of {found.model}")
@@ -224,7 +237,7 @@ class Puller:
             return None
 
     def _find(self, model: str, found: Found, digest: str) -> Placed | None:
-        """Return this very bundle if it was pulled before and is whole; a version that is damaged is taken away."""
+        """Return this bundle if it was pulled before and is undamaged; a damaged one is removed."""
         for placed in self._place.placed(model):
             if found.version not in ("", placed.directory.name) or placed.digest != digest:
                 continue
@@ -237,7 +250,7 @@ class Puller:
         return None
 
     def _read_files(self, found: Found, manifest: Manifest, directory: Path) -> None:
-        """Bring every file that the manifest lists."""
+        """Read every file of the manifest."""
         if self._cache is None:
             for path in manifest.files:
                 target = directory / path
@@ -247,25 +260,21 @@ class Puller:
             return
         with self._cache.hold(manifest.files, named(self._store, found.folder)):
             for path, entry in manifest.files.items():
-                put(self._cache.obtain(entry, self._download(found, path, manifest).fill, self._is_stopped), directory / path)
+                put(self._cache.obtain(entry, self._download(found, path, manifest).fill, self._order.is_stopped), directory / path)
 
     def _download(self, found: Found, path: str, manifest: Manifest) -> Download:
-        return Download(self._store, found.path(path), manifest.files[path], self._on_progress, self._is_stopped)
+        return Download(self._store, found.path(path), manifest.files[path], self._order.on_progress, self._order.is_stopped)
 
 
 def _check_paths(manifest: Manifest, name: str) -> None:
-    """Refuse files that would take the place of what a pull itself writes; export makes none.
-
-    Raises:
-        BundleError: Naming the first.
-    """
+    """Raise `BundleError` for files with names that a pull itself writes; export makes none."""
     for path in manifest.files:
         if path == SIGNATURE_FILE or path.startswith("."):
             raise BundleError(f"{name}: files has {path}, which is not a file of a bundle")
 
 
 def _write_signature(directory: Path, signature: bytes | None) -> None:
-    """Write a signature beside the manifest, if it is not there."""
+    """Write a signature beside the manifest, if it is missing or differs."""
     path = directory / SIGNATURE_FILE
     if signature is None or (path.is_file() and path.read_bytes() == signature):
         return
@@ -275,40 +284,13 @@ def _write_signature(directory: Path, signature: bytes | None) -> None:
     sync_folder(directory)
 
 
-CACHE_FOLDER: Final = ".cache"
-"""Where the cache lies that is not put elsewhere, in the folder that is pulled into: on its disk, and hidden from servers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What is wanted, beside where from and where to.
-
-    Attributes:
-        cache: Where files are kept.
-        keys: Of which one must have signed each bundle; None if they need not be signed.
-        sha256: Of an archive, or of the manifest of the one bundle that an address holds; empty for any.
-        silence_seconds: How long a store may be silent.
-        on_progress: Called as files come.
-        is_stopped: Asked as files come; what is under way ends with `StoppedError` when it says so.
-        on_address: Called with what exactly an address names, where that is not what was given: the digest of a tag.
-    """
-
-    cache: Cache
-    keys: Keys | None = None
-    sha256: str = ""
-    silence_seconds: float = SILENCE_SECONDS
-    on_progress: Progress = say_nothing
-    is_stopped: Callable[[], bool] = never
-    on_address: Callable[[str], None] = lambda address: None
-
-
 def pull(address: Address, folder: Path, order: Order) -> list[Pulled]:
-    """Bring what an address holds into a folder; what is there already stays as it is.
+    """Pull the bundles of an address into a folder; those already there stay as they are.
 
     Raises:
         InputError: If the address, the checksum or the bundle cannot be used, `BundleError` among them.
-        StoreError: If the store does not give it.
-        OSError: If it cannot be written.
+        StoreError: If the store cannot be read.
+        OSError: If the folder cannot be written.
     """
     check_address(address, order.keys, order.sha256)
     place = Place(folder)
@@ -329,11 +311,7 @@ def pull(address: Address, folder: Path, order: Order) -> list[Pulled]:
 
 
 def check_address(address: Address, keys: Keys | None, sha256: str) -> None:
-    """Refuse an address by which anybody on the way could send something else.
-
-    Raises:
-        InputError: If it is one.
-    """
+    """Raise `InputError` for an address without TLS, signature and checksum."""
     if address.is_plain and keys is None and not sha256:
         raise InputError(
             f"{address.text}: without TLS, what comes must be signed (--require-signatures) or have a checksum (--sha256)"
@@ -347,7 +325,7 @@ def _pull_all(store: Store, place: Place, order: Order, digest: str, cache: Cach
     found = find(listing.stamps, store.address)
     if digest and len(found) > 1:
         raise InputError(f"{store.address}: holds {len(found)} bundles, and a checksum is of one")
-    puller = Puller(store, place, cache, order.keys, digest, order.on_progress, order.is_stopped)
+    puller = Puller(store, place, order, cache, digest)
     _refuse_twins(found, store)
     pulled = [puller.pull(each) for each in found]
     with naming(place.folder):
@@ -358,8 +336,27 @@ def _pull_all(store: Store, place: Place, order: Order, digest: str, cache: Cach
 
 
 def _refuse_twins(found: list[Found], store: Store) -> None:
-    """Refuse a folder that is both a bundle and a folder of versions."""
+    """Raise `BundleError` for a folder that is both a bundle and a folder of versions."""
     flat = {each.folder for each in found if not each.version}
     for each in found:
         if each.version and each.model in flat:
             raise BundleError(f"{store.address}/{each.model}: is a bundle, and has versions in it, too")
+
+
+def open_store(address: Address, silence_seconds: float = SILENCE_SECONDS) -> Store:
+    """Return the store of an address, without a request; the library of a store is loaded when it is used.
+
+    Raises:
+        InputError: If settings or credentials cannot be used.
+        StoreError: If the store's library refuses the address.
+        ModuleNotFoundError: If that library is not installed.
+    """
+    if address.scheme in (*OBJECT_SCHEMES, *WEB_SCHEMES):
+        from dragoman.server.stores.objects import ObjectStore
+
+        return ObjectStore(address, silence_seconds)
+    if address.scheme == "oci":
+        from dragoman.server.stores.registry import RegistryStore
+
+        return RegistryStore(address, silence_seconds)
+    return FolderStore(Path(address.text))

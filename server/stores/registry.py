@@ -1,7 +1,7 @@
-"""An artefact in an OCI registry as a store, through oras: every file is a layer that bears its path as its title.
+"""An artefact in an OCI registry as a store, through oras: each file is a layer with its path as title.
 
-A tag is resolved to the digest of the manifest that it names when the store is listed; that manifest, whose SHA-256 is compared
-with its digest, says which blobs the files are. Credentials are those of Docker's configuration and its helpers.
+Listing resolves a tag to the digest of a manifest, whose SHA-256 is checked, and which lists the blobs of the files. Credentials
+are those of Docker's configuration and its helpers.
 """
 
 import contextlib
@@ -45,15 +45,10 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 class RegistryStore:
-    """The files of one artefact."""
+    """The files of one artefact as a `Store`."""
 
     def __init__(self, address: Address, silence_seconds: float = SILENCE_SECONDS) -> None:
-        """Take an address; nothing is asked for yet.
-
-        Args:
-            address: Of an artefact, by a tag or a digest.
-            silence_seconds: How long the registry may be silent.
-        """
+        """Open an address with a tag or a digest, without a request."""
         self._address = address
         self._silence_seconds = silence_seconds
         self._container = oras.container.Container(address.text.removeprefix("oci://"))
@@ -61,20 +56,15 @@ class RegistryStore:
         self._session: tuple[requests.Session, oras.auth.base.AuthBackend] | None = None
         self._shown: dict[str, str] = {}
         self._blobs: dict[str, str] = {}
-        # Its lines would stand among ours, and ours say the same.
+        # Our lines say the same.
         logging.getLogger("oras").setLevel(logging.CRITICAL + 1)
 
     @property
     def address(self) -> str:
-        """As it was given."""
         return self._address.text
 
     def list(self) -> Listing:
-        """Return the files of what the address names now.
-
-        Raises:
-            StoreError: If the registry cannot be asked, or this is not an artefact of files.
-        """
+        """Return the files of the current artefact."""
         reference = self._container.digest or self._container.tag
         content = bytearray()
 
@@ -93,11 +83,9 @@ class RegistryStore:
         return Listing(blobs, f"oci://{host_and_path}@{digest}")
 
     def size(self, path: str) -> int:
-        """See `Store`."""
         raise StoreError(f"{self.address}/{path}: an artefact's files are read whole, by their digests")
 
     def read(self, path: str, offset: int, take: Take) -> None:
-        """See `Store`."""
         if not self._blobs:
             self.list()
         name = f"{self.address}/{path}"
@@ -106,7 +94,7 @@ class RegistryStore:
         self._get(self._container.get_blob_url(self._blobs[path]), {}, offset, take, name)
 
     def _read_manifest(self, content: bytes) -> dict[str, str]:
-        """Return the digest of each file."""
+        """Return the digest of each file of a manifest."""
         try:
             manifest = json.loads(content)
             layers = manifest["layers"]
@@ -132,14 +120,14 @@ class RegistryStore:
         return found
 
     def _get(self, place: str, headers: dict[str, str], offset: int, take: Take, name: str) -> None:
-        """Read from an offset what is at a place of the registry."""
+        """Read a resource of the registry from an offset."""
         asked = headers | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
         with self._errors(name), self._ask(f"{self._scheme}://{place}", asked) as answer:
             _check_status(answer, offset, name)
             self._pass_on(answer, take, name)
 
     def _pass_on(self, answer: requests.Response, take: Take, name: str) -> None:
-        """Hand over the body, unless it comes too slowly."""
+        """Pass the body on, unless it is too slow."""
         since, waiting = monotonic(), 0
         while piece := answer.raw.read1(_PIECE_BYTES):
             take(piece)
@@ -151,7 +139,7 @@ class RegistryStore:
                 raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds")
 
     def _ask(self, url: str, headers: Mapping[str, str]) -> requests.Response:
-        """Send a request; one that is refused is sent once more, with credentials."""
+        """Send a request, and once more with credentials if it is refused."""
         session, auth = self._opened()
         answer: requests.Response = session.get(url, headers={**headers, **self._shown}, stream=True)
         if answer.status_code not in (401, 403):
@@ -159,7 +147,7 @@ class RegistryStore:
         answer.close()
         try:
             asked, is_known = auth.authenticate_request(answer, dict(headers), refresh=bool(self._shown))
-        except (AttributeError, KeyError, ValueError) as error:  # there are none, or they are not what oras takes them for
+        except (AttributeError, KeyError, ValueError) as error:  # no credentials, or in a form unknown to oras
             raise _DeniedError from error
         if not is_known:
             raise _DeniedError
@@ -167,12 +155,12 @@ class RegistryStore:
         return session.get(url, headers=asked, stream=True)
 
     def _opened(self) -> tuple[requests.Session, oras.auth.base.AuthBackend]:
-        """Return a session, and what answers the registry's questions for credentials."""
+        """Return a session and its authentication backend."""
         if self._session is not None:
             return self._session
         session, authority = requests.Session(), os.environ.get("SSL_CERT_FILE") or True
         session.verify = authority
-        session.auth = lambda request: request  # or what .netrc has would be shown in the place of what Docker's configuration has
+        session.auth = lambda request: request  # or .netrc would replace Docker's configuration
         session.mount("https://", _Limited(self._silence_seconds))
         session.mount("http://", _Limited(self._silence_seconds) if self._scheme == "http" else _Refusing())
         with session.get(f"{self._scheme}://{self._container.registry}/v2/", stream=True) as answer:
@@ -184,7 +172,7 @@ class RegistryStore:
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Iterator[None]:
-        """Make errors of the libraries ours."""
+        """Map the libraries' errors to `StoreError`."""
         try:
             yield
         except StoreError:
@@ -193,7 +181,7 @@ class RegistryStore:
             raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds") from error
         except requests.exceptions.SSLError as error:
             raise StoreError(f"{name}: TLS: {_innermost(error)}") from error
-        except (requests.exceptions.RequestException, ValueError) as error:  # the latter from redirections to no address at all
+        except (requests.exceptions.RequestException, ValueError) as error:  # the latter from redirections to invalid addresses
             raise StoreError(f"{name}: {_innermost(error)}") from error
         except _DeniedError as error:
             raise StoreError(f"{name}: access denied, and Docker's configuration has no credentials that help") from error
@@ -202,11 +190,11 @@ class RegistryStore:
 
 
 class _DeniedError(Exception):
-    """The registry asks for credentials, and there are none for it."""
+    """The registry wants credentials, and there are none for it."""
 
 
 class _Limited(HTTPAdapter):
-    """Connections that neither wait for ever nor read without end what nobody has asked for; requests and oras would."""
+    """An adapter with timeouts and bounded bodies of redirections and tokens, which requests and oras lack."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -215,7 +203,7 @@ class _Limited(HTTPAdapter):
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:  # type: ignore[override]
         answer = super().send(request, **options | {"timeout": (min(10.0, self._seconds), self._seconds)})
         if answer.is_redirect:
-            answer.raw.close()  # or all that comes with it would be read, and thrown away
+            answer.raw.close()  # or requests would read the body
         elif not options.get("stream"):
             content = answer.raw.read(MAX_MANIFEST_BYTES + 1, decode_content=True)
             answer.raw.close()
@@ -226,14 +214,14 @@ class _Limited(HTTPAdapter):
 
 
 class _Refusing(HTTPAdapter):
-    """An address without TLS that a registry with it leads to: who is on the way could read what is shown, and answer himself."""
+    """An adapter that refuses redirections from TLS to an address without it."""
 
     def send(self, request: requests.PreparedRequest, **_: Any) -> requests.Response:  # type: ignore[override]
         raise requests.exceptions.RequestException("leads to an address without TLS")
 
 
 def _check_status(answer: requests.Response, offset: int, name: str) -> None:
-    """Refuse an answer that is not what was asked for, from where it was asked."""
+    """Raise for an answer that is not the requested range."""
     status = answer.status_code
     if status == 404:
         raise NotThereError(f"{name}: the registry does not have it")
@@ -250,7 +238,7 @@ def _check_status(answer: requests.Response, offset: int, name: str) -> None:
 
 
 def _configurations(environment: Mapping[str, str]) -> list[Path]:
-    """Return the files beside Docker's usual one, which oras reads by itself."""
+    """Return configuration files beside Docker's usual one, which oras reads by itself."""
     named = []
     if folder := environment.get("DOCKER_CONFIG"):
         named.append(Path(folder) / "config.json")
@@ -265,7 +253,7 @@ def _is_digest(text: object) -> bool:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the cause that says most in one line, without what may be a secret in an address: libraries wrap it several times."""
+    """Return the innermost cause in one line, without possible secrets of an address."""
     while (inner := error.__cause__ or error.__context__ or next(filter(_is_error, error.args), None)) is not None:
         error = inner
     reason = getattr(error, "reason", None)

@@ -1,50 +1,53 @@
-"""The store interface, its errors, and the bundles found in a store."""
+"""The store interface, its errors, folders of this machine as stores, and the bundles found in a store."""
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.fields import MAX_PATH_CHARACTERS, one_line
 from dragoman.export.manifest import check_name
-from dragoman.server.models.version_names import check_version_name, natural_key
+from dragoman.model.files import leads_out, open_regular
+from dragoman.server.models.model_file import check_version_name, natural_key
 
-# How long a store may give nothing before it counts as silent, and how little, for so long, is nothing.
+# A store is silent if it sends fewer bytes than this in so many seconds.
 SILENCE_SECONDS = 30.0
 LEAST_BYTES = 1 << 16
-# A folder of models has some thousands of files; more is another place that was given by mistake.
+# A folder of models has some thousands of files; more is probably another folder.
 MAX_LISTED_FILES = 100_000
 
 Take = Callable[[bytes], None]
 
 
 class StoreError(Exception):
-    """A store cannot be reached, or does not give what it is asked for; the message names it, in one line."""
+    """A store cannot be reached, or a request failed; the message is one line and names the store."""
 
 
 class NotThereError(StoreError):
-    """There is no such file, or no such place."""
+    """No such file or folder."""
 
 
 class RangeError(StoreError):
-    """The store cannot go on from an offset: it has no ranges, or the file is shorter."""
+    """The store cannot read from an offset: it has no ranges, or the file is shorter."""
 
 
 class SilentError(StoreError):
-    """The store has given nothing for as long as it may; it is not asked again at once."""
+    """The store was silent for too long; the request is not retried at once."""
 
 
 class StoppedError(StoreError):
-    """Whoever asked does not want it any more."""
+    """The pull was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a store has at one moment.
+    """The files of a store at one moment.
 
     Attributes:
-        stamps: By the path of each file, with forward slashes and relative to the address, what changes when the file does.
-        address: Where exactly this is: an address whose content cannot change, where the store has such; otherwise as it was given.
+        stamps: By path, relative to the address and with forward slashes, a text that changes with the file.
+        address: The immutable address of this content where the store has one; else the address as given.
     """
 
     stamps: Mapping[str, str]
@@ -52,52 +55,35 @@ class Listing:
 
 
 class Store(Protocol):
-    """Files that lie somewhere."""
+    """A store of files."""
 
     @property
     def address(self) -> str:
-        """As it was given, for messages."""
-        ...
+        """The address as given, for messages."""
 
     def list(self) -> Listing:
-        """Return what there is. A store that cannot be listed says whether it has `bundle.json`.
-
-        Raises:
-            StoreError: If it cannot be asked.
-        """
-        ...
+        """Return the files; of a store that cannot be listed, `bundle.json` if it has one. Raises `StoreError`."""
 
     def size(self, path: str) -> int:
-        """Return how many bytes a file has.
-
-        Raises:
-            NotThereError: If there is no such file.
-            StoreError: If it cannot be asked.
-        """
-        ...
+        """Return the size of a file; raises `NotThereError` or another `StoreError`."""
 
     def read(self, path: str, offset: int, take: Take) -> None:
         """Read a file from an offset to its end.
 
         Args:
-            path: As `list` has it.
-            offset: In bytes; the first byte that is wanted.
-            take: Called with one piece after the other; what it raises ends the reading.
+            path: As in `list`.
+            offset: Of the first byte.
+            take: Called with each piece; its exceptions end the reading.
 
         Raises:
             NotThereError: If there is no such file.
-            RangeError: If the store cannot begin there; nothing has been taken.
-            StoreError: If it cannot be asked, breaks off, or is silent for too long.
+            RangeError: If the store cannot begin there; no piece was taken.
+            StoreError: If the request fails, breaks off, or is silent for too long.
         """
-        ...
 
 
 def read_bounded(store: Store, path: str, max_bytes: int) -> bytes:
-    """Return a small file.
-
-    Raises:
-        StoreError: If it cannot be had, or is larger.
-    """
+    """Return a small file; raises `StoreError` if it cannot be read or is larger."""
     content = bytearray()
 
     def take(piece: bytes) -> None:
@@ -110,7 +96,7 @@ def read_bounded(store: Store, path: str, max_bytes: int) -> bytes:
 
 
 def named(store: Store, path: str) -> str:
-    """Return what messages call a file."""
+    """Return the address of a file, for messages."""
     return f"{store.address.rstrip('/')}/{path}" if path else store.address
 
 
@@ -123,8 +109,8 @@ class Found:
 
     Attributes:
         folder: Its path below the address, empty for the address itself.
-        model: Name of the folder of versions that it lies in; empty where it lies in none.
-        version: Name of its own folder there; empty likewise.
+        model: Name of its folder of versions; empty without one.
+        version: Name of its folder there; empty without one.
     """
 
     folder: str
@@ -132,18 +118,11 @@ class Found:
     version: str = ""
 
     def path(self, file: str) -> str:
-        """Return the path of one of its files, as the store has it."""
+        """Return the path of one of its files in the store."""
         return f"{self.folder}/{file}" if self.folder else file
 
     def check(self, place: str) -> None:
-        """Refuse names that no folder of models may have.
-
-        Args:
-            place: What messages call it.
-
-        Raises:
-            BundleError: If it has one.
-        """
+        """Raise `BundleError` if names of folders are invalid; `place` is the bundle's address for the message."""
         if not self.folder.isprintable():
             raise BundleError(f"{one_line(place)}: no folder of bundles is called so")
         if not self.version:
@@ -156,11 +135,7 @@ class Found:
 
 
 def find(paths: Collection[str], address: str) -> list[Found]:
-    """Return the bundles, in natural order; what is hidden or lies deeper is left alone.
-
-    Args:
-        paths: Of files, relative to the address.
-        address: For messages.
+    """Return the bundles among paths in natural order; hidden and deeper folders are skipped.
 
     Raises:
         BundleError: If there is none, or one at the address itself and others below it.
@@ -187,3 +162,75 @@ def find_model_files(paths: Collection[str]) -> dict[str, str]:
     """Return the path of each model's `model.toml`, by the model."""
     split = (path.split("/") for path in paths)
     return {parts[0]: "/".join(parts) for parts in split if parts[1:] == [MODEL_FILE] and parts[0][:1] not in ("", ".")}
+
+
+MAX_DEPTH = 12
+_PIECE_BYTES = 1 << 20
+
+
+class FolderStore:
+    """A folder of this machine, such as a mounted volume, as a `Store`; links out of it are not followed."""
+
+    def __init__(self, folder: Path, address: str = "") -> None:
+        """Use a folder, which may be missing yet; the address is for messages, by default its path."""
+        self._folder = folder
+        self._address = address or str(folder)
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def list(self) -> Listing:
+        """Return the files, without hidden ones."""
+        if not self._folder.is_dir():
+            raise NotThereError(f"{self.address}: {'not a folder' if self._folder.exists() else 'no such folder'}")
+        stamps: dict[str, str] = {}
+        try:
+            self._add(self._folder, "", stamps, 0)
+        except OSError as error:
+            raise StoreError(f"{error.filename or self.address}: {error.strerror}") from error
+        return Listing(stamps, self.address)
+
+    def size(self, path: str) -> int:
+        location = self._folder / path
+        try:
+            return location.stat().st_size
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotThereError(f"{location}: no such file") from error
+        except OSError as error:
+            raise StoreError(f"{location}: {error.strerror}") from error
+
+    def read(self, path: str, offset: int, take: Take) -> None:
+        location = self._folder / path
+        if leads_out(location, self._folder):
+            raise StoreError(f"{location}: a link that leads out of the folder")
+        try:
+            with open_regular(location) as file:
+                if os.fstat(file.fileno()).st_size < offset:
+                    raise RangeError(f"{location}: is shorter")
+                file.seek(offset)
+                while piece := file.read(_PIECE_BYTES):
+                    take(piece)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotThereError(f"{location}: no such file") from error
+        except OSError as error:
+            if error.filename not in (None, str(location)):
+                raise  # raised by `take`
+            raise StoreError(f"{location}: {error.strerror}") from error
+
+    def _add(self, folder: Path, prefix: str, stamps: dict[str, str], depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise StoreError(f"{folder}: folders in folders, more than {MAX_DEPTH} deep")
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    if entry.is_symlink() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(entry)):
+                        continue  # a link to a folder above
+                    self._add(folder / entry.name, f"{prefix}{entry.name}/", stamps, depth + 1)
+                elif entry.is_file():
+                    found = entry.stat()
+                    stamps[prefix + entry.name] = f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
+                    if len(stamps) > MAX_LISTED_FILES:
+                        raise StoreError(f"{self.address}: more than {MAX_LISTED_FILES} files")

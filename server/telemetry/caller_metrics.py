@@ -1,8 +1,8 @@
-"""What callers use and are refused, counted for each: of those that the file of callers names, and of no more than some."""
+"""Metrics of callers: the use and the refusals of each caller that the file of callers names, up to `MAX_CALLERS`."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from dragoman.server.telemetry.families import Families
 
-# Callers with series of their own, each of which is about fifteen; the others share a name that no file can give.
+# Callers with series of their own, about fifteen each; the others share a name that no file can contain.
 MAX_CALLERS = 100
 OTHERS = "(others)"
 LIMITS = ("requests_per_second", "tokens_per_second", "max_requests", "max_waiting", "max_slots", "max_priority", "expires")
@@ -12,10 +12,10 @@ class CallerMeter:
     """One caller's series, looked up once.
 
     Attributes:
-        requests: Requests that were let in.
+        requests: Admitted requests.
         source_tokens: Tokens read.
         generated_tokens: Tokens generated.
-        num_running: Requests under way.
+        num_running: Requests in flight.
     """
 
     def __init__(self, metrics: "CallerMetrics", label: str) -> None:
@@ -26,66 +26,53 @@ class CallerMeter:
         self.source_tokens = metrics.tokens.labels(label, "source")
         self.generated_tokens = metrics.tokens.labels(label, "generated")
         self.num_running = metrics.num_running.labels(label)
-        for limit in LIMITS:  # a series that begins with its first refusal hides that one from Prometheus
+        for limit in LIMITS:  # `increase` misses the first count of a series that begins with it
             metrics.refusals.labels(label, limit)
 
     def refused(self, limit: str) -> None:
-        """Count a refusal.
-
-        Args:
-            limit: Name of the limit.
-        """
+        """Count a refusal by the limit of this name."""
         if self._is_open:
             self._metrics.refusals.labels(self._label, limit).inc()
 
     def close(self) -> None:
-        """End the series: the caller is gone, and its label is free for another. What it has under way is not counted any more."""
+        """End the series of a caller that is gone; requests still in flight are no longer counted."""
         self._is_open = False
         self._metrics.close(self._label)
 
 
 class CallerMetrics:
-    """Declares the series and gives callers theirs; their names come from a file, so that nobody who calls can add any.
+    """Declares the series and hands them out; names come from the file of callers, so no client can add series."""
 
-    Attributes:
-        labels: Names of each metric's labels, by its full name.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, families: Families | None = None) -> None:
         """Start without callers.
 
         Args:
-            registry: Where they are collected.
+            families: Where the metrics are declared; None to count for nobody.
         """
-        self.labels: dict[str, tuple[str, ...]] = {}
-
-        def declare(name: str, *labels: str) -> tuple[str, tuple[str, ...]]:
-            full = f"dragoman_caller_{name}"
-            self.labels[full] = ("caller", *labels)
-            return full, self.labels[full]
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            full, all_labels = declare(name, *labels)
-            return Counter(full, text, all_labels, registry=registry)
-
-        self.requests = counter("requests_total", "Requests of a caller that its limits let in, streams of requests among them.")
-        self.refusals = counter("refusals_total", "Requests of a caller that a limit of its own kept out.", "limit")
-        self.tokens = counter(
-            "tokens_total", "Tokens of a caller: those read (sources, targets of pairs) and those generated.", "kind"
+        families = families or Families()
+        self.requests = families.counter(
+            "caller_requests_total", "Admitted requests of a caller, streaming calls included.", "caller"
         )
-        name, labels = declare("requests_running")
-        self.num_running = Gauge(name, "Requests of a caller under way, waiting ones among them.", labels, registry=registry)
+        self.refusals = families.counter(
+            "caller_refusals_total", "Requests of a caller that one of its own limits refused.", "caller", "limit"
+        )
+        self.tokens = families.counter(
+            "caller_tokens_total", "Tokens of a caller, read (`source`) and generated.", "caller", "kind"
+        )
+        self.num_running = families.gauge(
+            "caller_requests_running", "Requests of a caller in flight, waiting ones included.", "caller"
+        )
         self._names: set[str] = set()
 
     def open(self, name: str) -> CallerMeter:
-        """Return what counts for a caller, by its name if there are not too many already."""
+        """Return a caller's series: its own, or the shared ones where there are too many callers already."""
         if name not in self._names and len(self._names) >= MAX_CALLERS:
             return CallerMeter(self, OTHERS)
         self._names.add(name)
         return CallerMeter(self, name)
 
     def close(self, label: str) -> None:
-        """End the series of a caller; those that several share stay."""
+        """End the series of a caller; shared ones stay."""
         if label not in self._names:
             return
         self._names.discard(label)

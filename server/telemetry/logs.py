@@ -1,4 +1,9 @@
-"""Structured logs."""
+"""Structured logs: one JSON object a line on standard error, or text on a terminal; other libraries log through here too.
+
+Lines that cannot be written, because the terminal or the pipe is closed, are lost without further effect. Context variables of
+structlog (request id, model) are on every line of a request. Texts of users are never logged: callers do not pass them, and
+tracebacks omit the values of variables.
+"""
 
 import json
 import logging
@@ -17,32 +22,35 @@ from structlog.types import Processor
 
 from dragoman.server.buckets import Bucket
 
-# Of each kind: lines that may come at once, and lines a second in the long run.
+# Of each kind of line: burst, and lines a second in the long run.
 BURST = 100
 PER_SECOND = 10.0
-# How often those that were not written are to be told.
+# Between reports of suppressed lines.
 TELL_SECONDS = 10.0
+# gRPC's log, as an error with a traceback, of a caller that has left before its answer was sent.
+CALLER_LEFT = "ExecuteBatchError raised in core by servicer method"
+
+LogFormat = Literal["auto", "json", "console"]
 
 
 class Sampler:
-    """Says which lines to write; for any thread. Kinds must be few: each is remembered."""
+    """Rate limit of log lines that clients can cause, by kind; thread-safe. Kinds must be few, since each has a bucket."""
 
     def __init__(self, tell: Callable[[str, int], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with nothing left out.
+        """Start with nothing suppressed.
 
         Args:
-            tell: Writes that of a kind so many lines were not written.
-            clock: Seconds that only rise.
+            tell: Reports a kind and the number of its suppressed lines.
+            clock: Monotonic seconds.
         """
-        self._tell = tell
-        self._clock = clock
+        self._tell, self._clock = tell, clock
         self._buckets: dict[str, Bucket] = {}
         self._suppressed: dict[str, int] = {}
         self._last_told = clock()
         self._lock = threading.Lock()
 
     def allows(self, kind: str) -> bool:
-        """Say whether to write a line of this kind; one that is not is counted, and told when it is time for that."""
+        """Return whether to write a line of this kind; count it if not, and report the counts when due."""
         with self._lock:
             bucket = self._buckets.get(kind)
             if bucket is None:
@@ -57,7 +65,7 @@ class Sampler:
         return False
 
     def tell(self) -> None:
-        """Tell how many lines of each kind were not written and not told yet."""
+        """Report the suppressed lines of each kind since the last report."""
         with self._lock:
             suppressed, self._suppressed = self._suppressed, {}
             self._last_told = self._clock()
@@ -65,23 +73,18 @@ class Sampler:
             self._tell(kind, count)
 
 
-LogFormat = Literal["auto", "json", "console"]
-# What gRPC logs, as an error and with a traceback, where a caller is gone before its answer has been sent.
-CALLER_LEFT = "ExecuteBatchError raised in core by servicer method"
-
-
 def configure_logging(
     level: str, log_format: LogFormat, stream: TextIO | None = None, fields: Mapping[str, object] | None = None
 ) -> Sampler:
-    """Send structlog and the standard library's logging to one stream; return what leaves out other libraries' lines.
+    """Send structlog and the standard library's logging to one stream; return the sampler of other libraries' lines.
 
     Args:
-        level: Least severe level that is written: `debug`, `info`, `warning` or `error`.
-        log_format: `json`, `console`, or `auto`: the latter on a terminal, otherwise the former.
-        stream: Where to; standard error if None, and nowhere if the process was started without one.
-        fields: What every line has.
+        level: Least severe level written: `debug`, `info`, `warning` or `error`.
+        log_format: `json`, `console`, or `auto`: `console` on a terminal, otherwise `json`.
+        stream: Destination; standard error if None, and nowhere if the process was started without it.
+        fields: Fields of every line.
     """
-    # Opened even to lose what is written: otherwise the next socket gets the descriptor that C libraries write warnings to.
+    # Opened even where everything is dropped: otherwise the next socket gets the descriptor that C libraries write warnings to.
     target = cast(TextIO, _Lossy(stream or sys.stderr or open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115
     if log_format == "auto":
         log_format = "console" if target.isatty() else "json"
@@ -114,7 +117,7 @@ def configure_logging(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(threshold)
-    # Python keeps the text of each warning that it does not ignore, and a library may warn of what callers send.
+    # Python keeps the text of each warning that it does not ignore, and a library may warn about a request.
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     logging.captureWarnings(True)
@@ -122,14 +125,12 @@ def configure_logging(
 
 
 def _add_time(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Put the time on a line; JSON's encoder writes it as text in a fifth of the time that Python takes."""
+    """Add the time as a `datetime`, which msgspec formats five times as fast as Python."""
     event["timestamp"] = datetime.now(UTC)
     return event
 
 
 def _adding(fields: Mapping[str, object]) -> Processor:
-    """Return what puts fields on a line."""
-
     def add(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         event.update(fields)
         return event
@@ -142,14 +143,14 @@ def _tell_suppressed(kind: str, count: int) -> None:
 
 
 class _Lossy:
-    """A stream that loses what cannot be written."""
+    """A stream that drops lines that cannot be written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.isatty = stream.isatty
 
     def write(self, text: str) -> None:
-        try:  # noqa: SIM105 - once a line, and `contextlib.suppress` takes as long as what is to be done
+        try:  # noqa: SIM105 - once a line, and `contextlib.suppress` takes as long as the write
             self._stream.write(text)
         except OSError:
             pass
@@ -162,7 +163,7 @@ class _Lossy:
 
 
 def _renderers(log_format: LogFormat, target: TextIO) -> list[Processor]:
-    """Return what turns an event into a line; plain tracebacks, because the pretty ones print the values of variables."""
+    """Return the processors that format an event; plain tracebacks, since structlog's own print the values of variables."""
     if log_format == "console":
         formatter = structlog.dev.plain_traceback
         return [structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=formatter)]
@@ -170,8 +171,8 @@ def _renderers(log_format: LogFormat, target: TextIO) -> list[Processor]:
 
 
 def _to_json(event: Any, **_: Any) -> str:
-    """Return compact JSON; what JSON cannot express is written as its `str`."""
+    """Return compact JSON; values that JSON lacks are written as their `str`."""
     try:
         return msgspec.json.encode(event, enc_hook=str).decode()
-    except UnicodeEncodeError:  # such as the name of a file that is not UTF-8
+    except UnicodeEncodeError:  # such as a file name that is not UTF-8
         return json.dumps(event, default=str, separators=(",", ":"))

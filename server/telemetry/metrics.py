@@ -1,253 +1,409 @@
-"""What the server tells Prometheus: of requests and engines as others report it, of processes and GPUs as it asks."""
+"""Prometheus metrics of models, engines and requests.
+
+Names follow vLLM's with the prefix `dragoman_`, so that its dashboards and alerts carry over. Metrics named `engine_…` belong to
+one engine and have the label `replica`; all others are sums over a model's replicas. The label `model` holds names of loaded
+models only; a failure that belongs to none of them is counted under the empty name, so clients cannot add series.
+
+Nothing here is done per token: an engine step costs a few histogram observations, gauges are read from the engines' last statistics
+at each scrape, and `inter_token_latency_seconds` gets one observation a request (vLLM observes every token).
+
+The table of docs/metrics.md is generated from these declarations by `make chart`.
+"""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, cast
+import time
+from collections.abc import Callable, Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Gauge, Info, disable_created_metrics, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Info, disable_created_metrics
 
 from dragoman.server.engine import messages
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
-from dragoman.server.telemetry.declarations import Declarations
-from dragoman.server.telemetry.engine_metrics import EngineMetrics
-from dragoman.server.telemetry.front_end_metrics import FrontEndMetrics
-from dragoman.server.telemetry.model_metrics import ModelMetrics
-from dragoman.server.telemetry.processes import open_gpu_source, read_process
-from dragoman.server.telemetry.reload_metrics import ReloadMetrics
+from dragoman.server.telemetry.families import Families
+from dragoman.server.telemetry.processes import GpuReading, GpuSource, ProcessReading, open_gpu_source, read_process
 from dragoman.server.telemetry.series import Series, SummedRegistry
-from dragoman.server.telemetry.version_metrics import VersionMetrics
+from dragoman.server.telemetry.server_metrics import ReloadMetrics, VersionMetrics
 
-if TYPE_CHECKING:
-    from wsgiref.types import WSGIApplication
+# Objectives must be bounds of buckets, so these are the seconds that objectives are usually set at.
+# fmt: off
+LATENCY_BUCKETS = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
+    1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0,
+)
+# fmt: on
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+LOAD_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+
+ANSWERS = ("eos", "length")
+# The finish reason of a score request.
+SCORED = "scored"
+# Failures to expect of a loaded model, counted from zero; others begin with their first.
+CODES = ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+REFUSALS = ("deadline_unmet", "invalid", "not_ready", "queue_full")
+
+# Of a model, by its last statistics.
+STATISTICS: dict[str, tuple[str, Callable[[messages.Statistics], float]]] = {
+    "num_requests_running": ("Requests that hold slots.", lambda of: of.num_running),
+    "num_requests_waiting": ("Requests waiting for a slot, and score requests not computed yet.", lambda of: of.num_waiting),
+    "num_tokens_waiting": (
+        "Source tokens of waiting requests, and all tokens of waiting score requests.",
+        lambda of: of.num_waiting_tokens,
+    ),
+    "estimated_queue_seconds": ("Expected wait for a slot of a request that arrives now.", lambda of: of.queue_seconds),
+    "slots_in_use": ("Rows of the decode batch that hold a sequence.", lambda of: of.num_slots),
+    "cache_reserved_bytes": ("Memory allocated for key and value caches.", lambda of: of.cache_bytes_reserved),
+    "cache_used_bytes": ("Cache memory that the sequences in slots use.", lambda of: of.cache_bytes_used),
+}
+COUNTERS = {
+    "requests_admitted_total": "Requests admitted to slots.",
+    "prompt_tokens_total": "Source tokens of admitted requests that have ended.",
+    "generation_tokens_total": "Tokens generated for requests that have ended, failed ones included.",
+    "score_tokens_total": "Source and target tokens of score requests.",
+}
+HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
+    "time_to_first_token_seconds": ("Arrival to first token.", LATENCY_BUCKETS),
+    "inter_token_latency_seconds": ("Mean time between the tokens of a request's longest answer.", LATENCY_BUCKETS),
+    "e2e_request_latency_seconds": ("Arrival to last token.", LATENCY_BUCKETS),
+    "request_queue_time_seconds": ("Arrival to admission to a slot.", LATENCY_BUCKETS),
+    "request_prefill_time_seconds": ("Encoder pass of the request's batch; for a prompt, its own chunks.", LATENCY_BUCKETS),
+    "request_decode_time_seconds": ("First token to last token.", LATENCY_BUCKETS),
+    "request_prompt_tokens": ("Source tokens of a request.", TOKEN_BUCKETS),
+    "request_generation_tokens": ("Generated tokens of a request.", TOKEN_BUCKETS),
+    "score_latency_seconds": ("Arrival of a score request to its scores.", LATENCY_BUCKETS),
+    "step_duration_seconds": ("Decode step, search included.", LATENCY_BUCKETS),
+    "step_batch_size": ("Rows decoded in a step.", BATCH_BUCKETS),
+    "prefill_duration_seconds": ("Prefill of a step: encoding sources, or reading chunks of prompts.", LATENCY_BUCKETS),
+    "model_load_seconds": ("Loading a bundle and warming up.", LOAD_BUCKETS),
+}
+
+
+class ModelSeries:
+    """One model's series, looked up once: looking up a labelled child costs more than counting."""
+
+    def __init__(self, metrics: "Metrics", name: str, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.is_ready = False
+        self.count = {counter: metric.labels(name) for counter, metric in metrics.counters.items()}
+        self.observe = {histogram: metric.labels(name).observe for histogram, metric in metrics.histograms.items()}
+        self._success = {reason: metrics.success.labels(name, reason) for reason in (*ANSWERS, SCORED)}
+        self._statistics: dict[int, messages.Statistics] = {}
+        # `increase` misses the first count of a series that begins with it.
+        for code in CODES:
+            metrics.failed.labels(name, code)
+        for reason in REFUSALS:
+            metrics.rejected.labels(name, reason)
+
+    @property
+    def statistics(self) -> messages.Statistics:
+        """The last statistics, all versions together."""
+        return add_up(list(self._statistics.values()))
+
+    def observe_queue(self, version: int, statistics: messages.Statistics) -> None:
+        """Keep the last statistics of a version, identified by any number."""
+        self._statistics[version] = statistics
+
+    def forget(self, version: int) -> None:
+        """Drop the statistics of a version that is gone."""
+        self._statistics.pop(version, None)
+
+    def set_ready(self, is_ready: bool) -> None:
+        """Set whether the model accepts requests; if not, nothing is waiting or running."""
+        self.is_ready = is_ready
+        if not is_ready:
+            self._statistics.clear()
+
+    def observe_work(self, statistics: messages.Statistics) -> None:
+        """Observe the steps and prefills of an engine since its last statistics."""
+        for step in statistics.steps:
+            self.observe["step_duration_seconds"](step.seconds)
+            self.observe["step_batch_size"](step.num_rows)
+        for prefill in statistics.prefills:
+            self.count["requests_admitted_total"].inc(prefill.num_admitted)
+            if prefill.num_rows:
+                self.observe["prefill_duration_seconds"](prefill.seconds)
+
+    def observe_finished(self, request: messages.Request, num_source_tokens: int, finished: messages.Finished) -> None:
+        """Count tokens of every request; times and success of answers only, so that errors do not look like speed."""
+        if finished.admitted is not None:
+            self.count["prompt_tokens_total"].inc(num_source_tokens)
+            self.count["generation_tokens_total"].inc(finished.num_generated)
+        if finished.reason not in ANSWERS or finished.admitted is None or finished.first_token is None:
+            return
+        observe, decode_seconds = self.observe, finished.ended - finished.first_token
+        self._success[finished.reason].inc()
+        observe["request_queue_time_seconds"](finished.admitted - request.arrival)
+        observe["request_prefill_time_seconds"](finished.prefill_seconds)
+        observe["time_to_first_token_seconds"](finished.first_token - request.arrival)
+        observe["request_decode_time_seconds"](decode_seconds)
+        observe["e2e_request_latency_seconds"](finished.ended - request.arrival)
+        observe["request_prompt_tokens"](num_source_tokens)
+        observe["request_generation_tokens"](finished.num_generated)
+        longest = max(len(answer.log_probs) for answer in finished.answers)
+        if longest > 1:
+            observe["inter_token_latency_seconds"](decode_seconds / (longest - 1))
+
+    def observe_scored(self, request: messages.ScoreRequest, num_source_tokens: int, scored: messages.Scored) -> None:
+        """Count a score request, its tokens and its time."""
+        self._success[SCORED].inc()
+        self.count["score_tokens_total"].inc(num_source_tokens + len(request.target_ids))
+        self.observe["score_latency_seconds"](scored.ended - request.arrival)
+
+
+def add_up(several: Sequence[messages.Statistics]) -> messages.Statistics:
+    """Return the statistics of engines beside each other as one."""
+    if len(several) == 1:
+        return several[0]
+    return messages.Statistics(
+        num_waiting=sum(each.num_waiting for each in several),
+        num_waiting_tokens=sum(each.num_waiting_tokens for each in several),
+        num_running=sum(each.num_running for each in several),
+        num_slots=sum(each.num_slots for each in several),
+        queue_seconds=max((each.queue_seconds for each in several), default=0.0),
+        cache_bytes_reserved=sum(each.cache_bytes_reserved for each in several),
+        cache_bytes_used=sum(each.cache_bytes_used for each in several),
+    )
+
+
+class EngineSeries:
+    """One engine's figures, read at each scrape.
+
+    Attributes:
+        last_message: `time.monotonic()` of its last message; None while it accepts no requests.
+        num_rows: Rows decoded.
+        num_restarts: Restarts.
+        process_id: Its process; None if it has none of its own.
+    """
+
+    def __init__(self) -> None:
+        self.last_message: float | None = None
+        self.num_rows = self.num_restarts = 0
+        self.process_id: int | None = None
 
 
 class Metrics:
-    """The metrics of one server process, in the registry it is given.
+    """The metrics of one server process.
 
     Attributes:
-        labels: Names of each metric's labels, by its full name.
-        callers: What counts for each caller.
-        reloads: What counts files that change while the server runs.
-        front_ends: What tells front ends apart, where there are several.
-        versions: What tells versions of models apart.
+        labels: Label names of each metric, by its full name.
+        callers: Metrics of callers.
+        reloads: Metrics of reloaded files and certificates.
+        versions: Metrics of versions of models.
     """
 
-    def __init__(self, registry: CollectorRegistry, version: str = "unknown") -> None:
-        """Start with nothing counted.
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        version: str = "unknown",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Declare the metrics.
 
         Args:
             registry: Where they are collected.
             version: Version of the server, for `dragoman_build_info`.
+            clock: Monotonic seconds.
         """
-        # For the whole process: a series beside each counter and histogram that nobody asks for.
+        # For the whole process: a further series of each counter and histogram that nobody asks for.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = registry
-        self._models: dict[str, ModelMetrics] = {}
-        self._engines: dict[tuple[str, int], EngineMetrics] = {}
-        self._declared = Declarations(registry)
-        Info("dragoman_build", "What runs.", registry=registry).info({"version": version})
-        self.callers = CallerMetrics(registry)
-        self.reloads = ReloadMetrics(registry)
-        self.front_ends = FrontEndMetrics(registry)
-        self.versions = VersionMetrics(registry)
-        self._processes = _ProcessMetrics(registry)
-        self._gpus = _GpuMetrics(registry)
-        self.labels = self._declared.labels | {"dragoman_build_info": ("version",)} | self.callers.labels | self.reloads.labels
-        self.labels |= dict.fromkeys(self._processes.names, ("model", "replica")) | dict.fromkeys(self._gpus.names, ("device",))
-        self.labels |= dict.fromkeys(self.front_ends.names, ("front_end",)) | self.versions.labels
+        self._registry, self._clock = registry, clock
+        self._models: dict[str, ModelSeries] = {}
+        self._engines: dict[tuple[str, int], EngineSeries] = {}
+        self._gpus: dict[str, GpuSource] = {}
+        self._front_ends: Callable[[], Iterable[tuple[int, bool, int]]] = tuple
+        self._families = families = Families(registry)
+        self.labels = families.labels
+        for name, (text, of) in STATISTICS.items():
+            self._read_statistics(name, text, of)
+        self._read_models("slots", "Rows of the decode batch, of all replicas.", lambda model: model.num_slots)
+        self._read_models(
+            "kv_cache_usage_ratio",
+            "Share of the slots that hold a sequence; each slot has room for the longest one.",
+            lambda model: model.statistics.num_slots / model.num_slots,
+        )
+        self._read_models("model_ready", "1 while the model accepts requests, else 0.", lambda model: model.is_ready)
+        self._read_engines(
+            "engine_up", "1 while the engine accepts requests, else 0.", lambda engine: engine.last_message is not None
+        )
+        self._read_engines(
+            "engine_silence_seconds", "Time since the engine's last message; one is sent every second.", self._silence_seconds
+        )
+        self._read_engines("engine_rows_total", "Rows decoded by the engine.", lambda engine: engine.num_rows)
+        self._read_engines(
+            "engine_restarts_total", "Restarts of the engine after a crash or a hang.", lambda engine: engine.num_restarts
+        )
+        self._read_processes(
+            "engine_resident_memory_bytes", "Resident memory of the engine's process.", lambda of: of.resident_memory_bytes
+        )
+        self._read_processes("engine_cpu_seconds_total", "CPU time of the engine's process.", lambda of: of.cpu_seconds)
+        self._read_front_ends("front_end_up", "1 while a frontend worker answers callers, else 0; where there are several.", 1)
+        self._read_front_ends("front_end_restarts_total", "Restarts of a frontend worker.", 2)
+        self._read_gpus("gpu_memory_used_bytes", "GPU memory in use, by all processes.", lambda of: of.memory_used_bytes)
+        self._read_gpus("gpu_memory_total_bytes", "Memory of the GPU.", lambda of: of.memory_total_bytes)
+        self._read_gpus(
+            "gpu_utilization_ratio", "Share of the last second or less in which a kernel ran.", lambda of: of.utilization_ratio
+        )
+        self.counters = {name: families.counter(name, text, "model") for name, text in COUNTERS.items()}
+        self.success = families.counter("request_success_total", "Requests answered.", "model", "finish_reason")
+        self.failed = families.counter(
+            "requests_failed_total", "Requests that ended with an error, by gRPC status.", "model", "code"
+        )
+        self.rejected = families.counter(
+            "requests_rejected_total", "Failed requests that were rejected before any work, by reason.", "model", "reason"
+        )
+        self.histograms = {name: families.histogram(name, text, bounds) for name, (text, bounds) in HISTOGRAMS.items()}
+        families.declare("model_info", "model", "version", "precision", "device")
+        self._info = Info("dragoman_model", "The loaded model.", ["model"], registry=registry)
+        families.declare("build_info", "version")
+        Info("dragoman_build", "The server.", registry=registry).info({"version": version})
+        self.callers = CallerMetrics(families)
+        self.reloads = ReloadMetrics(families)
+        self.versions = VersionMetrics(families)
 
     def add_model(self, name: str, version: str, precision: str, device: str, num_slots: int, num_replicas: int = 1) -> None:
-        """Start a model's series at zero, not ready; for a model already there, say what it is now.
-
-        Call it before anything else is said of the model.
+        """Start a model's series at zero, not ready; update the description of a model already added.
 
         Args:
-            name: Of the model, as the next three.
-            version: Of the bundle.
-            precision: Of the bundle.
-            device: Where it runs; empty for not known yet.
-            num_slots: Of all its engines.
-            num_replicas: Its engines.
+            name: Name of the model.
+            version: Version of the bundle.
+            precision: Precision of the bundle.
+            device: Device of its engines; empty if not known yet.
+            num_slots: Slots of all its engines.
+            num_replicas: Number of its engines.
         """
-        self._declared.model_info.labels(name).info({"version": version, "precision": precision, "device": device})
-        self._declared.slots.labels(name).set(num_slots)
-        self._gpus.add(device)
+        self._info.labels(name).info({"version": version, "precision": precision, "device": device})
+        if device not in self._gpus and (gpu := open_gpu_source(device, os.environ.get("CUDA_VISIBLE_DEVICES", ""))) is not None:
+            self._gpus[device] = gpu
         if name in self._models:
             self._models[name].num_slots = num_slots
         else:
-            self._models[name] = ModelMetrics(self._declared, name, num_slots)
+            self._models[name] = ModelSeries(self, name, num_slots)
             self.add_engines(name, range(num_replicas))
 
     def add_engines(self, model: str, replicas: Iterable[int]) -> None:
-        """Start series of a model's engines; those that are there stay as they are."""
+        """Start the series of a model's engines; existing ones stay as they are."""
         for replica in replicas:
-            if (model, replica) not in self._engines:
-                self._engines[model, replica] = EngineMetrics(self._declared, model, replica)
+            self._engines.setdefault((model, replica), EngineSeries())
 
     def remove_engines(self, model: str, replicas: Iterable[int]) -> None:
-        """End the series of some of a model's engines, which are gone for good."""
+        """End the series of engines that are gone for good."""
         for replica in replicas:
-            if self._engines.pop((model, replica), None) is not None:
-                self._processes.ids.pop((model, replica), None)
-                self._declared.remove_engine(model, replica)
-                if model in self._models:
-                    self._models[model].forget(replica)
+            if self._engines.pop((model, replica), None) is not None and model in self._models:
+                self._models[model].forget(replica)
 
     def keep_models(self, names: Iterable[str]) -> None:
-        """End the series of all models but some."""
+        """End the series of all models but these."""
         for name in self._models.keys() - set(names):
             self.remove_model(name)
 
     def remove_model(self, name: str) -> None:
-        """End the series of a model that is no longer loaded; counts of its failures end too.
-
-        What its engines still say while they finish what they have is not counted.
-        """
+        """End the series of a model that is no longer loaded; later reports of its engines are ignored."""
         self._models.pop(name, None)
         for key in [key for key in self._engines if key[0] == name]:
             del self._engines[key]
-            self._processes.ids.pop(key, None)
-        self._declared.remove_model(name)
+        for metric in (*self.counters.values(), self.success, self.failed, self.rejected, self._info):
+            metric.remove_by_labels({"model": name})
+        for histogram in self.histograms.values():
+            histogram.remove(name)
 
     def set_ready(self, model: str, is_ready: bool) -> None:
-        """Say whether a model takes requests; one that does not has nothing waiting or running."""
+        """Set whether a model accepts requests; if not, nothing is waiting or running."""
         self._models[model].set_ready(is_ready)
 
     def set_engine(self, model: str, is_up: bool, process_id: int | None, replica: int = 0) -> None:
-        """Say whether one of a model's engines takes requests, and which process it has; None for none of its own."""
-        if (model, replica) not in self._engines:
-            return
-        self._engines[model, replica].set_up(is_up)
-        if process_id is None:
-            self._processes.ids.pop((model, replica), None)
-        else:
-            self._processes.ids[model, replica] = process_id
+        """Set whether an engine accepts requests, and its process; None if it has none of its own."""
+        if (engine := self._engines.get((model, replica))) is not None:
+            engine.last_message, engine.process_id = self._clock() if is_up else None, process_id
 
     def observe_load(self, model: str, seconds: float) -> None:
-        """Record how long a model took to load and warm up."""
-        self._declared.model_load.labels(model).observe(seconds)
-
-    def set_device_memory(self, model: str, parts: Mapping[str, int]) -> None:
-        """Say how a model's engine divides the memory of its device, bytes of each part; nothing for the CPU."""
-        for part, size in parts.items():
-            self._declared.gpu_plan.labels(model, part).set(size)
+        """Observe the time that loading and warming up took."""
+        self.histograms["model_load_seconds"].labels(model).observe(seconds)
 
     def observe_restart(self, model: str, replica: int = 0) -> None:
-        """Count an engine that is started again."""
-        if (model, replica) in self._engines:
-            self._engines[model, replica].restarts.inc()
-
-    def observe_statistics(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
-        """Record what the only engine of a version of a model said after a step."""
-        self.observe_engine(model, statistics, replica)
-        self.observe_queue(model, statistics, replica)
+        """Count a restart of an engine."""
+        if (engine := self._engines.get((model, replica))) is not None:
+            engine.num_restarts += 1
 
     def observe_engine(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
-        """Record what one of a model's engines said after a step of its own and what it has."""
-        if model in self._models and (model, replica) in self._engines:
-            self._engines[model, replica].observe(statistics)
+        """Observe the steps of one of a model's engines since its last statistics."""
+        if model in self._models and (engine := self._engines.get((model, replica))) is not None:
+            engine.num_rows += sum(step.num_rows for step in statistics.steps)
+            if engine.last_message is not None:
+                engine.last_message = self._clock()
             self._models[model].observe_work(statistics)
 
     def observe_queue(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
-        """Record what waits for a version of a model and what runs, in all its engines, of which a replica is the first."""
+        """Observe the waiting and running requests of a version, in all its engines; `replica` is the first of them."""
         if model in self._models and (model, replica) in self._engines:
             self._models[model].observe_queue(replica, statistics)
 
     def observe_finished(self, model: str, request: messages.Request, num_source_tokens: int, finished: messages.Finished) -> None:
-        """Record how a request ended in the engine: its tokens and, for an answer, its success and where its time went.
+        """Observe the end of a request in the engine.
 
         Args:
-            model: Name.
-            request: It.
-            num_source_tokens: As its caller is told: of a prompt, all.
-            finished: How it ended.
+            model: Name of its model.
+            request: The request.
+            num_source_tokens: Its source tokens as reported to the caller: of a prompt, all.
+            finished: Its end.
         """
         if model in self._models:
             self._models[model].observe_finished(request, num_source_tokens, finished)
 
-    def observe_scored(self, model: str, pair: messages.ScoreRequest, num_source_tokens: int, scored: messages.Scored) -> None:
-        """Record a pair that was scored; arguments as `observe_finished`."""
+    def observe_scored(self, model: str, request: messages.ScoreRequest, num_source_tokens: int, scored: messages.Scored) -> None:
+        """Observe the end of a score request; arguments as of `observe_finished`."""
         if model in self._models:
-            self._models[model].observe_scored(pair, num_source_tokens, scored)
+            self._models[model].observe_scored(request, num_source_tokens, scored)
 
     def observe_failure(self, model: str, code: str, refusal: str = "") -> None:
         """Count a request that ended with an error.
 
         Args:
-            model: Its model; a name that is not loaded is counted under the empty name.
+            model: Name of its model; other names than those of loaded models count as empty.
             code: Name of the gRPC status.
-            refusal: Why it was turned away before any work; empty if it was not.
+            refusal: Reason of a rejection before any work; empty otherwise.
         """
         name = model if model in self._models else ""
-        self._declared.requests_failed.labels(name, code).inc()
+        self.failed.labels(name, code).inc()
         if refusal:
-            self._declared.requests_rejected.labels(name, refusal).inc()
+            self.rejected.labels(name, refusal).inc()
 
-    def wsgi_app(self, ask: Callable[[], Iterable[Series]] = tuple) -> "WSGIApplication":
-        """Return the application that answers a scrape.
+    def watch_front_ends(self, read: Callable[[], Iterable[tuple[int, bool, int]]]) -> None:
+        """Show frontend workers: number, whether it answers callers, and restarts of each."""
+        self._front_ends = read
 
-        Args:
-            ask: Returns what other processes have counted.
-        """
-        app: WSGIApplication = make_wsgi_app(cast(CollectorRegistry, SummedRegistry(self._registry, ask)))
-        return app
+    def summed(self, ask: Callable[[], Iterable[Series]] = tuple) -> SummedRegistry:
+        """Return the metrics with those of other processes added, which `ask` returns at each scrape."""
+        return SummedRegistry(self._registry, ask)
 
+    def _silence_seconds(self, engine: EngineSeries) -> float:
+        last = engine.last_message
+        return 0.0 if last is None else max(0.0, self._clock() - last)
 
-class _ProcessMetrics(Collector):
-    """The series of each engine that has a process of its own, read when Prometheus asks.
-
-    Attributes:
-        names: Of the metrics.
-        ids: Of the processes, by model and replica.
-    """
-
-    names = ("dragoman_engine_resident_memory_bytes", "dragoman_engine_cpu_seconds_total", "dragoman_engine_open_fds")
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.ids: dict[tuple[str, int], int] = {}
-        registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield what the kernel says; a process that is gone has no series."""
-        memory = GaugeMetricFamily(self.names[0], "Memory that the engine's process has.", labels=["model", "replica"])
-        cpu = CounterMetricFamily(self.names[1], "Processor time that the engine's process has used.", labels=["model", "replica"])
-        files = GaugeMetricFamily(
-            self.names[2], "Files and sockets that the engine's process has open.", labels=["model", "replica"]
+    def _read_models(self, name: str, text: str, value: Callable[[ModelSeries], float]) -> None:
+        self._families.read(
+            name, text, ("model",), lambda: {(model,): value(series) for model, series in list(self._models.items())}
         )
-        for (model, replica), process_id in list(self.ids.items()):
-            if (reading := read_process(process_id)) is not None:
-                labels = [model, str(replica)]
-                memory.add_metric(labels, reading.resident_memory_bytes)
-                cpu.add_metric(labels, reading.cpu_seconds)
-                files.add_metric(labels, reading.num_open_fds)
-        yield from (memory, cpu, files)
 
+    def _read_statistics(self, name: str, text: str, value: Callable[[messages.Statistics], float]) -> None:
+        self._read_models(name, text, lambda model: value(model.statistics))
 
-class _GpuMetrics:
-    """The series of each GPU that a model runs on, whichever and however many.
+    def _read_engines(self, name: str, text: str, value: Callable[[EngineSeries], float | None]) -> None:
+        def read() -> dict[tuple[str, ...], float]:
+            found = {(model, str(replica)): value(engine) for (model, replica), engine in list(self._engines.items())}
+            return {labels: each for labels, each in found.items() if each is not None}
 
-    Attributes:
-        names: Of the metrics.
-    """
+        self._families.read(name, text, ("model", "replica"), read)
 
-    names = ("dragoman_gpu_memory_used_bytes", "dragoman_gpu_memory_total_bytes", "dragoman_gpu_utilization_ratio")
+    def _read_processes(self, name: str, text: str, value: Callable[[ProcessReading], float]) -> None:
+        def of(engine: EngineSeries) -> float | None:
+            reading = None if engine.process_id is None else read_process(engine.process_id)
+            return None if reading is None else value(reading)
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, ["device"], registry=registry)
+        self._read_engines(name, text, of)
 
-        self._memory_used = gauge(self.names[0], "GPU memory in use, by all processes.")
-        self._memory_total = gauge(self.names[1], "GPU memory there is.")
-        self._utilization = gauge(self.names[2], "Share of the last second or less in which the GPU computed.")
-        self._devices: set[str] = set()
+    def _read_front_ends(self, name: str, text: str, index: int) -> None:
+        self._families.read(name, text, ("front_end",), lambda: {(str(each[0]),): each[index] for each in self._front_ends()})
 
-    def add(self, device: str) -> None:
-        """Start a device's series, unless they are there, or it is no GPU, or NVML does not know it."""
-        if device in self._devices or (source := open_gpu_source(device, os.environ.get("CUDA_VISIBLE_DEVICES", ""))) is None:
-            return
-        self._devices.add(device)
-        self._memory_used.labels(device).set_function(lambda: source.read().memory_used_bytes)
-        self._memory_total.labels(device).set_function(lambda: source.read().memory_total_bytes)
-        self._utilization.labels(device).set_function(lambda: source.read().utilization_ratio)
+    def _read_gpus(self, name: str, text: str, value: Callable[[GpuReading], float]) -> None:
+        self._families.read(
+            name, text, ("device",), lambda: {(device,): value(gpu.read()) for device, gpu in list(self._gpus.items())}
+        )

@@ -1,4 +1,4 @@
-"""Memory and processor time of engine processes and GPUs."""
+"""Memory and CPU time of processes, from /proc; memory and utilisation of GPUs, from NVML where it is installed."""
 
 import contextlib
 import os
@@ -11,71 +11,62 @@ from typing import Any
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# Places in /proc/PID/stat after the name, which may hold anything and ends with the last parenthesis.
+# One scrape reads several figures of a GPU.
+MAX_AGE_SECONDS = 1.0
+# Fields of /proc/PID/stat after the name, which may hold anything and ends with the last parenthesis.
 USER_TICKS, SYSTEM_TICKS, RESIDENT_PAGES = 11, 12, 21
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """One look at a process.
+    """Figures of a process.
 
     Attributes:
-        resident_memory_bytes: Memory it has, shared pages included.
-        cpu_seconds: Processor time it has used.
-        num_open_fds: Files and sockets it has open.
+        resident_memory_bytes: Resident memory, shared pages included.
+        cpu_seconds: CPU time used.
     """
 
     resident_memory_bytes: int
     cpu_seconds: float
-    num_open_fds: int
 
 
 def read_process(process_id: int, proc: Path = Path("/proc")) -> ProcessReading | None:
-    """Return what is known of a process; None if it is gone, or where there is no /proc."""
-    folder = proc / str(process_id)
+    """Return the figures of a process; None if it is gone, or where there is no /proc."""
     try:
-        fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        num_open_fds = len(os.listdir(folder / "fd"))
+        fields = (proc / str(process_id) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     ticks = int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
-    return ProcessReading(int(fields[RESIDENT_PAGES]) * PAGE_BYTES, ticks / TICKS_PER_SECOND, num_open_fds)
-
-
-MAX_AGE_SECONDS = 1.0
+    return ProcessReading(int(fields[RESIDENT_PAGES]) * PAGE_BYTES, ticks / TICKS_PER_SECOND)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One look at a device.
+    """Figures of a GPU.
 
     Attributes:
-        memory_used_bytes: Of all processes.
-        memory_total_bytes: Of the device.
+        memory_used_bytes: Memory in use, by all processes.
+        memory_total_bytes: Memory of the device.
         utilization_ratio: Share of the last sample period, a sixth of a second to one second, in which a kernel ran.
     """
 
-    memory_used_bytes: int
-    memory_total_bytes: int
-    utilization_ratio: float
-
-
-NOTHING = GpuReading(0, 0, 0.0)
+    memory_used_bytes: int = 0
+    memory_total_bytes: int = 0
+    utilization_ratio: float = 0.0
 
 
 class GpuSource:
-    """Reads one device."""
+    """Reads one GPU; made by `open_gpu_source`."""
 
     def __init__(self, nvml: Any, handle: object, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take NVML and the device's handle; use `open_gpu_source`, which finds both out."""
         self._nvml, self._handle, self._clock = nvml, handle, clock
-        self._last = NOTHING
+        self._last = GpuReading()
         self._expires = float("-inf")
 
     def read(self) -> GpuReading:
-        """Return what is known of the last second; of what the driver does not answer, the last that is known.
+        """Return the figures of the last second; where the driver does not answer, the last known.
 
-        Each figure is asked for by itself: a device that is cut into parts (MIG) has memory to tell of, but no utilisation.
+        Memory and utilisation are read apart: a partition of a device (MIG) has no utilisation.
         """
         now = self._clock()
         if now < self._expires:
@@ -91,15 +82,15 @@ class GpuSource:
 
 
 def open_gpu_source(device: str, visible: str = "", load: Callable[[str], Any] = import_module) -> GpuSource | None:
-    """Return the source for a device that a runner names, for example `cuda:0 (NVIDIA H200)`.
+    """Return a reader of the device that a runner names, for example `cuda:0 (NVIDIA H200)`.
 
     Args:
-        device: Its name.
-        visible: What CUDA_VISIBLE_DEVICES says.
+        device: Name of the device.
+        visible: Value of CUDA_VISIBLE_DEVICES.
         load: Imports a module.
 
     Returns:
-        None for what is no CUDA device, and where there is no NVML.
+        None for other devices than CUDA's, and without NVML.
     """
     kind, _, ordinal = device.partition(" ")[0].partition(":")
     if kind != "cuda":
@@ -116,7 +107,7 @@ def open_gpu_source(device: str, visible: str = "", load: Callable[[str], Any] =
 
 
 def _handle(nvml: Any, ordinal: int, visible: str) -> object:
-    """Return NVML's handle of a device by CUDA's number, which counts visible devices only."""
+    """Return NVML's handle of a device by its CUDA ordinal, which counts visible devices only."""
     names = [name.strip() for name in visible.split(",") if name.strip()]
     name = names[ordinal] if ordinal < len(names) else str(ordinal)
     if name.isdecimal():

@@ -1,26 +1,26 @@
-"""What several processes count, as one: the series of front ends, added to those of the process that Prometheus asks.
+"""Sums of what several frontend workers count, added to the metrics of the process that Prometheus scrapes.
 
-Counters and histograms are sums, and so are gauges of what is under way at a front end; everything else one process alone can say.
-What a front end had counted that ended stays in the sums, for a counter must not fall.
+Counters and histograms are summed, and the gauges of `SUMMED_GAUGES`; other gauges belong to one process. Counts of workers that
+have ended stay in the sums, since a counter must not fall. (prometheus_client's multi-process mode takes environment variables
+and a file a process, and locks each increment.)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 SUMMED_TYPES = ("counter", "histogram")
-# What is under way, at whichever front end.
-SUMMED_GAUGES = ("dragoman_caller_requests_running",)
+SUMMED_GAUGES = ("dragoman_caller_requests_running", "process_resident_memory_bytes")
 
 # By the name of a metric: its samples' names, labels and values.
 Series = dict[str, list[tuple[str, dict[str, str], float]]]
+Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def take_series(registry: CollectorRegistry) -> Series:
-    """Return what of a front end's registry is added to that of the others."""
+    """Return the part of a worker's registry that is summed."""
     return {
         metric.name: [(sample.name, sample.labels, sample.value) for sample in metric.samples]
         for metric in registry.collect()
@@ -28,86 +28,55 @@ def take_series(registry: CollectorRegistry) -> Series:
     }
 
 
-def num_requests(series: Series) -> float:
-    """Return the requests that have ended, with an answer or without."""
-    return sum(
-        value
-        for metric in ("dragoman_request_success", "dragoman_requests_failed")
-        for name, _, value in series.get(metric, ())
-        if name == f"{metric}_total"
-    )
-
-
 def without_gauges(series: Series) -> Series:
-    """Return what is left of them when a front end has ended."""
+    """Return the part of a worker's series that counts after its end."""
     return {name: samples for name, samples in series.items() if name not in SUMMED_GAUGES}
 
 
-class Totals:
-    """Values by what they are of, added up.
-
-    Attributes:
-        values: By the names of metrics, then by the samples' names and labels.
-    """
-
-    def __init__(self) -> None:
-        """Start with nothing."""
-        self.values: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]] = {}
-
-    def add(self, series: Series) -> None:
-        """Add what one has counted."""
-        for metric, samples in series.items():
-            values = self.values.setdefault(metric, {})
-            for name, labels, value in samples:
-                key = name, frozenset(labels.items())
-                values[key] = values.get(key, 0.0) + value
-
-    def take(self) -> Series:
-        """Return the sums."""
-        return {
-            metric: [(name, dict(labels), value) for (name, labels), value in values.items()]
-            for metric, values in self.values.items()
-        }
+def add_up(several: Iterable[Series]) -> Series:
+    """Return the sums of several workers' series."""
+    return {
+        metric: [(name, dict(labels), value) for (name, labels), value in values.items()]
+        for metric, values in _totals(several).items()
+    }
 
 
-class SummedRegistry(Collector):
-    """A registry's metrics, with what others have counted added to them; for one scrape at a time."""
+class SummedRegistry(CollectorRegistry):
+    """A registry's metrics with other processes' series added; for one scrape at a time."""
 
     def __init__(self, registry: CollectorRegistry, ask: Callable[[], Iterable[Series]], names: Iterable[str] = ()) -> None:
         """Collect nothing yet.
 
         Args:
             registry: Of this process; it has every metric, if not every series.
-            ask: Returns what others have counted.
-            names: Of the samples that are wanted; none for all.
+            ask: Returns the series of other processes.
+            names: Names of the samples to yield; empty for all.
         """
+        super().__init__()
         self._registry, self._ask, self._names = registry, ask, frozenset(names)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        totals = Totals()
-        for series in self._ask():
-            totals.add(series)
+        totals = _totals(self._ask())
         for metric in self._registry.collect():
-            whole = _add(metric, totals.values.get(metric.name, {}))
-            if self._names:
-                whole.samples = [sample for sample in whole.samples if sample.name in self._names]
-            if whole.samples or not self._names:
-                yield whole
+            left = totals.get(metric.name, {})
+            samples = [s._replace(value=s.value + left.pop((s.name, tuple(s.labels.items())), 0.0)) for s in metric.samples]
+            samples += [Sample(name, dict(labels), value) for (name, labels), value in left.items()]
+            metric.samples = [sample for sample in samples if not self._names or sample.name in self._names]
+            if metric.samples or not self._names:
+                yield metric
 
-    def restricted_registry(self, names: Iterable[str]) -> "SummedRegistry":
-        """Return one that has some samples alone, by their names, as Prometheus' libraries do."""
+    def restricted_registry(self, names: Iterable[str]) -> "SummedRegistry":  # type: ignore[override]
+        """Return the same with some samples alone."""
         return SummedRegistry(self._registry, self._ask, names)
 
 
-def _add(metric: Metric, values: Mapping[tuple[str, frozenset[tuple[str, str]]], float]) -> Metric:
-    """Return a metric with the sums of its samples; those that it does not have come last, in the order in which they came."""
-    left = dict(values)
-    samples = [
-        sample._replace(value=sample.value + left.pop((sample.name, frozenset(sample.labels.items())), 0.0))
-        for sample in metric.samples
-    ]
-    samples.extend(Sample(name, dict(labels), value) for (name, labels), value in left.items())
-    whole = Metric(metric.name, metric.documentation, metric.type, metric.unit)
-    whole.samples = samples
-    return whole
+def _totals(several: Iterable[Series]) -> dict[str, Values]:
+    totals: dict[str, Values] = {}
+    for series in several:
+        for metric, samples in series.items():
+            values = totals.setdefault(metric, {})
+            for name, labels, value in samples:
+                key = name, tuple(labels.items())
+                values[key] = values.get(key, 0.0) + value
+    return totals

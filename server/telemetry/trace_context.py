@@ -1,7 +1,4 @@
-"""The trace that a caller says its request belongs to: W3C Trace Context, read from gRPC metadata, without OpenTelemetry.
-
-Specification: https://www.w3.org/TR/trace-context/. What cannot be read is treated as if it were not there.
-"""
+"""W3C Trace Context (https://www.w3.org/TR/trace-context/) of callers, read from gRPC metadata without OpenTelemetry."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +9,7 @@ STATE_KEY = "tracestate"
 MAX_STATE_BYTES = 512
 MAX_STATE_MEMBERS = 32
 
-# Of version 00 there is no more than this; later ones may go on after a dash.
+# Version 00 ends here; later versions may go on after a dash.
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
 _SAMPLED = 1
@@ -20,13 +17,13 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A caller's span, seen from the server.
+    """A caller's span.
 
     Attributes:
         trace_id: 32 hexadecimal digits.
         span_id: 16 hexadecimal digits.
         is_sampled: Whether the caller records its trace.
-        state: What tracing systems have to say to each other; empty for nothing.
+        state: Value of `tracestate`; empty without one.
     """
 
     trace_id: str
@@ -36,9 +33,9 @@ class TraceContext:
 
 
 def read_trace_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> TraceContext | None:
-    """Return the context that a call's metadata carries; None if there is none, or none that can be read.
+    """Return the trace context in a call's metadata; None without a valid one.
 
-    Of several parents the last one counts: instrumentation adds its own, the nearer one, after what the caller has given.
+    Of several parents the last counts: instrumentation appends its own, nearer one.
     """
     parent: str | bytes = ""
     states: list[str | bytes] = []
@@ -47,7 +44,7 @@ def read_trace_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> Tr
             parent = value
         elif key == STATE_KEY:
             states.append(value)
-    if not isinstance(parent, str) or (match := _PARENT.fullmatch(parent.strip())) is None:
+    if not parent or not isinstance(parent, str) or (match := _PARENT.fullmatch(parent.strip())) is None:
         return None
     version, trace_id, span_id, flags, rest = match.groups()
     if (version == "00" and rest) or not int(trace_id, 16) or not int(span_id, 16):
@@ -56,7 +53,7 @@ def read_trace_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> Tr
 
 
 def _read_state(values: list[str | bytes]) -> str:
-    """Return the state in one line; nothing if any of it is malformed or it is longer than it may be."""
+    """Return the state in one line; empty if malformed or too long."""
     members = [member.strip() for value in values if isinstance(value, str) for member in value.split(",") if member.strip()]
     keys = {member.partition("=")[0] for member in members}
     state = ",".join(members)

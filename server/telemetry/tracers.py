@@ -1,20 +1,20 @@
-"""From the settings to what makes spans, if any are wanted."""
+"""Creation of the tracer, by the settings; imports OpenTelemetry only where tracing is on."""
 
 from typing import TYPE_CHECKING
 
 from dragoman.extras import install_command
 from dragoman.server.config import ConfigError, ServerConfig
 
-if TYPE_CHECKING:  # it needs OpenTelemetry
+if TYPE_CHECKING:  # imports OpenTelemetry
     from dragoman.server.telemetry.tracing import Tracer
 
 
 def make_tracer(config: ServerConfig, version: str) -> "Tracer | None":
-    """Return what makes spans; None if none are wanted.
+    """Return a tracer; None without a collector.
 
     Args:
-        config: Names the collector, if there is one.
-        version: Of the server.
+        config: The settings.
+        version: Version of the server.
 
     Raises:
         ConfigError: If OpenTelemetry is not installed or cannot use its own settings.
@@ -27,5 +27,5 @@ def make_tracer(config: ServerConfig, version: str) -> "Tracer | None":
         raise ConfigError(f"tracing_endpoint: OpenTelemetry is not installed; {install_command('tracing')}") from error
     try:
         return Tracer(config.tracing_endpoint, config.tracing_sample_ratio, version)
-    except Exception as error:  # OpenTelemetry reads variables of its own, each with errors of its own
+    except Exception as error:  # OpenTelemetry's environment variables have errors of their own
         raise ConfigError(f"tracing_endpoint: a variable OTEL_* cannot be used: {error}") from error

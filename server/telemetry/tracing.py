@@ -1,10 +1,9 @@
-"""Spans of calls: one for each RPC, and below it what the engine did for it; OpenTelemetry sends them to a collector.
+"""Spans of calls, with the phases of the engine below each, exported by OpenTelemetry.
 
-Only this file needs OpenTelemetry, the extra `tracing`; it is imported when a collector is set. Spans leave from a thread of their
-own, through a queue that drops what it cannot hold, so a slow or dead collector slows no request. No span holds a user's text.
+Only this file imports OpenTelemetry (extra `tracing`), when a collector is set. A thread exports spans from a queue that drops what
+it cannot hold, so that a slow or dead collector delays no request. No span contains a user's text.
 
-Names of attributes: https://opentelemetry.io/docs/specs/semconv/ (`rpc.*`, `http.*`, `gen_ai.*`), ours start
-with `dragoman.`.
+Attributes follow https://opentelemetry.io/docs/specs/semconv/ (`rpc.*`, `http.*`, `gen_ai.*`); others start with `dragoman.`.
 """
 
 import threading
@@ -36,25 +35,25 @@ from opentelemetry.util.types import AttributeValue
 from dragoman.server.engine import messages
 from dragoman.server.telemetry.trace_context import TraceContext
 
-# Requests of one stream of them that get spans: a stream may have a million, and no one looks at such a trace.
+# Requests of one stream that get spans: a stream may have a million.
 MAX_ITEMS = 1000
-# How long the last export may take to notice that it was called off.
+# For the last export to notice its cancellation.
 CALL_OFF_SECONDS = 0.5
-# Of these statuses a server is to blame; the others are answers to what the caller did.
+# Statuses that are faults of the server.
 SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 
 
 class Tracer:
-    """Makes the spans of calls and sends them away."""
+    """Starts the spans of calls, and exports them."""
 
     def __init__(self, endpoint: str, sample_ratio: float, version: str) -> None:
-        """Start the thread that sends; nothing is connected yet.
+        """Start the exporting thread; it connects later.
 
         Args:
-            endpoint: Of the collector (OTLP over gRPC), `http://host:port` or `https://host:port`. Headers, certificates and
-                time limits come from the variables `OTEL_EXPORTER_OTLP_*`, sizes of queue and batches from `OTEL_BSP_*`.
-            sample_ratio: Share of calls without a caller's decision that are traced, 0 to 1.
-            version: Of the server.
+            endpoint: Collector (OTLP over gRPC), `http://host:port` or `https://host:port`. Headers, certificates and timeouts
+                come from the variables `OTEL_EXPORTER_OTLP_*`, sizes of queue and batches from `OTEL_BSP_*`.
+            sample_ratio: Share traced of the calls whose caller has not decided, 0 to 1.
+            version: Version of the server.
         """
         named = OTELResourceDetector().detect().attributes
         resource = Resource.create({"service.name": "dragoman", "service.version": version, **named})
@@ -66,12 +65,12 @@ class Tracer:
         self._spans = provider.get_tracer("dragoman", version)
 
     def start(self, method: str, arrival: float, caller: TraceContext | None) -> "CallSpan | None":
-        """Start the span of a call; None if it is not to be traced.
+        """Start the span of a call; None if it is not sampled.
 
         Args:
-            method: Its full name, `/package.Service/Method`; of HTTP, `POST /path`.
-            arrival: `time.monotonic()` when it came.
-            caller: What the caller says of its trace.
+            method: Full name, `/package.Service/Method`; of HTTP, `POST /path`.
+            arrival: `time.monotonic()` of the arrival.
+            caller: Trace context of the caller.
         """
         name = method.lstrip("/")
         clock = _Clock()
@@ -85,22 +84,19 @@ class Tracer:
         return CallSpan(self._spans, span, clock, arrival) if span.is_recording() else None
 
     def close(self, seconds: float) -> bool:
-        """Send what is left, at most so long and a moment; return whether all of it was taken off our hands in time.
-
-        Blocks; no span may end afterwards.
-        """
+        """Export the remaining spans, within some seconds; return whether that succeeded. Blocks; no span may end afterwards."""
         flushing = threading.Thread(target=self._processor.shutdown, name="flush-spans", daemon=True)
         flushing.start()
         flushing.join(seconds)
         is_flushed = not flushing.is_alive()
         if not is_flushed:
-            self._exporter.shutdown()  # ends the export that hangs; its thread must not outlive the interpreter
+            self._exporter.shutdown()  # a thread that hangs in an export must not outlive the interpreter
             flushing.join(CALL_OFF_SECONDS)
         return is_flushed
 
 
 class CallSpan:
-    """The span of one call, an RPC or a request of a batch, until `end`.
+    """The span of a call, or of a request of a stream, until `end`.
 
     Attributes:
         trace_id: 32 hexadecimal digits.
@@ -110,7 +106,6 @@ class CallSpan:
     __slots__ = ("_arrival", "_clock", "_num_items", "_span", "_spans", "span_id", "trace_id")
 
     def __init__(self, spans: SpanMaker, span: Span, clock: "_Clock", arrival: float) -> None:
-        """Take over a span that has been started. Use `Tracer.start` and `start_item`."""
         self._spans, self._span, self._clock, self._arrival = spans, span, clock, arrival
         self._num_items = 0
         context = span.get_span_context()
@@ -118,23 +113,14 @@ class CallSpan:
         self.span_id = format_span_id(context.span_id)
 
     def start_item(self, arrival: float) -> "CallSpan | None":
-        """Start the span of one request of a batch, below this one; None once the batch has `MAX_ITEMS`.
-
-        Args:
-            arrival: `time.monotonic()` when it came.
-        """
+        """Start the span of a request of a stream, below this one; None beyond `MAX_ITEMS`."""
         self._num_items += 1
         if self._num_items > MAX_ITEMS:
             return None
         return CallSpan(self._spans, self._start_child("request", arrival), self._clock, arrival)
 
     def describe(self, version: str, request: messages.Request) -> None:
-        """Say what was asked for.
-
-        Args:
-            version: Of the model.
-            request: As it goes to the engine.
-        """
+        """Set the attributes of a request to the engine."""
         search = request.search
         self._span.set_attributes(
             {
@@ -155,15 +141,15 @@ class CallSpan:
             )
 
     def add_languages(self, source: str, target: str) -> None:
-        """Say which languages were asked for, as the model calls them; empty where it is told none."""
+        """Set the languages, by the model's codes; empty for none."""
         named = {"dragoman.source_language": source, "dragoman.target_language": target}
         self._span.set_attributes({name: code for name, code in named.items() if code})
 
     def add_phases(self, finished: messages.Finished) -> None:
-        """Add the spans of what the engine did, each from where the one before it ended.
+        """Add the spans of the engine's phases, each from the end of the one before; a request that ended early lacks later ones.
 
-        `queue` lasts from the call's arrival until it gets its slots, `prefill` as long as the encoder took for its batch, `decode`
-        from then on, with an event where the first token was chosen. A request that ended earlier lacks the later ones.
+        `queue` is from arrival to admission, `prefill` the encoder pass of its batch, `decode` the rest, with an event at the first
+        token.
         """
         if finished.answers:
             self._span.set_attribute("gen_ai.response.finish_reasons", [answer.reason for answer in finished.answers])
@@ -181,7 +167,7 @@ class CallSpan:
         self._add("decode", decoding, finished.ended, finished.first_token)
 
     def add_scoring(self, version: str, scored: messages.Scored) -> None:
-        """Add the span `score`: from the call's arrival to its scores, with the wait for the pairs before it."""
+        """Add the span `score`: from arrival to scores, waiting included."""
         self._span.set_attribute("dragoman.model.version", version)
         if scored.reason != "eos":
             self._fail(scored.reason, scored.incident)
@@ -194,12 +180,12 @@ class CallSpan:
 
         Args:
             code: Name of the gRPC status.
-            request_id: The caller's or ours.
-            model: Name of the model; empty if it never got to one.
-            source_tokens: Tokens of its source.
-            generated_tokens: Tokens generated for it.
-            refusal: Why it was turned away before any work; empty if it was not.
-            ended: `time.monotonic()` when it ended.
+            request_id: The request id.
+            model: Name of the model; empty if none was found.
+            source_tokens: Source tokens.
+            generated_tokens: Generated tokens.
+            refusal: Reason of a rejection before any work; empty otherwise.
+            ended: `time.monotonic()` of the end.
         """
         attributes: dict[str, AttributeValue] = {
             "rpc.grpc.status_code": Code.Value(code),
@@ -221,13 +207,13 @@ class CallSpan:
         self._span.end(self._clock.wall(ended))
 
     def _fail(self, reason: str, incident: str) -> None:
-        """Say how the engine ended it without an answer."""
+        """Set the reason of an end without an answer."""
         self._span.set_attribute("dragoman.finish_reason", reason)
         if incident:
             self._span.set_attribute("dragoman.incident", incident)
 
     def _add(self, name: str, started: float, ended: float, first_token: float | None = None) -> None:
-        """Add a span below this one that is over."""
+        """Add an ended span below this one."""
         span = self._start_child(name, started)
         if first_token is not None:
             span.add_event("first_token", timestamp=self._clock.wall(first_token))
@@ -239,7 +225,7 @@ class CallSpan:
 
 
 class _Clock:
-    """Turns `time.monotonic()` into the time of day, by how far apart the two were when it was made: once for all of a call."""
+    """Converts `time.monotonic()` to time of day, by one offset for all of a call."""
 
     __slots__ = ("_offset",)
 
@@ -252,7 +238,7 @@ class _Clock:
 
 
 def _named(method: str) -> dict[str, AttributeValue]:
-    """Return what says which call it is, in its protocol's terms."""
+    """Return the attributes that name a call, in its protocol's terms."""
     verb, blank, route = method.partition(" ")
     if blank:
         return {"http.request.method": verb, "http.route": route}
@@ -261,7 +247,6 @@ def _named(method: str) -> dict[str, AttributeValue]:
 
 
 def _span_of(caller: TraceContext) -> Span:
-    """Return what stands for the caller's span."""
     flags = TraceFlags(TraceFlags.SAMPLED if caller.is_sampled else TraceFlags.DEFAULT)
     state = TraceState.from_header([caller.state]) if caller.state else None
     return NonRecordingSpan(SpanContext(int(caller.trace_id, 16), int(caller.span_id, 16), True, flags, state))

@@ -1,5 +1,6 @@
 """Engines of a model, from settings and bundle."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,48 +11,33 @@ from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
-from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.runtime.weights_cache import weights_folder
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.workers.pool import ReplicaPool
-from dragoman.server.workers.processors import TooFewCores, available_cores, divide_cores
+from dragoman.server.workers.processors import available_cores
 from dragoman.server.workers.supervisor import RestartPolicy
 
+# Of an engine, unless set: in steps of milliseconds or less, more threads mostly wait for each other.
 USUAL_THREADS = 4
-"""About so many an engine, where we choose: steps take milliseconds or less, and more threads spend them waiting for each other."""
+# Of bundles that never run on a GPU, see `runtime/providers.py`.
 CPU_PRECISIONS = ("fp32", "int8")
-"""Of bundles that never run on a GPU, see `runtime/providers.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """The engines of one model.
-
-    Attributes:
-        num_threads: Of each.
-        cores: That each keeps to, one entry an engine; none for all cores.
-    """
+    """Number of a model's engines, their threads, and the cores that each is pinned to (none for all)."""
 
     num_threads: int
     cores: tuple[tuple[int, ...], ...]
 
     @property
     def num_replicas(self) -> int:
-        """Engines."""
+        """Number of engines."""
         return len(self.cores)
 
 
 def plan_engine(config: ServerConfig, bundle: Bundle, num_models: int) -> EnginePlan:
-    """Return the engines of one model among others, on whichever cores.
-
-    Args:
-        config: The settings that it has.
-        bundle: Of the model.
-        num_models: That share the machine.
-
-    Raises:
-        ConfigError: If it cannot have so many.
-    """
+    """Return the plan of one model, not pinned, on a machine that some models share. Raises `ConfigError` as `plan_engines`."""
     num_replicas, num_threads = _size(config, bundle, _part_of_cores(num_models))
     return EnginePlan(num_threads, ((),) * num_replicas)
 
@@ -59,25 +45,22 @@ def plan_engine(config: ServerConfig, bundle: Bundle, num_models: int) -> Engine
 def plan_engines(
     config: ServerConfig, bundles: Sequence[Bundle], own: Mapping[str, ServerConfig] = MappingProxyType({})
 ) -> dict[str, EnginePlan]:
-    """Return the engines of each model, by name.
+    """Return the plan of each model, by name.
 
     Args:
-        config: The server's settings.
+        config: Settings of the server.
         bundles: A version of each model.
-        own: The settings of models that have some of their own, by name.
+        own: Settings of each model, by name.
 
     Raises:
-        ConfigError: If a model cannot have so many, or there are too few cores to pin them to.
+        ConfigError: If a model cannot have several engines, or there are too few cores to pin them to.
     """
     num_cores = _part_of_cores(len(bundles))
     names = [bundle.manifest.name for bundle in bundles]
     sizes = {name: _size(own.get(name, config), bundle, num_cores) for name, bundle in zip(names, bundles, strict=True)}
     cores: list[tuple[int, ...]] = [()] * sum(num_replicas for num_replicas, _ in sizes.values())
     if config.pin_engines:
-        try:
-            cores = divide_cores(len(cores), config.num_threads)
-        except TooFewCores as error:
-            raise ConfigError(f"pin_engines: {error}") from error
+        cores = divide_cores(len(cores), config.num_threads)
     plans: dict[str, EnginePlan] = {}
     for name, (num_replicas, num_threads) in sizes.items():
         plans[name] = EnginePlan(num_threads, tuple(cores[:num_replicas]))
@@ -85,22 +68,26 @@ def plan_engines(
     return plans
 
 
+def divide_cores(num_engines: int, num_threads: int) -> list[tuple[int, ...]]:
+    """Return cores of each engine, one a thread: the last of this process's affinity.
+
+    Raises:
+        ConfigError: If none would be left for the front end.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    num_taken = num_engines * num_threads
+    if num_taken >= len(cores):
+        wanted = f"{num_engines} x {num_threads} threads and the front end"
+        raise ConfigError(f"pin_engines: {wanted} need {num_taken + 1} cores; there are {len(cores)}")
+    return [tuple(cores[start : start + num_threads]) for start in range(len(cores) - num_taken, len(cores), num_threads)]
+
+
 def _part_of_cores(num_models: int) -> int:
     return max(1, available_cores() // max(1, num_models))
 
 
-def choose_replicas(num_cores: int) -> tuple[int, int]:
-    """Return how many engines a model gets on the CPU, and of how many threads each, where no setting says so.
-
-    Args:
-        num_cores: For the model.
-    """
-    num_replicas = max(1, round(num_cores / USUAL_THREADS))
-    return num_replicas, num_cores // num_replicas
-
-
 def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, int]:
-    """Return the engines of a model, and the threads of each."""
+    """Return the number of a model's engines, and of the threads of each."""
     may_be_on_gpu = config.device != "cpu" and bundle.manifest.precision not in CPU_PRECISIONS
     if config.replicas > 1 and may_be_on_gpu:
         name, precision = bundle.manifest.name, bundle.manifest.precision
@@ -112,10 +99,8 @@ def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, in
         return num_replicas, config.num_threads or max(1, num_cores // num_replicas)
     if may_be_on_gpu:
         return 1, num_cores
-    return choose_replicas(num_cores)
-
-
-ModelEngine = ReplicaPool | SleepingEngine
+    num_replicas = max(1, round(num_cores / USUAL_THREADS))
+    return num_replicas, num_cores // num_replicas
 
 
 def make_engine(
@@ -161,7 +146,6 @@ def make_engine(
         supervisor = pool.replicas[index]
         if (ready := supervisor.ready) is not None:
             metrics.observe_load(name, ready.load_seconds)
-            metrics.set_device_memory(name, ready.memory)
         metrics.set_engine(name, ready is not None, supervisor.process_id, first_replica + index)
 
     pool = ReplicaPool(

@@ -1,4 +1,4 @@
-"""The process of one frontend worker: a `FrontEnd`, and the pipes to the parent.
+"""The process of one frontend worker: a `Frontend`, and the pipes to the parent.
 
 Started as `python -m dragoman.server.workers.frontend_process`; its first message describes it. It ends when told to drain, or when
 its standard input closes, because the parent and the engines are gone then.
@@ -13,13 +13,14 @@ from typing import Any, NoReturn
 
 import msgspec
 import structlog
-from prometheus_client.registry import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
+from dragoman.server.dispatch.calls import Calls
 from dragoman.server.dispatch.remote import RemoteDispatcher
+from dragoman.server.models.loaded import SleepingEngine
 from dragoman.server.models.registry import Repository
-from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.logs import Sampler
@@ -27,7 +28,8 @@ from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import take_series
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
-from dragoman.server.workers.front_end import FrontEnd
+from dragoman.server.workers.files import MemoryFiles
+from dragoman.server.workers.frontend import Frontend
 from dragoman.server.workers.messages import (
     AdminResponse,
     AwaitedModels,
@@ -47,8 +49,8 @@ from dragoman.server.workers.messages import (
     to_bytes,
 )
 from dragoman.server.workers.operators import WorkerOperators
-from dragoman.server.workers.processors import end_process, give_back_large_blocks, keep_what_is_there
-from dragoman.server.workers.served import FrontEngine, HandedFiles, ServedVersions
+from dragoman.server.workers.processors import end_process, freeze_heap, give_back_large_blocks
+from dragoman.server.workers.served import ServedVersions
 from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import INITIAL_BACKOFF_SECONDS
 
@@ -57,7 +59,7 @@ SIGN_OF_LIFE_SECONDS = 1.0
 METRICS_PAUSE = 100.0
 EXIT_CANNOT_START = 3
 
-log = structlog.get_logger("dragoman.fronts")
+log = structlog.get_logger("dragoman.workers")
 
 
 class FrontendWorker:
@@ -76,9 +78,10 @@ class FrontendWorker:
             InputError: If a setting or a bundle cannot be used.
         """
         self._start, self._reader, self._writer = start, reader, writer
-        self._files = HandedFiles(start.files)
+        self._files = MemoryFiles(start.files)
         self._config = config = read_config(start, self._files)
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
         self._metrics = metrics = Metrics(self._registry, start.version)
         self._repository: Repository = Repository()
         self._served = ServedVersions(
@@ -95,9 +98,9 @@ class FrontendWorker:
         known = [route.name for route in start.routes.models if any(version.was_ready for version in route.versions)]
         self._operators: WorkerOperators | None = None
         if config.http_admin:
-            self._operators = WorkerOperators(config, metrics, CallerMetrics(CollectorRegistry()), self._send)
+            self._operators = WorkerOperators(config, metrics, CallerMetrics(), self._send)
         admin_calls = None if self._operators is None else self._operators.calls
-        self._front = FrontEnd(config, self._repository, metrics, tracer, sampler, table.of, known, admin_calls)
+        self._front = Frontend(config, self._repository, metrics, tracer, sampler, table.of, known, admin_calls)
         self._front.on_awaited(lambda: self._send(AwaitedModels(sorted(self._repository.waiting.names))))
         self._state = State()
         self._is_listening = False
@@ -112,7 +115,7 @@ class FrontendWorker:
         self._publish()
         receiving = asyncio.create_task(self._receive())  # during the drain too: the parent may die
         reporting = asyncio.create_task(self._report())
-        keep_what_is_there()
+        freeze_heap()
         drain = await self._drain
         if self._operators is not None:
             self._operators.drain()
@@ -180,7 +183,7 @@ class FrontendWorker:
             # Without a device and engines: the parent has the engines' series, and removes them when a model is unloaded.
             self._metrics.add_model(model.name, model.version, model.manifest.precision, "", model.max_slots, 0)
 
-    def _attach(self, name: str, version: VersionAddress) -> FrontEngine:
+    def _attach(self, name: str, version: VersionAddress) -> Calls:
         if version.is_asleep:
             return SleepingEngine(name, version.settings, version.num_replicas, version.device)
         where = (version.endpoint, self._start.identity, version.settings, version.num_replicas)
@@ -195,7 +198,7 @@ async def _reload(source: Source) -> None:
         log.exception("cannot be used, what was read before stays in use", source=source.name)
 
 
-def read_config(start: Start, files: HandedFiles) -> ServerConfig:
+def read_config(start: Start, files: MemoryFiles) -> ServerConfig:
     """Return the settings of a worker."""
     settings = msgspec.json.decode(start.config, type=dict[str, Any])
     ports = {"port": start.port, "http_port": start.http_port}

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import msgspec
 import structlog
 
-from dragoman.server.telemetry.series import Series, num_requests
+from dragoman.server.telemetry.series import Series
 from dragoman.server.workers.messages import (
     AdminRequest,
     AdminResponse,
@@ -37,7 +37,7 @@ COLLECT_SECONDS = 2.0
 END_SECONDS = 3.0
 
 
-log = structlog.get_logger("dragoman.fronts")
+log = structlog.get_logger("dragoman.workers")
 
 
 class FrontendSupervisor(ProcessSupervisor):
@@ -51,7 +51,6 @@ class FrontendSupervisor(ProcessSupervisor):
         holding: Endpoints of the dispatchers that it was told of and has not released.
         held: By endpoint of the dispatcher: requests that hold the version, and how warm they keep it, as reported last.
         awaited: Models that its requests wait for.
-        num_requests: Requests that had ended when it last reported its metrics.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class FrontendSupervisor(ProcessSupervisor):
         self.number = number
         self.state = State()
         self.counted: Series = {}
-        self.num_requests = 0
         self.taken = RoutesTaken(0)
         self.holding: set[str] = set()
         self.held: dict[str, tuple[int, float]] = {}
@@ -185,7 +183,6 @@ class FrontendSupervisor(ProcessSupervisor):
                 if is_new:
                     self._on_change()
             case MetricsReport(series, is_requested):
-                self.num_requests += round(num_requests(series) - num_requests(self.counted))
                 self.counted = series
                 if is_requested and self._collecting and not (collecting := self._collecting.popleft()).done():
                     collecting.set_result(None)

@@ -18,7 +18,7 @@ from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.watching import Source
 from dragoman.server.workers.messages import AdminRequest, AdminResponse, FromWorker
 
-log = structlog.get_logger("dragoman.fronts")
+log = structlog.get_logger("dragoman.workers")
 
 # Errors of admin requests that keep their class on the way to the worker.
 _ERRORS: dict[str, type[errors.ServiceError]] = {

@@ -225,7 +225,7 @@ class ReplicaPool(Dispatcher):
         raise failures[0]
 
     def _on_started(self, index: int, future: asyncio.Future[None]) -> None:
-        if not future.cancelled() and (error := future.exception()) is not None:
+        if not (future.cancelled() or self.replicas[index].is_stopping) and (error := future.exception()) is not None:
             self._log_failure(index, error)
 
     def _log_failure(self, index: int, error: BaseException) -> None:

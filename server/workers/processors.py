@@ -12,24 +12,6 @@ from typing import NoReturn
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
-class TooFewCores(Exception):
-    """There are not enough cores for every engine to have its own and the front end one that is nobody's."""
-
-
-def divide_cores(num_engines: int, num_threads: int) -> list[tuple[int, ...]]:
-    """Give each engine the last cores of this process's affinity that are left, one for each of its threads.
-
-    Raises:
-        TooFewCores: If none would be left over for the front end.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    num_taken = num_engines * num_threads
-    if num_taken >= len(cores):
-        wanted = f"{num_engines} x {num_threads} threads and the front end"
-        raise TooFewCores(f"{wanted} need {num_taken + 1} cores; there are {len(cores)}")
-    return [tuple(cores[start : start + num_threads]) for start in range(len(cores) - num_taken, len(cores), num_threads)]
-
-
 def available_cores(quota_file: Path = CGROUP_QUOTA) -> int:
     """Return the cores of this process's affinity, or fewer where its container has a smaller CPU quota; at least 1.
 
@@ -44,28 +26,27 @@ def available_cores(quota_file: Path = CGROUP_QUOTA) -> int:
         return cores
 
 
-# Blocks of at least this size are mapped by themselves; smaller ones lie among others, which keep them from being given back.
+# Blocks of at least this size are mapped alone, and returned when they are free.
 LARGE_BYTES = 2**20
-# The largest limit that glibc takes, and how much may be free before it is given back by itself.
+# The largest threshold that glibc accepts, and the free memory above which it trims by itself.
 KEPT_BLOCK_BYTES, KEPT_BYTES = 2**25, 2**28
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # of malloc.h
 
 
 def give_back_large_blocks() -> None:
-    """Have every large block given back to the system when it is free; does nothing where the C library is not glibc.
+    """Have large blocks returned to the system when they are free; without effect where the C library is not glibc.
 
-    glibc raises the limit to the size of what was freed, up to 32 MiB: a few messages of megabytes, and those that come after them
-    are kept for ever.
+    glibc raises its threshold to the size of freed blocks, up to 32 MiB: after a few large messages, later ones would be kept.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def keep_blocks() -> None:
-    """Have blocks kept for the next ones when they are free, as far as the C library does that; nothing where it is not glibc.
+    """Have free blocks kept for reuse; without effect where the C library is not glibc.
 
-    An engine takes and frees the same megabytes with every batch that it encodes. Given back each time, they take the system longer
-    to clear again than the products of a small model take. `give_back_blocks` does it when there is nothing to do.
+    An engine allocates and frees the same megabytes with every batch; for a small model, clearing them again would take longer than
+    the computation. `give_back_blocks` returns them when the engine is idle.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         library = ctypes.CDLL(None)
@@ -74,12 +55,12 @@ def keep_blocks() -> None:
 
 
 def give_back_blocks_soon() -> None:
-    """Do so once what calls it is over; in an event loop, which it holds up for less than a millisecond."""
+    """Call `give_back_blocks` a second later, on the event loop, which it blocks for less than a millisecond."""
     asyncio.get_running_loop().call_later(1.0, give_back_blocks)
 
 
 def give_back_blocks() -> None:
-    """Give what is free back to the system; does nothing where the C library is not glibc."""
+    """Return free memory to the system; without effect where the C library is not glibc."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -88,12 +69,12 @@ class Terminal:
     """The process's controlling terminal."""
 
     def __init__(self) -> None:
-        """Look whether there is one."""
+        """Note whether there is one."""
         self._was_there = _is_there()
 
     @property
     def is_gone(self) -> bool:
-        """Whether there was one and is none any more: its window was closed, or the connection to it has broken."""
+        """Whether the terminal that there was is closed, or its connection broken."""
         return self._was_there and not _is_there()
 
 
@@ -105,21 +86,21 @@ def _is_there() -> bool:
     return True
 
 
-def keep_what_is_there() -> None:
-    """Have the garbage collector not look at what is there now while requests wait: it stays."""
+def freeze_heap() -> None:
+    """Exempt the objects of the start, which stay, from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)
 
 
 def end_process(code: int) -> NoReturn:
-    """End at once, with everything written that was to be written.
+    """Exit at once, with the standard streams flushed.
 
-    Not through the gRPC server's own shutdown: gRPC core would end calls that it has not handed over yet as CANCELLED, which nobody
-    retries. A connection that breaks ends them as UNAVAILABLE.
+    Not through gRPC's own shutdown, which would end calls that it has not passed on yet as CANCELLED, which clients do not retry.
+    A broken connection ends them as UNAVAILABLE.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the terminal may be gone
-            if stream is not None:  # as it is where the process was started without one
+            if stream is not None:  # None where the process was started without it
                 stream.flush()
     os._exit(code)

@@ -1,129 +1,27 @@
-"""Models as a frontend worker has them: bundle files handed over, and attachment to dispatchers."""
+"""Versions that a frontend worker serves: read, attached to, routed to and released as the parent tells."""
 
 import asyncio
 import contextlib
-import hashlib
-import os
-import shutil
-import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from dragoman.export.bundle import MANIFEST_FILE, TOKENIZER_DIRECTORY, Bundle, BundleError
-from dragoman.export.manifest_file import parse_manifest, read_manifest_bytes
 from dragoman.model.errors import InputError
-from dragoman.model.files import read_bounded
-from dragoman.server.config import ServerConfig
+from dragoman.server.dispatch.calls import Calls
 from dragoman.server.dispatch.remote import RemoteDispatcher
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import Repository, Route
-from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.use import Outcomes
+from dragoman.server.workers.files import open_copy
 from dragoman.server.workers.messages import FromWorker, ModelRoute, Released, Routes, RoutesTaken, UsageReport, VersionAddress
 from dragoman.server.workers.processors import give_back_blocks_soon
-
-# Settings whose files workers get as content.
-SETTINGS = ("tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file", "admin_tokens_file")
-MAX_FILE_BYTES = 16 * 2**20
-
-
-def read_files(config: ServerConfig, settings: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the contents of the files that some settings name, by setting.
-
-    Raises:
-        OSError: If one cannot be read.
-    """
-    paths = {name: getattr(config, name) for name in settings}
-    return {name: read_bounded(path, MAX_FILE_BYTES) for name, path in paths.items() if path is not None}
-
-
-class HandedFiles:
-    """Contents that can be opened by a path, in this process alone.
-
-    Attributes:
-        paths: By setting.
-    """
-
-    def __init__(self, contents: Mapping[str, bytes]) -> None:
-        """Keep contents, by setting."""
-        self._descriptors = {name: os.memfd_create(f"dragoman-{name}") for name in contents}
-        self.paths = {name: Path(f"/proc/self/fd/{descriptor}") for name, descriptor in self._descriptors.items()}
-        self.replace(contents)
-
-    def replace(self, contents: Mapping[str, bytes]) -> None:
-        """Replace contents; paths stay the same."""
-        for name, content in contents.items():
-            descriptor = self._descriptors[name]
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, content, 0)
-
-
-class HandedBundles:
-    """Reference-counted copies, one a bundle; thread-safe."""
-
-    def __init__(self, folder: Path) -> None:
-        """Keep copies below an empty folder of this server."""
-        self._folder = folder
-        self._num_users: dict[str, int] = {}
-        self._lock = threading.Lock()
-
-    def folder_of(self, bundle: Bundle) -> Path:
-        """Return the folder of a bundle's copy."""
-        return self._folder / bundle.digest
-
-    def add(self, bundle: Bundle) -> None:
-        """Copy a bundle, unless there is a copy; call `remove` as often as `add`.
-
-        Raises:
-            BundleError: If the files have changed since the bundle was opened, or cannot be copied.
-        """
-        with self._lock:
-            if not self._num_users.get(bundle.digest):
-                folder = self.folder_of(bundle)
-                try:
-                    _copy(bundle, folder)
-                    open_handed(folder).refuse_other(bundle.digest)
-                except BaseException as error:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    if isinstance(error, OSError):
-                        raise BundleError(f"{error.filename or bundle.directory}: {error.strerror}") from error
-                    raise
-            self._num_users[bundle.digest] = self._num_users.get(bundle.digest, 0) + 1
-
-    def remove(self, bundle: Bundle) -> None:
-        """Delete a copy that was added as often as removed."""
-        with self._lock:
-            self._num_users[bundle.digest] -= 1
-            if not self._num_users[bundle.digest]:
-                del self._num_users[bundle.digest]
-                shutil.rmtree(self.folder_of(bundle), ignore_errors=True)
-
-
-def open_handed(folder: Path) -> Bundle:
-    """Open a copy. Raises `BundleError` if it does not match its manifest."""
-    content = read_manifest_bytes(folder / MANIFEST_FILE)
-    bundle = Bundle(folder, parse_manifest(content, folder / MANIFEST_FILE), hashlib.sha256(content).hexdigest())
-    bundle.check_tokenizers()
-    return bundle
-
-
-def _copy(bundle: Bundle, to: Path) -> None:
-    """Copy the manifest and the files of the tokenisers."""
-    paths = [path for path in bundle.manifest.files if path.startswith(f"{TOKENIZER_DIRECTORY}/")]
-    for path in (MANIFEST_FILE, *paths):
-        (to / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(bundle.directory / path, to / path)
-
 
 # A model that was ready a moment ago may not be any more.
 ATTACH_SECONDS = 5.0
 
-log = structlog.get_logger("dragoman.fronts")
-
-FrontEngine = RemoteDispatcher | SleepingEngine
+log = structlog.get_logger("dragoman.workers")
 
 
 class ServedVersions:
@@ -132,7 +30,7 @@ class ServedVersions:
     def __init__(
         self,
         repository: Repository,
-        attach: Callable[[str, VersionAddress], FrontEngine],
+        attach: Callable[[str, VersionAddress], Calls],
         *,
         prepare: Callable[[LoadedModel], None],
         on_change: Callable[[], None],
@@ -222,7 +120,8 @@ class ServedVersions:
         await self._until_attached([version for _, version in new])
 
     async def _until_attached(self, versions: list[VersionAddress]) -> None:
-        engines = [self._models[version.endpoint].engine for version in versions if version.is_ready]
+        models = [self._models[version.endpoint] for version in versions if version.is_ready]
+        engines = [model.engine for model in models if isinstance(model.engine, RemoteDispatcher)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ATTACH_SECONDS):
                 await asyncio.gather(*(engine.until_ready() for engine in engines))
@@ -258,7 +157,7 @@ class ServedVersions:
         for model in list(self._models.values()):
             if model.bundle.directory == directory:
                 return LoadedModel(model.bundle, model.tokenizers, model.frames, engine, version.label, traits=version.traits)
-        return LoadedModel.of(open_handed(directory), engine, version.label, version.traits)
+        return LoadedModel.of(open_copy(directory), engine, version.label, version.traits)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

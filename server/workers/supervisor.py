@@ -116,6 +116,11 @@ class ProcessSupervisor(ABC):
         """Whether the child takes work."""
         return self._ready_at is not None and not self._stopping.is_set()
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping.is_set()
+
     def begin(self, *, is_persistent: bool = False) -> asyncio.Future[None]:
         """Start the child and keep it running.
 

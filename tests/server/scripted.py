@@ -17,6 +17,7 @@ from dragoman.server.engine.snapshot import EngineSnapshot, Snapshot
 from dragoman.server.errors import QueueFull, Unavailable, UnknownModel
 from dragoman.server.models.model_file import Traits
 from dragoman.server.models.registry import ServedVersion
+from dragoman.server.models.use import Use
 from dragoman.server.service.languages import PromptTemplates
 
 
@@ -216,7 +217,7 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
         tokenizers=Tokenizers.shared(tokenizer),
         engine=ScriptedEngine(tokenizer.encode("Fußball 🐕 日本")),
         device="cpu",
-        count_queued=lambda seconds: None,
+        use=Use(),
         max_slots=8,
         max_slots_per_request=8,
         traits=Traits(),

@@ -142,13 +142,13 @@ def test_every_kind_of_error_has_its_status(asked: Any, protocol: str) -> None:
 def test_a_client_that_leaves_frees_its_slots(endless: Path, protocol: str) -> None:
     with serving(endless, "--max-slots", "4") as server:
         caller = triton(protocol, address_of(server, protocol), "cancel")
-        wait_until(lambda: server.metric("dragoman_engine_slots_in_use", model="alpha") == 4, "slots are full")
+        wait_until(lambda: server.metric("dragoman_slots_in_use", model="alpha") == 4, "slots are full")
         assert printed(caller, "leave\n") == "left"
         assert {server.wait_for(Event.ITEM)["code"] for _ in range(8)} == {"CANCELLED"}, "twice as many as slots had begun"
         with Client(server.address) as client:
             assert len(client.generate("a dog", model="alpha", max_new_tokens=2).tokens) == 2
         server.wait_until_idle()
-        assert server.metric("dragoman_engine_steps_total", model="alpha") < 900 * 64 / 4
+        assert server.metric("dragoman_step_duration_seconds_count", model="alpha") < 900 * 64 / 4
 
 
 def contract(*files: FileDescriptorProto) -> dict[str, Any]:

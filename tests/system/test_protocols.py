@@ -223,7 +223,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, server: Server) -> "Work":
-        return cls(*(int(server.metric(f"dragoman_engine_{name}_total")) for name in ("steps", "rows")))
+        return cls(*(int(server.metric(f"dragoman_{name}")) for name in ("step_duration_seconds_count", "engine_rows_total")))
 
 
 @each_protocol
@@ -257,7 +257,7 @@ async def test_a_caller_that_leaves_frees_its_slot_within_two_steps(roomy: Serve
         if left.steps - began.steps >= num_tokens:  # the neighbour was no longer there
             return await rows_after_leaving(client, neighbour, method)
         assert answer.counts is not None and answer.counts[1] == num_tokens
-        await eventually(lambda: roomy.metric("dragoman_engine_slots_in_use") == 0, "no slot is in use")
+        await eventually(lambda: roomy.metric("dragoman_slots_in_use") == 0, "no slot is in use")
         rows_of_neighbour = num_tokens - (left.steps - began.steps)
         return Work.of(roomy).rows - left.rows - rows_of_neighbour
 

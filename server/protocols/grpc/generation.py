@@ -1,6 +1,6 @@
-"""The dragoman.v1.Generation service: its messages in and out; everything else is the core's business.
+"""The dragoman.v1.Generation service: converts its messages.
 
-Errors are raised as `server.errors` and become statuses where they are counted: in the interceptor, or in a batch's stream.
+Errors are raised as `server.errors` and become statuses in the interceptor, or messages of a stream of requests.
 """
 
 from collections.abc import AsyncIterator
@@ -23,15 +23,10 @@ from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
-    """Serves every RPC of the service. Method names are the protocol's."""
+    """Serves every RPC of the service; method names are the protocol's."""
 
     def __init__(self, core: Core, max_message_bytes: int) -> None:
-        """Serve what the core does.
-
-        Args:
-            core: What answers.
-            max_message_bytes: Largest message that gRPC sends.
-        """
+        """Serve the core's models, with messages of at most so many bytes."""
         self._core = core
         self._limit = MessageLimit(max_message_bytes)
         self._descriptions = Descriptions(core.models, max_message_bytes)
@@ -50,11 +45,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 await context.write(await to_stream_response(piece, self._limit.max_bytes))
 
     async def GenerateBatch(self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: Context) -> None:
-        """Write the answer to each request of a stream when it is there."""
+        """Write the answer to each request of a stream when it is complete."""
         await Batch(self._generate, self._core, context).serve(requests)
 
     async def GenerateBulk(self, requests: AsyncIterator[BulkRequest], context: Context) -> None:
-        """Write the answers to the requests of a stream as they are there, several in a message."""
+        """Write answers as GenerateBatch does, several in a message."""
         together = min(MAX_TOGETHER_BYTES, self._limit.max_bytes)
         await Batch(self._generate, self._core, context, together).serve(requests)
 

@@ -1,4 +1,8 @@
-"""grpc.health.v1 and gRPC reflection."""
+"""grpc.health.v1, for load balancers and Kubernetes, and gRPC reflection.
+
+`liveness` is served while the process answers. The empty name, `readiness` and the names of the services that generate are served
+while the server is ready, by its rule; a model's name while that model is.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -19,69 +23,70 @@ from dragoman.server.service.in_flight import StreamLimit
 
 LIVENESS = "liveness"
 OVERALL = ("", "readiness", GENERATION.full_name, INFERENCE.full_name)
-# A watcher's name is kept for as long as it watches; no model has a longer one.
+# A watched name is kept for as long as the watch is open; no model has a longer one.
 MAX_NAME_LENGTH = 1024
-# Each watcher is a task. A client watches a service or two, and gRPC's clients a connection each.
+# Each watch is a task. A client watches a service or two, and gRPC's clients a connection each.
 MAX_WATCHES, MAX_WATCHES_PER_CONNECTION = 1024, 16
 
+REFLECTED = (GENERATION.full_name, INFERENCE.full_name, HEALTH.full_name, reflection.SERVICE_NAME)
+MAX_REFLECTION_STREAMS, MAX_REFLECTION_STREAMS_PER_CONNECTION = 64, 4
+REFLECTION_IDLE_SECONDS = 30.0
+# An answer repeats its question; no name in a description is longer.
+MAX_REFLECTION_REQUEST_BYTES = 1024
 
-class Watcher:
-    """One stream: the service it asks about, and what it was told last."""
+
+class _Watch:
+    """A `Watch` stream: its service, the status that was written last, and whether another one may be due."""
 
     def __init__(self, service: str) -> None:
-        """Start with nothing told."""
         self.service = service
-        self.told: int | None = None
-        self.wake = asyncio.Event()
+        self.written: int | None = None
+        self.changed = asyncio.Event()
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings no types
-    """Holds the answers and gives them. Method names are the protocol's."""
+    """The health service; method names are the protocol's.
+
+    An update wakes watches, each of which writes the latest status by itself: one whose client reads nothing delays no other.
+    """
 
     def __init__(self) -> None:
         """Start alive and not ready."""
-        self._statuses: dict[str, int] = {}
-        self._watchers: set[Watcher] = set()
-        self._behind: set[Watcher] = set()
-        self._streams = StreamLimit("max_watches", MAX_WATCHES, MAX_WATCHES_PER_CONNECTION)
-        self._all_told = asyncio.Event()
-        self._all_told.set()
+        self._watches: set[_Watch] = set()
+        self._limit = StreamLimit("max_watches", MAX_WATCHES, MAX_WATCHES_PER_CONNECTION)
+        self._written = asyncio.Event()
         self.update((), is_ready=False, is_draining=False)
 
-    @property
-    def num_watchers(self) -> int:
-        """Streams of `Watch` that are open."""
-        return len(self._watchers)
-
     def update(self, models: Iterable[LoadedModel], *, is_ready: bool, is_draining: bool) -> None:
-        """Say how the models are now. It is so at once for who asks; who watches is told as soon as it takes what it is told.
+        """Publish the statuses of the server and of its models.
 
         Args:
-            models: What is loaded.
-            is_ready: Whether the server is, as a whole.
-            is_draining: Whether the server takes no new work, whatever the models are.
+            models: Loaded models.
+            is_ready: Whether the server is ready as a whole.
+            is_draining: Whether the server takes no new work.
         """
         ready = {model.name: model.engine.is_ready and not is_draining for model in models}
         statuses = ready | dict.fromkeys(OVERALL, is_ready) | {LIVENESS: True}
-        self._statuses = {
+        self._statuses: dict[str, int] = {
             name: HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING
             for name, is_serving in statuses.items()
         }
-        for watcher in self._watchers:
-            self._note(watcher)
-            watcher.wake.set()
+        for watch in self._watches:
+            watch.changed.set()
 
     async def all_told(self, seconds: float) -> bool:
-        """Wait until every watcher has been told the latest state, at most so long; return whether that was so."""
+        """Wait until every watch has written the latest status, at most so long; return whether that was so."""
         try:
             async with asyncio.timeout(seconds):
-                await self._all_told.wait()
+                while any(watch.written != self._status(watch.service) for watch in self._watches):
+                    self._written.clear()
+                    await self._written.wait()
         except TimeoutError:
             return False
         return True
 
     async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
-        """Return the state of a service.
+        """Return the status of a service.
 
         Raises:
             UnknownService: If there is none of that name.
@@ -92,73 +97,45 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
         return HealthCheckResponse(status=status)
 
     async def List(self, request: HealthListRequest, context: Context) -> NoReturn:
-        """Refuse: who has no credentials is not told what is served.
-
-        Raises:
-            NotOffered: Always.
-        """
+        """Refuse: callers without credentials are not told the models' names."""
         raise NotOffered("names are not listed; ask about one with Check, or for the models with ListModels")
 
     async def Watch(self, request: HealthCheckRequest, context: Context) -> None:
-        """Write the state of a service, and again whenever it has changed; `SERVICE_UNKNOWN` while there is none of that name.
+        """Write the status of a service, and again whenever it has changed; `SERVICE_UNKNOWN` while there is none of that name.
 
         Raises:
-            InvalidRequest: If the name is too long to be anybody's.
-            ConnectionLimit: If there are too many watchers, in all or on this connection.
+            InvalidRequest: If the name is longer than any.
+            ConnectionLimit: If there are too many watches, in all or on this connection.
         """
         if len(request.service) > MAX_NAME_LENGTH:
             raise InvalidRequest("service", f"{len(request.service)} characters; at most {MAX_NAME_LENGTH} are allowed")
-        watcher = Watcher(request.service)
-        with self._streams.stream(context.peer()):
-            self._watchers.add(watcher)
-            self._note(watcher)
+        watch = _Watch(request.service)
+        with self._limit.stream(context.peer()):
+            self._watches.add(watch)
             try:
-                await self._tell(watcher, context)
+                while True:
+                    watch.changed.clear()
+                    if (status := self._status(watch.service)) != watch.written:
+                        await context.write(HealthCheckResponse(status=status))
+                        watch.written = status
+                        self._written.set()
+                    await watch.changed.wait()
             finally:
-                self._watchers.discard(watcher)
-                self._note(watcher)
+                self._watches.discard(watch)
+                self._written.set()
 
-    async def _tell(self, watcher: Watcher, context: Context) -> None:
-        """Tell a watcher until it leaves. What changes while it is being told it learns next, the last change alone."""
-        while True:
-            watcher.wake.clear()
-            status = self._status(watcher)
-            if status != watcher.told:
-                await context.write(HealthCheckResponse(status=status))
-                watcher.told = status
-                self._note(watcher)
-            await watcher.wake.wait()
-
-    def _status(self, watcher: Watcher) -> int:
-        return self._statuses.get(watcher.service, int(HealthCheckResponse.SERVICE_UNKNOWN))
-
-    def _note(self, watcher: Watcher) -> None:
-        """Note whether a watcher, and whether every watcher, knows the latest state."""
-        if watcher in self._watchers and watcher.told != self._status(watcher):
-            self._behind.add(watcher)
-            self._all_told.clear()
-        else:
-            self._behind.discard(watcher)
-            if not self._behind:
-                self._all_told.set()
-
-
-NAMES = (GENERATION.full_name, INFERENCE.full_name, HEALTH.full_name, reflection.SERVICE_NAME)
-MAX_STREAMS = 64
-MAX_STREAMS_PER_CONNECTION = 4
-IDLE_SECONDS = 30.0
-# An answer repeats its question; no name in a description is longer.
-MAX_REQUEST_BYTES = 1024
+    def _status(self, service: str) -> int:
+        return self._statuses.get(service, int(HealthCheckResponse.SERVICE_UNKNOWN))
 
 
 class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it brings no types
-    """Describes the services. Method names are the protocol's."""
+    """Describes the services; method names are the protocol's. Questions are short, and a stream that is not used ends."""
 
-    def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
-        """Describe all of them; a stream ends when nothing has come for so long."""
-        super().__init__(NAMES)
+    def __init__(self, idle_seconds: float = REFLECTION_IDLE_SECONDS) -> None:
+        """Describe all services; a stream ends after so long without a question."""
+        super().__init__(REFLECTED)
         self._idle_seconds = idle_seconds
-        self._streams = StreamLimit("reflection streams", MAX_STREAMS, MAX_STREAMS_PER_CONNECTION)
+        self._limit = StreamLimit("reflection streams", MAX_REFLECTION_STREAMS, MAX_REFLECTION_STREAMS_PER_CONNECTION)
 
     async def ServerReflectionInfo(
         self, requests: AsyncIterator[ServerReflectionRequest | Refused], context: Context
@@ -170,13 +147,12 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it
             InvalidRequest: If a question cannot be read, or is too long.
             IdleStream: If no question comes.
         """
-        with self._streams.stream(context.peer()):
+        with self._limit.stream(context.peer()):
             async with aclosing(super().ServerReflectionInfo(self._checked(requests), context)) as responses:
                 async for response in responses:
                     yield response
 
     async def _checked(self, requests: AsyncIterator[Any]) -> AsyncIterator[ServerReflectionRequest]:
-        """Yield questions that can be answered, until there are no more."""
         while True:
             try:
                 async with asyncio.timeout(self._idle_seconds):
@@ -187,6 +163,6 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it
                 return
             if isinstance(request, Refused):
                 raise request.error
-            if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
-                raise InvalidRequest("request", f"{size} bytes; at most {MAX_REQUEST_BYTES} are allowed")
+            if (size := request.ByteSize()) > MAX_REFLECTION_REQUEST_BYTES:
+                raise InvalidRequest("request", f"{size} bytes; at most {MAX_REFLECTION_REQUEST_BYTES} are allowed")
             yield request

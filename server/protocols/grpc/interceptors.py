@@ -1,17 +1,19 @@
-"""Interceptors around every RPC: authentication, request context, status mapping."""
+"""Around every RPC: authentication, the call's record, limits of its connection and caller, and the status that it ends with.
+
+A stream of requests is one RPC here; `streams.py` has the records of its requests.
+"""
 
 import asyncio
 import math
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, aclosing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import isasyncgenfunction
 from typing import Any, NoReturn, TypeAlias
-from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -25,45 +27,55 @@ from dragoman.server.errors import (
     InvalidRequest,
     QueueFull,
     ServiceError,
-    Unauthenticated,
 )
-from dragoman.server.protocols.bulk import BulkEnvelope
-from dragoman.server.protocols.grpc.reading import Refused, bulk_parser, large_bytes_read, reader
+from dragoman.server.protocols.grpc.reading import Refused, bulk_parser, large_bytes_read, num_requests, parser
 from dragoman.server.protocols.v1.messages import to_message
-from dragoman.server.service.callers import NO_DEADLINES, Caller, Callers, Deadlines
+from dragoman.server.service.callers import NO_DEADLINES
 from dragoman.server.service.context import Call, RunningCalls
+from dragoman.server.service.generate import Generation
 from dragoman.server.service.in_flight import InFlight, MessageRate, Receiving, StreamLimit
 from dragoman.v1 import generation_pb2
 
+# gRPC cancels the RPC of a caller that is gone within this time of saying that no message comes.
+GONE_SECONDS = 0.1
+# More than there are methods; names that callers make up push each other out.
+MAX_KEPT_HANDLERS = 64
+# A caller gives up when its time is over, and that is before ours is: our clock starts when the call has come, and gRPC writes
+# timeouts of more than a second with two or three digits, rounded up.
+TRANSPORT_SECONDS = 0.05
+TIMEOUT_ROUNDING = 0.01
+# Streams of requests, each of which may have a large message half sent.
+MAX_STREAMS_PER_CONNECTION = 64
 
-def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:
-    """Return the gRPC status of an error, with what `to_message` has in its details."""
-    result: grpc.Status = rpc_status.to_status(to_message(error, request_id))
-    return result
+# As strings: these classes take parameters in their stubs only.
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
+Behaviour: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
+Parse: TypeAlias = Callable[[bytes], Any]
+# From gRPC's own parser, and the number of characters of a text that a model could use.
+MakeParser: TypeAlias = Callable[[Parse, Callable[[], int]], Parse]
 
-
-Read: TypeAlias = Callable[[bytes], Any]
-# Makes what reads a message of what gRPC would read it with, and of what says how many characters of a text a model could use.
-MakeRead: TypeAlias = Callable[[Read, Callable[[], int]], Read]
+# Set for each RPC in its own task; gRPC leaves no other way from interceptor to servicer.
+current_call: ContextVar[Call] = ContextVar("current_call")
+_metadata: ContextVar[Any] = ContextVar("metadata")
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How the calls of an RPC are treated.
+    """Treatment of the calls of an RPC.
 
     Attributes:
-        is_probe: Whether they are neither recorded nor refused, and need no caller: probes must be answered while the server
-            drains, and would fill the log.
-        is_awaited: Whether a drain waits for them: for requests, and for what is asked about models. Whatever else is open is no
-            work of anybody's.
-        is_counted: Whether the metrics know of them: they generate or score.
-        reader: Makes what reads their messages.
+        is_probe: Neither recorded nor refused, and open to everybody: probes must be answered while the server drains.
+        is_awaited: A drain waits for them: for requests and for questions about models.
+        is_counted: Counted in metrics: they generate or score.
+        parser: Makes the parser of their messages.
     """
 
     is_probe: bool = False
     is_awaited: bool = False
     is_counted: bool = False
-    reader: MakeRead = reader
+    parser: MakeParser = parser
 
 
 Methods: TypeAlias = Mapping[str, Method]
@@ -75,102 +87,62 @@ REQUEST = Method(is_awaited=True, is_counted=True)
 
 
 def declared(service: ServiceDescriptor, usual: Method, **others: Method) -> dict[str, Method]:
-    """Return how the RPCs of a service are treated, by their full names.
-
-    Args:
-        service: What has them.
-        usual: How most of them are.
-        others: How the others are, by their names.
-    """
+    """Return the treatment of a service's RPCs by their full names: `others` by name, and `usual` for the rest."""
     names = [method.name for method in service.methods]
     assert others.keys() <= set(names)
     return {f"/{service.full_name}/{name}": others.get(name, usual) for name in names}
 
 
-def _read_bulk(_: Read, max_characters: Callable[[], int]) -> Read:
-    return bulk_parser(reader(generation_pb2.GenerateRequest.FromString, max_characters))
+def _bulk(_: Parse, max_characters: Callable[[], int]) -> Parse:
+    return bulk_parser(parser(generation_pb2.GenerateRequest.FromString, max_characters))
 
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["Generation"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-# What is not among them is as `OTHER`.
+BULK = Method(is_awaited=True, is_counted=True, parser=_bulk)
+# Methods that are not listed are `OTHER`.
 OWN_METHODS: Methods = {
     **declared(
-        GENERATION,
-        QUESTION,
-        Generate=REQUEST,
-        GenerateStream=REQUEST,
-        GenerateBatch=REQUEST,
-        GenerateBulk=Method(is_awaited=True, is_counted=True, reader=_read_bulk),
-        Score=REQUEST,
+        GENERATION, QUESTION, Generate=REQUEST, GenerateStream=REQUEST, GenerateBatch=REQUEST, GenerateBulk=BULK, Score=REQUEST
     ),
     **declared(HEALTH, PROBE),
 }
 
 
-# A caller that is gone has no message to come either; if that is why, gRPC cancels the RPC within this time.
-GONE_SECONDS = 0.1
-# More than there are methods; names that callers make up push each other out.
-MAX_KEPT_HANDLERS = 64
-# A caller gives up when its time is over, and that is before ours is: our clock starts when the call has come, and gRPC writes
-# timeouts of more than a second with two or three digits, rounded up.
-TRANSPORT_SECONDS = 0.05
-TIMEOUT_ROUNDING = 0.01
-
-# As strings: these classes take parameters in their stubs only.
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
-# Each stream of requests may have a large message half sent.
-MAX_STREAMS_PER_CONNECTION = 64
-Behaviour: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
-
-# Set for each RPC in its own task, so it is as private as an argument; gRPC leaves no other way from interceptor to servicer.
-current_call: ContextVar[Call] = ContextVar("current_call")
-# Whose it is, where that was found out before its message was read.
-current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
-# What the RPC at hand came with.
-_metadata: ContextVar[Any] = ContextVar("metadata")
-
-
-def _no_names(_: Context) -> Sequence[str]:
-    return ()
-
-
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Accompanies every RPC from its arrival to its end; probes are spared what `_run_probe` leaves out."""
+    """Accompanies every RPC from its arrival to its end; probes without a record.
+
+    Callers are authenticated before their message is read, those of unknown methods too; probes need no caller.
+    """
 
     def __init__(
         self,
         calls: RunningCalls,
-        max_characters: Callable[[], int] = lambda: sys.maxsize,
-        peer_names: "Callable[[Context], Sequence[str]]" = _no_names,
-        rate: MessageRate | None = None,
-        deadlines: Callable[[Call], Deadlines] = lambda _: NO_DEADLINES,
         methods: Methods = OWN_METHODS,
+        generation: Generation | None = None,
         in_flight: InFlight | None = None,
+        messages_per_second: float = 0.0,
     ) -> None:
         """Put every RPC among these calls.
 
         Args:
             calls: Those that run.
-            max_characters: Says how many characters of a text a model could use; of a large request no more are kept.
-            peer_names: Returns the names in the client's certificate.
-            rate: Limits the messages of a connection; None for any rate.
-            deadlines: Says how long a call may take, whose message may never come.
-            methods: How calls of RPCs are treated.
-            in_flight: What large calls, and those of several requests, share.
+            methods: Treatment of each method.
+            generation: Knows the server's deadlines and the longest text a model could use; None where RPCs do not generate.
+            in_flight: Windows of large calls, and of those of several requests.
+            messages_per_second: Of one connection; 0 for any number.
         """
         self._calls = calls
-        self._max_characters = max_characters
-        self._peer_names = peer_names
-        self._rate = rate
-        self._deadlines = deadlines
         self._methods = methods
+        self._generation = generation
+        self._max_characters = (lambda: sys.maxsize) if generation is None else generation.max_characters
+        self._rate = MessageRate(messages_per_second) if messages_per_second else None
         self._in_flight = in_flight or InFlight(lambda: 1)
         self._streams = StreamLimit("max_batch_streams_per_connection", math.inf, MAX_STREAMS_PER_CONNECTION)
-        self._receiving: WeakValueDictionary[str, Receiving] = WeakValueDictionary()  # of connections
-        self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
+        self._receiving = Receiving()
+        # A stream on both sides fits every kind of RPC: it takes no message before it answers.
+        self._unknown: Handler = grpc.stream_stream_rpc_method_handler(_refuse_unknown)
+        self._wrapped = lru_cache(MAX_KEPT_HANDLERS)(self._wrap)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -178,34 +150,62 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Return the RPC's handler with everything around it."""
         handler = await continuation(handler_call_details)
         if handler is None:
-            return None
+            if self._calls.callers is None:
+                return None
+            handler = self._unknown
         _metadata.set(handler_call_details.invocation_metadata)
-        return self._accompany(handler_call_details.method, handler)
+        return self._wrapped(handler_call_details.method, handler)
 
-    def _make_handler(self, method: str, handler: Handler) -> Handler:
-        """Return a handler with everything around it, for every RPC of this method."""
-        has_items = bool(handler.request_streaming and handler.response_streaming)
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        """Return a handler of the same kind with everything around it, for every RPC of this method.
+
+        Streams are written by the handler, never yielded. gRPC calls the handler of a message when that is there, and where the
+        caller is gone by then not at all, so that nobody would count the call: each handler takes a stream of messages here, of
+        which one is read where there is one.
+        """
         treated = self._methods.get(method, OTHER)
-        run = self._run_probe if treated.is_probe else partial(self._run, method, treated, has_items)
-        reads = None
-        if handler.request_deserializer is not None:
-            reads = treated.reader(handler.request_deserializer, self._max_characters)
-        return _wrap(handler, run, reads)
+        is_stream = bool(handler.request_streaming and handler.response_streaming)
+        around = self._run_probe if treated.is_probe else partial(self._run, method, treated, is_stream)
+        if handler.request_streaming:
+            inner: Any = handler.stream_stream if handler.response_streaming else handler.stream_unary
+        else:
+            inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        behaviour = _as_writer(inner) if isasyncgenfunction(inner) else inner
+        has_one = not handler.request_streaming
+
+        async def wrapped(requests: Any, context: Context) -> Any:
+            return await around(behaviour, None if has_one else requests, context)
+
+        parse, serialise = handler.request_deserializer, handler.response_serializer
+        make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
+        return make(
+            wrapped,
+            None if parse is None else treated.parser(parse, self._max_characters),
+            None if serialise is None else lambda response: response if isinstance(response, bytes) else serialise(response),
+        )
 
     async def _read(self, context: Context) -> Any:
         """Return the message of an RPC that has one; `Refused` if there is none to come, or it takes too long."""
-        peer = context.peer()
-        receiving = self._receiving.get(peer)
-        if receiving is None:
-            receiving = self._receiving[peer] = Receiving()
         try:
-            message = await receiving.receive(context.read)
+            message = await self._receiving.receive(context.peer(), context.read)
         except QueueFull as error:
             return Refused(error)
         if message is not grpc.aio.EOF:
             return message
         await asyncio.sleep(GONE_SECONDS)
         return Refused(InvalidRequest("request", "is missing"))
+
+    async def _read_in_time(self, call: Call, context: Context) -> Any:
+        """Return the message of an RPC that has one, or `Refused` if it has not come when the server's deadline has passed."""
+        deadlines = NO_DEADLINES if self._generation is None else self._generation.deadlines(call)
+        if deadlines == NO_DEADLINES:
+            return await self._read(context)
+        seconds, limit = deadlines.time_left(call.arrival, context.time_remaining())
+        try:
+            async with asyncio.timeout(seconds if limit else None):  # gRPC itself ends calls at their own deadlines
+                return await self._read(context)
+        except TimeoutError:
+            return Refused(DeadlineExceeded(f"the server's deadline ({limit} seconds) passed before the request came"))
 
     async def _run_probe(self, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC without a record of it."""
@@ -221,81 +221,81 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 raise
             await context.abort_with_status(to_status(self._calls.records.fault(error)))
 
-    async def _run(self, method: str, treated: Method, has_items: bool, inner: Behaviour, request: Any, context: Context) -> Any:
+    async def _run(self, method: str, treated: Method, is_stream: bool, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC; gRPC still has to send what this returns."""
-        call = Call.begin(method, is_counted=treated.is_counted, has_items=has_items, is_awaited=treated.is_awaited)
-        call.caller = current_caller.get()
+        call = Call.begin(method, is_counted=treated.is_counted, has_items=is_stream, is_awaited=treated.is_awaited)
         current_call.set(call)
-        ending = partial(own_ending, context, call.arrival)
-        names = partial(self._peer_names, context)
-        is_paced = False
-        if request is None and self._calls.is_known(call, _metadata.get(), names):
+        metadata, names = _metadata.get(), partial(peer_names, context)
+        if self._calls.callers is not None:
+            call.caller = self._calls.callers.by_token(metadata)
+        if request is None and self._calls.is_known(call, metadata, names):
             try:
                 request = await self._read_in_time(call, context)
             except asyncio.CancelledError:  # gone before its message came
                 self._calls.records.finish(call, cancellation_code(context, call.arrival))
                 raise
-        num_more = num_requests(request) - 1
-        if num_more > 0:
-            call.has_items = True
+        call.has_items = is_stream or num_requests(request) > 1
+        ending, is_counted = partial(own_ending, context, call.arrival), False
+        request_id = getattr(request, "request_id", "")
         try:
-            with self._calls.serving(
-                call,
-                _metadata.get(),
-                getattr(request, "request_id", ""),
-                names=names,
-                own_ending=ending,
-                is_sent_later=True,
-            ):
+            with self._calls.serving(call, metadata, request_id, names=names, own_ending=ending, is_sent_later=True):
                 if self._rate is not None:
-                    peer, is_paced = context.peer(), True
-                    await self._rate.wait(peer)
-                    if num_more > 0:
-                        self._rate.count(peer, num_more)
-                    request = self._rate.read(request, peer, num_requests) if has_items else request
+                    is_counted = True
+                    request = await self._at_rate(self._rate, request, is_stream, context.peer())
                 _check_readable(request)
                 num_bytes = large_bytes_read.get()
                 if not num_bytes and not call.has_items:
                     return await inner(request, context)
                 with ExitStack() as stack:
-                    if has_items and treated.is_counted:
+                    if is_stream and treated.is_counted:
                         stack.enter_context(self._streams.stream(context.peer()))
                     address = context.peer().rpartition(":")[0]
                     call.window = stack.enter_context(self._in_flight.window(call.caller_or(address), num_bytes))
                     return await inner(request, context)
         except ServiceError as error:
-            # Refused before it was counted: so that refusals of a connection come no faster than answers. Not during the end.
-            if self._rate is not None and not is_paced and not self._calls.draining.is_set():
+            # Refusals of a connection come no faster than answers, except while the server drains.
+            if self._rate is not None and not is_counted and not self._calls.draining.is_set():
                 with suppress(ConnectionLimit):
                     await self._rate.wait(context.peer())
             await context.abort_with_status(to_status(error, call.request_id))
 
-    async def _read_in_time(self, call: Call, context: Context) -> Any:
-        """Return the message of an RPC that has one, or `Refused` if it has not come when the server's deadline has passed."""
-        deadlines = self._deadlines(call)
-        if deadlines == NO_DEADLINES:
-            return await self._read(context)
-        seconds, limit = deadlines.time_left(call.arrival, context.time_remaining())
-        try:
-            async with asyncio.timeout(seconds if limit else None):  # of a deadline of the caller's gRPC itself takes care
-                return await self._read(context)
-        except TimeoutError:
-            return Refused(DeadlineExceeded(f"the server's deadline ({limit} seconds) passed before the request came"))
+    async def _at_rate(self, rate: MessageRate, request: Any, is_stream: bool, peer: str) -> Any:
+        """Return a message, or the messages of a stream, when its connection may send it."""
+        await rate.wait(peer)
+        if is_stream:
+            return rate.read(request, peer, num_requests)
+        if (num_more := num_requests(request) - 1) > 0:
+            rate.count(peer, num_more)
+        return request
 
 
-def num_requests(message: Any) -> int:
-    """Return the number of requests in a message."""
-    return len(message) if isinstance(message, BulkEnvelope) else 1
+async def _refuse_unknown(_: Any, context: Context) -> NoReturn:
+    """Refuse an unknown method as gRPC itself does, once its caller is known."""
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
 
-def _check_readable(request: Any) -> None:
-    """Refuse a message that was refused as it was read.
+# Kinds of names that say who a client is, by gRPC's keys; an address says only where somebody was.
+_NAMES = ("peer_dns", "peer_uri", "peer_email")
+_ALL_ALTERNATIVES = "x509_subject_alternative_name"
+_COMMON_NAME = "x509_common_name"
 
-    Raises:
-        ServiceError: If it is one.
+
+def peer_names(context: Context) -> tuple[str, ...]:
+    """Return the names in the client's verified certificate: DNS names, URIs, then e-mail addresses; empty without one.
+
+    The subject's common name counts only where there are no alternative names of any kind, addresses included. Names that are not
+    printable are left out.
     """
-    if isinstance(request, Refused):
-        raise request.error
+    shown = context.auth_context()
+    keys = _NAMES if _ALL_ALTERNATIVES in shown else (_COMMON_NAME,)
+    names = (value.decode(errors="replace") for key in keys for value in shown.get(key, ()))
+    return tuple(name for name in names if name and name.isprintable() and "\N{REPLACEMENT CHARACTER}" not in name)
+
+
+def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:
+    """Return the gRPC status of an error, with the details of `to_message`."""
+    result: grpc.Status = rpc_status.to_status(to_message(error, request_id))
+    return result
 
 
 def own_ending(context: Context, arrival: float, error: BaseException) -> str | None:
@@ -304,15 +304,16 @@ def own_ending(context: Context, arrival: float, error: BaseException) -> str | 
         case asyncio.CancelledError():
             return cancellation_code(context, arrival)
         case grpc.aio.AbortError():
-            return _code_name(context)
-        case grpc.aio.InternalError():  # gRPC could not write: the caller is gone, and gRPC knows
+            number: Any = context.code()
+            return next((code.name for code in grpc.StatusCode if code is number or code.value[0] == number), "UNKNOWN")
+        case grpc.aio.InternalError():  # gRPC could not write: the caller is gone
             return Cancelled.code
         case _:
             return None
 
 
 def cancellation_code(context: Context, arrival: float) -> str:
-    """Return the name of the status that an RPC cancelled by gRPC ends with for its caller: that of its deadline, if that is over.
+    """Return the name of the status that an RPC cancelled by gRPC has for its caller: that of its deadline, if that is over.
 
     Args:
         context: Of the RPC.
@@ -326,37 +327,10 @@ def cancellation_code(context: Context, arrival: float) -> str:
     return DeadlineExceeded.code if remaining <= tolerance else Cancelled.code
 
 
-def _code_name(context: Context) -> str:
-    """Return the name of the status an RPC was aborted with."""
-    number: Any = context.code()
-    return next((code.name for code in grpc.StatusCode if code is number or code.value[0] == number), "UNKNOWN")
-
-
-def _wrap(
-    handler: Handler, around: Callable[[Behaviour, Any, Context], Awaitable[Any]], reads: Callable[[bytes], Any] | None
-) -> Handler:
-    """Return a handler of the same kind that runs `around` the given one; streams are written by it, never yielded."""
-    # For gRPC each takes a stream of messages, of which one is read where there is one: gRPC calls the handler of a message when
-    # that is there, and where the caller is gone by then not at all, so that nobody would count the call.
-    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
-    if handler.request_streaming:
-        inner: Any = handler.stream_stream if handler.response_streaming else handler.stream_unary
-    else:
-        inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
-    behaviour = _as_writer(inner) if isasyncgenfunction(inner) else inner
-    has_one = not handler.request_streaming
-
-    async def wrapped(requests: Any, context: Context) -> Any:
-        return await around(behaviour, None if has_one else requests, context)
-
-    return make(wrapped, reads, _passing_bytes(handler.response_serializer))
-
-
-def _passing_bytes(serialise: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
-    """Let through what is serialised already."""
-    if serialise is None:
-        return None
-    return lambda response: response if isinstance(response, bytes) else serialise(response)
+def _check_readable(request: Any) -> None:
+    """Raise the error of a message that was refused as it was read."""
+    if isinstance(request, Refused):
+        raise request.error
 
 
 def _as_writer(generate: Callable[[Any, Context], Any]) -> Behaviour:
@@ -368,46 +342,3 @@ def _as_writer(generate: Callable[[Any, Context], Any]) -> Behaviour:
                 await context.write(response)
 
     return write
-
-
-class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses every RPC of nobody who is known, unknown methods too, before its message is read; probes need no caller.
-
-    Certificates are not told here: where one would do, an RPC without a token is let through to where they are, which is still
-    before its message is read.
-    """
-
-    def __init__(self, callers: Callers, methods: Methods = OWN_METHODS) -> None:
-        """Let these call.
-
-        Args:
-            callers: Who may; may change.
-            methods: How calls of RPCs are treated.
-        """
-        self._callers = callers
-        self._methods = methods
-        # A stream on both sides fits every kind of RPC: it takes no message before it answers.
-        self._refusal: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
-        self._unknown: Handler = grpc.stream_stream_rpc_method_handler(_say_unknown)
-
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> "Handler | None":
-        """Return the RPC's handler, or one that refuses."""
-        if self._methods.get(handler_call_details.method, OTHER).is_probe:
-            return await continuation(handler_call_details)
-        caller = self._callers.by_token(handler_call_details.invocation_metadata)
-        if caller is None and not self._callers.has_certificates:
-            return self._refusal
-        current_caller.set(caller)
-        handler = await continuation(handler_call_details)
-        return self._unknown if handler is None and caller is None else handler
-
-
-async def _refuse(_: Any, context: Context) -> NoReturn:
-    raise Unauthenticated("authorization: a bearer token that this server knows is needed")
-
-
-async def _say_unknown(_: Any, context: Context) -> NoReturn:
-    """Say what gRPC itself would of a method that is not there, to somebody who turned out to be known."""
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")

@@ -1,4 +1,7 @@
-"""Reading of gRPC requests: large messages are cut, bulk messages are divided."""
+"""Parsers of requests: one that cannot be read is refused in its place, and of a large one only what a model could use is kept.
+
+gRPC puts a message together before it is parsed, and for as long as a call runs it keeps the bytes.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -17,9 +20,22 @@ from dragoman.server.service.languages import check_language
 from dragoman.server.service.requests import check_model_name, check_model_version, check_num_suppressed
 
 CANNOT_BE_PARSED = "cannot be parsed; is every string UTF-8?"
-# Bytes of the last large message that came in the task at hand; 0 for none.
+# Bytes of the last large message that was read in the current task; 0 for none.
 large_bytes_read: ContextVar[int] = ContextVar("large_bytes_read", default=0)
-# What is checked of a field before its value is kept, the id first; every other text is cut to what a model could use.
+MAX_REQUESTS = 1024
+# Bytes of a message of several requests: those that have not begun are kept as they came.
+MAX_BYTES = 256 * 2**10
+# Tag and length before a message of so many bytes together, at most.
+HEAD_BYTES = 6
+# `GenerateBulkRequest` and `GenerateBulkResponse` on the wire: messages in field 1, here as bytes.
+# A bulk message is not parsed as a whole: that would refuse all of it for one request that cannot be read, and keep all of it for
+# as long as one of them is served.
+_FIELD = FieldDescriptorProto(
+    name="messages", number=1, label=FieldDescriptorProto.LABEL_REPEATED, type=FieldDescriptorProto.TYPE_BYTES
+)
+_FILE = FileDescriptorProto(name="dragoman/bulk.proto", message_type=[DescriptorProto(name="Bulk", field=[_FIELD])])
+_Bulk: Any = message_factory.GetMessages([_FILE])["Bulk"]
+# Checks of fields before their values are kept, the id first; every other text is cut.
 CHECKS: dict[str, Callable[[Any], object]] = {
     "request_id": lambda value: check_request_id("request_id", value),
     "model": check_model_name,
@@ -31,11 +47,11 @@ CHECKS: dict[str, Callable[[Any], object]] = {
 
 
 class Refused:
-    """Stands for a request message that is refused as it is read.
+    """Takes the place of a message that is refused as it is read.
 
     Attributes:
-        error: Why.
-        request_id: Its id, if it has one that is fit; else empty.
+        error: The error to answer with.
+        request_id: Its id if that is valid, else empty.
     """
 
     def __init__(self, error: ServiceError, request_id: str = "") -> None:
@@ -47,37 +63,35 @@ class Refused:
         return 0
 
 
-def reader(deserialise: Callable[[bytes], Any], max_characters: Callable[[], int]) -> Callable[[bytes], Any]:
-    """Return what reads a message: as `deserialise` does, but `Refused` for one that is to be answered with an error.
-
-    gRPC itself would answer `UNKNOWN`, without a reason, to one that cannot be parsed.
+def parser(parse: Callable[[bytes], Any], max_characters: Callable[[], int]) -> Callable[[bytes], Any]:
+    """Return a parser of messages that are refused where `parse` fails: gRPC itself would answer `UNKNOWN`, without a reason.
 
     Args:
-        deserialise: Makes a message of bytes.
-        max_characters: Says how many characters of a text a model could use.
+        parse: The message's own parser.
+        max_characters: Returns the characters of a text that a model could use.
     """
 
-    def read(data: bytes) -> Any:
+    def parse_or_refuse(data: bytes) -> Any:
         is_large = note_large(data)
         try:
-            message = deserialise(data)
+            message = parse(data)
         except DecodeError:
             return Refused(InvalidRequest("request", CANNOT_BE_PARSED))
-        return _slimmed(message, max_characters()) if is_large else message
+        return _cut(message, max_characters()) if is_large else message
 
-    return read
+    return parse_or_refuse
 
 
 def note_large(data: bytes) -> bool:
-    """Return whether a message is large; one that is, the task at hand will know of."""
+    """Return whether a message is large, and note its bytes for the current task if so."""
     is_large = len(data) > LARGE_BYTES
     if is_large:
         large_bytes_read.set(len(data))
     return is_large
 
 
-def _slimmed(message: Message, max_characters: int) -> Message | Refused:
-    """Return a message with what a model could use of it, and without fields that we do not know, or why it is refused."""
+def _cut(message: Message, max_characters: int) -> Message | Refused:
+    """Return a message with as much of each text as a model could use, and without unknown fields."""
     values = {field.name: value for field, value in message.ListFields()}
     request_id = ""
     try:
@@ -91,17 +105,9 @@ def _slimmed(message: Message, max_characters: int) -> Message | Refused:
     return type(message)(**cut)
 
 
-MAX_REQUESTS = 1024
-# Bytes of a message of several requests: those that have not begun are kept as they came.
-MAX_BYTES = 256 * 2**10
-# Tag and length before a message of so many bytes together, at most.
-HEAD_BYTES = 6
-# `GenerateBulkRequest` and `GenerateBulkResponse` on the wire: messages in field 1, of which this one knows only the bytes.
-_FIELD = FieldDescriptorProto(
-    name="messages", number=1, label=FieldDescriptorProto.LABEL_REPEATED, type=FieldDescriptorProto.TYPE_BYTES
-)
-_FILE = FileDescriptorProto(name="dragoman/bulk.proto", message_type=[DescriptorProto(name="Bulk", field=[_FIELD])])
-_Bulk: Any = message_factory.GetMessages([_FILE])["Bulk"]
+def num_requests(message: Any) -> int:
+    """Return the number of requests in a message."""
+    return len(message) if isinstance(message, BulkEnvelope) else 1
 
 
 class BulkRequest(BulkEnvelope):

@@ -1,15 +1,14 @@
-"""The admin services: dragoman.v1.Repository and the load and unload calls of the Open Inference Protocol."""
+"""The admin services, on an address of their own: dragoman.v1.Repository, and two calls of the Open Inference Protocol."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import structlog
 
 from dragoman.inference import inference_pb2
-from dragoman.server.config import ConfigError, ServerConfig, is_loopback
-from dragoman.server.listening import in_url
-from dragoman.server.protocols.grpc.interceptors import AuthInterceptor, CallInterceptor, Context, current_call
-from dragoman.server.protocols.grpc.server import connection_options, credentials, peer_names
+from dragoman.server.config import ServerConfig, is_loopback
+from dragoman.server.protocols.grpc.interceptors import CallInterceptor, Context, current_call
+from dragoman.server.protocols.grpc.server import connection_options, listen
 from dragoman.server.protocols.openinference.service import INFERENCE, load_order, unload_order
 from dragoman.server.protocols.tls import TlsFiles
 from dragoman.server.protocols.v1.descriptions import to_listing, to_model
@@ -18,96 +17,15 @@ from dragoman.server.service.context import RunningCalls
 from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.v1 import repository_pb2, repository_pb2_grpc
 
-
-class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
-    """Serves every RPC of the service. Method names are the protocol's."""
-
-    def __init__(self, carry_out: CarryOut) -> None:
-        self._carry_out = carry_out
-
-    async def ListRepository(
-        self, request: repository_pb2.ListRepositoryRequest, context: Context
-    ) -> repository_pb2.ListRepositoryResponse:
-        """Return the status of models."""
-        listing = await self._carry_out(operator_of(context), Order("list", request.model))
-        return to_listing(listing.models, listing.problem)
-
-    async def RefreshRepository(
-        self, _: repository_pb2.RefreshRepositoryRequest, context: Context
-    ) -> repository_pb2.ListRepositoryResponse:
-        """Read all folders."""
-        listing = await self._carry_out(operator_of(context), Order("refresh"))
-        return to_listing(listing.models, listing.problem)
-
-    async def LoadModel(self, request: repository_pb2.LoadModelRequest, context: Context) -> repository_pb2.RepositoryModel:
-        """Serve a version, or what the policy asks for."""
-        return await self._change(context, Order("load", request.model, request.version))
-
-    async def UnloadModel(self, request: repository_pb2.UnloadModelRequest, context: Context) -> repository_pb2.RepositoryModel:
-        """Stop serving a version, or the model."""
-        return await self._change(context, Order("unload", request.model, request.version))
-
-    async def ReloadModel(self, request: repository_pb2.ReloadModelRequest, context: Context) -> repository_pb2.RepositoryModel:
-        """Read a model's folder."""
-        return await self._change(context, Order("reload", request.model))
-
-    async def RollbackModel(self, request: repository_pb2.RollbackModelRequest, context: Context) -> repository_pb2.RepositoryModel:
-        """Have an earlier version answer."""
-        return await self._change(context, Order("rollback", request.model, request.version))
-
-    async def SetLabel(self, request: repository_pb2.SetLabelRequest, context: Context) -> repository_pb2.RepositoryModel:
-        """Have a label name a version."""
-        return await self._change(context, Order("label", request.model, request.version, request.label))
-
-    async def _change(self, context: Context, order: Order) -> repository_pb2.RepositoryModel:
-        return to_model((await self._carry_out(operator_of(context), order)).models[0])
-
-
-def operator_of(context: Context) -> Operator:
-    """Return who asks: by name where tokens say so, else by address."""
-    caller = current_call.get().caller
-    return Operator(context.peer()) if caller is None else Operator(caller.name, caller.models)
-
-
-LoadRequest: TypeAlias = inference_pb2.RepositoryModelLoadRequest
-LoadResponse: TypeAlias = inference_pb2.RepositoryModelLoadResponse
-UnloadRequest: TypeAlias = inference_pb2.RepositoryModelUnloadRequest
-UnloadResponse: TypeAlias = inference_pb2.RepositoryModelUnloadResponse
-
-
-class Lifecycle:
-    """Serves both RPCs to operators; the rest of the protocol's service is on the other port."""
-
-    def __init__(self, carry_out: CarryOut) -> None:
-        self._carry_out = carry_out
-
-    def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a gRPC server finds the RPCs by."""
-        make: Any = grpc.unary_unary_rpc_method_handler
-        load = make(self.load, LoadRequest.FromString, LoadResponse.SerializeToString)
-        unload = make(self.unload, UnloadRequest.FromString, UnloadResponse.SerializeToString)
-        handlers = {"RepositoryModelLoad": load, "RepositoryModelUnload": unload}
-        return grpc.method_handlers_generic_handler(INFERENCE.full_name, handlers)
-
-    async def load(self, request: LoadRequest, context: Context) -> LoadResponse:
-        """Serve a model."""
-        order = load_order(request.model_name, request.repository_name, request.parameters)
-        await self._carry_out(operator_of(context), order)
-        return LoadResponse()
-
-    async def unload(self, request: UnloadRequest, context: Context) -> UnloadResponse:
-        """Serve a model no more."""
-        order = unload_order(request.model_name, request.repository_name, request.parameters)
-        await self._carry_out(operator_of(context), order)
-        return UnloadResponse()
+Model = repository_pb2.RepositoryModel
 
 
 class RepositoryServer:
-    """It listens once it is made, inside the event loop, and answers once it is started.
+    """Listens once it is made, inside the event loop, and answers once it is started.
 
     Attributes:
-        port: Where it listens.
-        tls: The files that it shows; None where nothing is encrypted.
+        port: Its port.
+        tls: Its certificates; None without TLS.
     """
 
     def __init__(self, config: ServerConfig, carry_out: CarryOut, calls: RunningCalls) -> None:
@@ -115,37 +33,28 @@ class RepositoryServer:
 
         Args:
             config: Address and credentials.
-            carry_out: Carries out an order.
-            calls: Those that run, and who may make them.
+            carry_out: Carries out an operator's order.
+            calls: Operators' calls that run.
 
         Raises:
             ConfigError: If the port is taken or credentials cannot be used.
         """
         self.tls = TlsFiles.of(config)
-        interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor(calls, peer_names=peer_names)]
-        if calls.callers is not None:
-            interceptors.append(AuthInterceptor(calls.callers))
-            if calls.callers.has_tokens and self.tls is None and not is_loopback(config.admin_host):
-                structlog.get_logger().warning("operators' tokens travel unencrypted: set tls_certificate and tls_key")
+        has_tokens = calls.callers is not None and calls.callers.has_tokens
+        if has_tokens and self.tls is None and not is_loopback(config.admin_host):
+            structlog.get_logger().warning("operators' tokens travel unencrypted: set tls_certificate and tls_key")
         options: list[tuple[str, Any]] = [
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", LARGE_BYTES),
             ("grpc.max_send_message_length", -1),
             *connection_options(config),
         ]
-        self._server = grpc.aio.server(interceptors=interceptors, options=options)
+        self._server = grpc.aio.server(interceptors=[CallInterceptor(calls)], options=options)
         servicer = RepositoryServicer(carry_out)
         repository_pb2_grpc.add_RepositoryServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
-        self._server.add_generic_rpc_handlers((Lifecycle(carry_out).handler(),))
-        address = f"{in_url(config.admin_host)}:{config.admin_port}"
-        try:
-            self.port: int = (
-                self._server.add_insecure_port(address)
-                if self.tls is None
-                else self._server.add_secure_port(address, credentials(self.tls))
-            )
-        except RuntimeError as error:
-            raise ConfigError(f"admin_port: cannot listen on {address}; is another process using it?") from error
+        self._server.add_generic_rpc_handlers((servicer.open_inference(),))
+        assert config.admin_port is not None
+        self.port = listen(self._server, "admin_port", config.admin_host, config.admin_port, self.tls)
 
     async def start(self) -> None:
         """Begin to answer."""
@@ -154,3 +63,76 @@ class RepositoryServer:
     async def stop(self) -> None:
         """Close the port, for a process that goes on."""
         await self._server.stop(None)
+
+
+class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
+    """Serves every RPC of the service; method names are the protocol's."""
+
+    def __init__(self, carry_out: CarryOut) -> None:
+        """Carry out operators' orders."""
+        self._carry_out = carry_out
+
+    async def ListRepository(
+        self, request: repository_pb2.ListRepositoryRequest, context: Context
+    ) -> repository_pb2.ListRepositoryResponse:
+        """Describe models and their versions."""
+        listing = await self._carry_out(operator_of(context), Order("list", request.model))
+        return to_listing(listing.models, listing.problem)
+
+    async def RefreshRepository(
+        self, _: repository_pb2.RefreshRepositoryRequest, context: Context
+    ) -> repository_pb2.ListRepositoryResponse:
+        """Read all folders again."""
+        listing = await self._carry_out(operator_of(context), Order("refresh"))
+        return to_listing(listing.models, listing.problem)
+
+    async def LoadModel(self, request: repository_pb2.LoadModelRequest, context: Context) -> Model:
+        """Load a version, or what the policy asks for."""
+        return await self._change(context, Order("load", request.model, request.version))
+
+    async def UnloadModel(self, request: repository_pb2.UnloadModelRequest, context: Context) -> Model:
+        """Unload a version, or the model."""
+        return await self._change(context, Order("unload", request.model, request.version))
+
+    async def ReloadModel(self, request: repository_pb2.ReloadModelRequest, context: Context) -> Model:
+        """Read a model's folder again."""
+        return await self._change(context, Order("reload", request.model))
+
+    async def RollbackModel(self, request: repository_pb2.RollbackModelRequest, context: Context) -> Model:
+        """Return to an earlier version."""
+        return await self._change(context, Order("rollback", request.model, request.version))
+
+    async def SetLabel(self, request: repository_pb2.SetLabelRequest, context: Context) -> Model:
+        """Point a label at a version."""
+        return await self._change(context, Order("label", request.model, request.version, request.label))
+
+    async def _change(self, context: Context, order: Order) -> Model:
+        return to_model((await self._carry_out(operator_of(context), order)).models[0])
+
+    def open_inference(self) -> grpc.GenericRpcHandler:
+        """Return the handler of Triton's calls that load and unload models; the rest of that service is on the other port."""
+        make: Any = grpc.unary_unary_rpc_method_handler
+        load, loaded = inference_pb2.RepositoryModelLoadRequest, inference_pb2.RepositoryModelLoadResponse
+        unload, unloaded = inference_pb2.RepositoryModelUnloadRequest, inference_pb2.RepositoryModelUnloadResponse
+
+        async def load_model(request: inference_pb2.RepositoryModelLoadRequest, context: Context) -> Any:
+            order = load_order(request.model_name, request.repository_name, request.parameters)
+            await self._carry_out(operator_of(context), order)
+            return loaded()
+
+        async def unload_model(request: inference_pb2.RepositoryModelUnloadRequest, context: Context) -> Any:
+            order = unload_order(request.model_name, request.repository_name, request.parameters)
+            await self._carry_out(operator_of(context), order)
+            return unloaded()
+
+        handlers = {
+            "RepositoryModelLoad": make(load_model, load.FromString, loaded.SerializeToString),
+            "RepositoryModelUnload": make(unload_model, unload.FromString, unloaded.SerializeToString),
+        }
+        return grpc.method_handlers_generic_handler(INFERENCE.full_name, handlers)
+
+
+def operator_of(context: Context) -> Operator:
+    """Return the operator of the current call: by name where tokens are known, else by address."""
+    caller = current_call.get().caller
+    return Operator(context.peer()) if caller is None else Operator(caller.name, caller.models)

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
 from dragoman.server.errors import InvalidRequest, ServiceError, Unavailable
-from dragoman.server.protocols.bulk import Items
+from dragoman.server.protocols.bulk import ItemRecords
 from dragoman.server.protocols.grpc.interceptors import Context, current_call, own_ending
 from dragoman.server.protocols.grpc.reading import HEAD_BYTES, BulkRequest, Refused, join
 from dragoman.server.protocols.v1.messages import to_message
@@ -46,7 +46,7 @@ class RequestStream(ABC, Generic[Request]):
         call = current_call.get()
         assert call.window is not None
         self.call, self.window, self.context = call, call.window, context
-        self.items = Items(core.calls.records, call, partial(own_ending, context, call.arrival))
+        self.items = ItemRecords(core.calls.records, call, partial(own_ending, context, call.arrival))
         self._draining = core.calls.draining
         self._max_together_bytes = max_together_bytes
         self._num_read = 0
@@ -131,7 +131,7 @@ class RequestStream(ABC, Generic[Request]):
         unbind_contextvars("request_id")
         bind_contextvars(batch_id=self.call.request_id)
         try:
-            with self.items.recorded("", is_part=False) as call:
+            with self.items.item() as call:
                 response = await self.answer(request, index, call)
         except ServiceError as error:
             response = self.failure(error, request, index, call)

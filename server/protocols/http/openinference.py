@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct
 
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, NotOffered, NotReady, ServiceError
-from dragoman.server.protocols.bulk import Items
+from dragoman.server.protocols.bulk import ItemRecords
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.native import carried_out
 from dragoman.server.protocols.http.requests import Endpoint, Exchange, decode_json, run_by_size
@@ -25,6 +25,7 @@ from dragoman.server.protocols.openinference.requests import (
     STREAM,
     TEXT_INPUT,
     Inference,
+    RawRequest,
     check_counts,
     to_inference,
 )
@@ -37,10 +38,8 @@ from dragoman.server.protocols.openinference.service import (
 )
 from dragoman.server.protocols.openinference.tensors import (
     DATATYPES,
-    Asked,
     Datatype,
     Input,
-    Wanted,
     elements_of,
     from_raw,
     from_values,
@@ -268,7 +267,7 @@ class InferenceApi:
         return await self._answering(exchange).whole(inference, exchange.call)
 
     def _answering(self, exchange: Exchange) -> Answering:
-        items = Items(self._core.calls.records, exchange.call, own_ending)
+        items = ItemRecords(self._core.calls.records, exchange.call, own_ending)
         return Answering(self._core, items, lambda: exchange.remaining_seconds, self._max_message_bytes)
 
 
@@ -335,12 +334,12 @@ def decode_infer(body: bytes, model: tuple[str, str], max_characters: int | None
         for output in outputs
         if output.parameters and BINARY_DATA in output.parameters
     }
-    request = Asked(
+    request = RawRequest(
         check_request_id("id", asked.id or ""),
         *model,
         parameters,
         _inputs(asked.inputs, memoryview(body)[head:]),
-        [Wanted(output.name, tuple(output.parameters or ())) for output in outputs],
+        [(output.name, tuple(output.parameters or ())) for output in outputs],
     )
     return Posted(to_inference(request, len(body), max_characters), binary, is_binary_else)
 
@@ -361,7 +360,7 @@ def decode_generate(body: bytes, model: tuple[str, str], max_characters: int | N
     check_counts(1, 0, len(parameters))
     texts = text if isinstance(text, list) else [text]
     source = Input(TEXT_INPUT, "BYTES", [len(texts)], (), lambda datatype, count: from_values(TEXT_INPUT, datatype, texts, count))
-    request = Asked(check_request_id("id", request_id), *model, parameters, [source])
+    request = RawRequest(check_request_id("id", request_id), *model, parameters, [source])
     return Posted(to_inference(request, len(body), max_characters))
 
 

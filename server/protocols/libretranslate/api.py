@@ -15,7 +15,7 @@ from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import InvalidRequest, NotReady
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.protocols.bulk import Items
+from dragoman.server.protocols.bulk import ItemRecords
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.requests import Endpoint, Exchange
 from dragoman.server.protocols.http.responses import LIBRETRANSLATE_ERRORS, HttpRefusal, json_response
@@ -207,7 +207,7 @@ class LibreTranslateApi:
         """
         call, loop = exchange.call, asyncio.get_running_loop()
         call.is_counted = False  # its sentences are
-        items = Items(self._core.calls.records, call, own_ending)
+        items = ItemRecords(self._core.calls.records, call, own_ending)
         seconds, _ = self._generation.deadlines(call).time_left(call.arrival, exchange.remaining_seconds)
         end = None if seconds is None else loop.time() + seconds
         num_bytes = 0
@@ -221,7 +221,7 @@ class LibreTranslateApi:
         async def translate(index: int) -> list[str]:
             bind_contextvars(item=index)
             # One version of the model answers all sentences: they share the call's id.
-            with items.recorded(call.request_id, is_part=True) as item:
+            with items.item(call.request_id, is_part=True) as item:
                 try:
                     remaining = None if end is None else end - loop.time()
                     generated = await self._generation.generate(wanted.request(sentences[index]), item, remaining, self._limit)

@@ -1,4 +1,4 @@
-"""What models take and give, and how they are, as the protocol and Triton's extensions of it say it."""
+"""Metadata, configuration, statistics and index of models, in the protocol's terms and those of Triton's extensions."""
 
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +13,7 @@ from dragoman.server.service.callers import Caller
 from dragoman.server.service.generate import Generation
 
 PLATFORM, BACKEND = "dragoman_onnx", "dragoman"
-# Those of Triton's names of what this is.
+# Triton's names of the extensions that are offered.
 EXTENSIONS = ("model_configuration", "statistics", "parameters")
 ANY = -1
 FIELDS = (Field(TEXT_INPUT, "text", "BYTES"), Field(SAMPLING_PARAMETERS, "text", "BYTES"), *NAMED.values())
@@ -21,7 +21,7 @@ READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 
 
 def server_metadata() -> inference_pb2.ServerMetadataResponse:
-    """Return what the server is."""
+    """Return the server's metadata."""
     try:
         number = version("dragoman")
     except PackageNotFoundError:
@@ -33,21 +33,12 @@ class Descriptions:
     """Describes models, each to callers that may use it."""
 
     def __init__(self, models: Repository, generation: Generation) -> None:
-        """Describe what is served.
-
-        Args:
-            models: It.
-            generation: What says who may use it.
-        """
+        """Describe these models to callers that `generation` lets use them."""
         self._models = models
         self._generation = generation
 
     def metadata(self, name: str, version: str, caller: Caller | None) -> inference_pb2.ModelMetadataResponse:
-        """Return what a model takes and gives.
-
-        Raises:
-            ServiceError: If there is no such model.
-        """
+        """Return a model's inputs and outputs; `UnknownModel` if there is no such model."""
         model = self._generation.model(name, caller, version)
         metadata = inference_pb2.ModelMetadataResponse
         return metadata(
@@ -62,11 +53,7 @@ class Descriptions:
         )
 
     def config(self, name: str, version: str, caller: Caller | None) -> inference_pb2.ModelConfigResponse:
-        """Return the same in Triton's words.
-
-        Raises:
-            ServiceError: If there is no such model.
-        """
+        """Return the same as Triton's model configuration."""
         model = self._generation.model(name, caller, version)
         config = inference_pb2.ModelConfig(
             name=model.name,
@@ -90,11 +77,7 @@ class Descriptions:
         return inference_pb2.ModelConfigResponse(config=config)
 
     def statistics(self, name: str, version: str, caller: Caller | None) -> inference_pb2.ModelStatisticsResponse:
-        """Return what became of the requests for a model, or with an empty name for every model, in this process.
-
-        Raises:
-            ServiceError: If there is no such model.
-        """
+        """Return the statistics, of this process, of a model, or with an empty name of every model."""
         if name:
             model = self._generation.model(name, caller, version)
             wanted = [(model.version, model)] if version else self._versions(model.name)
@@ -119,7 +102,7 @@ class Descriptions:
         return inference_pb2.RepositoryIndexResponse(models=[x for x in found if x.state == READY or not request.ready])
 
     def _versions(self, name: str) -> Iterator[tuple[str, LoadedModel]]:
-        """Yield what each served version of a model is called, and it."""
+        """Yield the name of each served version of a model, and the version."""
         for served in self._models.served(name):
             try:
                 yield served.name, self._models.get(name, served.name)

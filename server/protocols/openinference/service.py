@@ -1,13 +1,17 @@
-"""The inference.GRPCInferenceService service."""
+"""The inference.GRPCInferenceService service: parser, RPCs, and streams of requests."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
+
+from google.protobuf.message import DecodeError
+from structlog.contextvars import bind_contextvars
 
 from dragoman.inference import inference_pb2, inference_pb2_grpc
 from dragoman.server.errors import InvalidRequest, NotOffered, ServiceError
-from dragoman.server.protocols.bulk import Items
+from dragoman.server.protocols.bulk import ItemRecords
 from dragoman.server.protocols.grpc.interceptors import (
     PROBE,
     QUESTION,
@@ -18,61 +22,24 @@ from dragoman.server.protocols.grpc.interceptors import (
     declared,
     own_ending,
 )
-from dragoman.server.protocols.grpc.reading import Refused
-from dragoman.server.protocols.openinference.answers import Answering
+from dragoman.server.protocols.grpc.reading import CANNOT_BE_PARSED, Refused, note_large
+from dragoman.server.protocols.grpc.streams import RequestStream
+from dragoman.server.protocols.openinference.answers import Answering, streamed, to_failure, to_response
 from dragoman.server.protocols.openinference.descriptions import Descriptions, server_metadata
-from dragoman.server.protocols.openinference.reading import infer_reader
-from dragoman.server.protocols.openinference.requests import STREAM, Inference
-from dragoman.server.protocols.openinference.stream import InferStream
+from dragoman.server.protocols.openinference.requests import STREAM, Inference, RawRequest, check_counts, to_inference
+from dragoman.server.protocols.openinference.tensors import Datatype, Input, from_contents, from_raw, shown
 from dragoman.server.service.administration import Order
+from dragoman.server.service.context import Call, check_request_id, new_incident
 from dragoman.server.service.service import Core
 
-INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-_INFER = replace(REQUEST, reader=infer_reader)
-# The first three say no more than health does, which needs no caller either.
-OPEN_INFERENCE_METHODS: Methods = declared(
-    INFERENCE, QUESTION, ServerLive=PROBE, ServerReady=PROBE, ModelReady=PROBE, ModelInfer=_INFER, ModelStreamInfer=_INFER
-)
-
-
+# Parameters of the protocol's REST side, which KServe's client sends over gRPC as well.
+REST_PARAMETERS = ("binary_data", "binary_data_output", "binary_data_size")
+# A parameter of unloading: no model depends on another, so either value is fulfilled.
+UNLOAD_DEPENDENTS = "unload_dependents"
 ON_ADMIN_PORT = "operators load and unload models, at admin_port over gRPC, and here with http_admin over HTTP"
 NO_SHARED_MEMORY = "shared memory is not offered; send the content of tensors with them"
 NO_SETTINGS = "settings of traces and logs are the server's own, and do not change while it runs"
-
-
-# What unloading may say beside the model: no model depends on another, so either is done.
-UNLOAD_DEPENDENTS = "unload_dependents"
-
-
-def load_order(model: str, repository: str, parameters: Iterable[str]) -> Order:
-    """Return the order to serve a model as its policy has it.
-
-    Args:
-        model: Its name.
-        repository: Where it lies, as the message says; empty for the one that there is.
-        parameters: Names of those that came along.
-
-    Raises:
-        InvalidRequest: If it is to be loaded otherwise than it lies in its folder.
-    """
-    _check(repository, parameters, ())
-    return Order("load", model)
-
-
-def unload_order(model: str, repository: str, parameters: Iterable[str]) -> Order:
-    """Return the order to serve a model no more. Arguments and errors as `load_order`."""
-    _check(repository, parameters, (UNLOAD_DEPENDENTS,))
-    return Order("unload", model)
-
-
-def _check(repository: str, parameters: Iterable[str], known: tuple[str, ...]) -> None:
-    if repository:
-        raise InvalidRequest("repository_name", "there is one, which has no name")
-    if set(parameters) - set(known):
-        raise InvalidRequest("parameters", "a model is loaded as it lies in its folder, with the settings that it has there")
-
-
-REASONS = {
+NOT_OFFERED = {
     "RepositoryModelLoad": ON_ADMIN_PORT,
     "RepositoryModelUnload": ON_ADMIN_PORT,
     **{f"{kind}SharedMemory{do}": NO_SHARED_MEMORY for kind in ("System", "Cuda") for do in ("Status", "Register", "Unregister")},
@@ -80,33 +47,99 @@ REASONS = {
     "LogSettings": NO_SETTINGS,
 }
 
+Message: TypeAlias = Inference | Refused
+
+
+def infer_parser(parse: Callable[[bytes], Any], max_characters: Callable[[], int]) -> Callable[[bytes], Message]:
+    """Return a parser of `ModelInferRequest`, which keeps nothing of the message itself; arguments as `reading.parser`."""
+
+    def parse_or_refuse(data: bytes) -> Message:
+        longest = max_characters() if note_large(data) else None
+        request_id = ""
+        try:
+            message = parse(data)
+            request_id = check_request_id("id", message.id)
+            return to_inference(to_raw_request(message), len(data), longest)
+        except DecodeError:
+            return Refused(InvalidRequest("request", CANNOT_BE_PARSED))
+        except InvalidRequest as error:
+            return Refused(error.with_traceback(None), request_id)  # whose frames have all of the message
+
+    return parse_or_refuse
+
+
+def to_raw_request(message: inference_pb2.ModelInferRequest) -> RawRequest:
+    """Return the content of a message whose id is checked.
+
+    Raises:
+        InvalidRequest: If it has more of anything than there are names, or contents that do not go with its inputs.
+    """
+    num_inputs, num_raw = len(message.inputs), len(message.raw_input_contents)
+    check_counts(num_inputs, len(message.outputs), len(message.parameters))
+    if num_raw and num_raw != num_inputs:
+        raise InvalidRequest("raw_input_contents", f"{num_raw} for {num_inputs} inputs; all of them have one, or none has")
+    raws: Sequence[bytes | None] = message.raw_input_contents if num_raw else [None] * num_inputs
+    return RawRequest(
+        message.id,
+        message.model_name,
+        message.model_version,
+        {key: _value(key, parameter) for key, parameter in message.parameters.items() if key not in REST_PARAMETERS},
+        [_input(tensor, raw) for tensor, raw in zip(message.inputs, raws, strict=True)],
+        [(output.name, _names(output.parameters)) for output in message.outputs],
+    )
+
+
+def _input(tensor: inference_pb2.ModelInferRequest.InferInputTensor, raw: bytes | None) -> Input:
+    def content(datatype: Datatype, count: int) -> Sequence[Any]:
+        if raw is None:
+            return from_contents(tensor.name, datatype, tensor.contents, count)
+        if tensor.HasField("contents"):
+            raise InvalidRequest(tensor.name, "its content is in raw_input_contents and in contents; one of them is enough")
+        return from_raw(tensor.name, datatype, raw, count)
+
+    return Input(tensor.name, tensor.datatype, tensor.shape, _names(tensor.parameters), content)
+
+
+def _names(parameters: Iterable[str]) -> tuple[str, ...]:
+    return tuple(key for key in parameters if key not in REST_PARAMETERS)
+
+
+def _value(name: str, parameter: inference_pb2.InferParameter) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    if choice is None:
+        raise InvalidRequest("parameters", f"{shown(name)} has no value that is known")
+    return getattr(parameter, choice)
+
+
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+_INFER = replace(REQUEST, parser=infer_parser)
+# The probes say no more than health does, which needs no caller either.
+OPEN_INFERENCE_METHODS: Methods = declared(
+    INFERENCE, QUESTION, ServerLive=PROBE, ServerReady=PROBE, ModelReady=PROBE, ModelInfer=_INFER, ModelStreamInfer=_INFER
+)
+
 
 class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """Serves every RPC of the service. Method names are the protocol's."""
+    """Serves every RPC of the service; method names are the protocol's."""
 
     def __init__(self, core: Core, max_message_bytes: int) -> None:
-        """Serve what the core does.
-
-        Args:
-            core: What answers.
-            max_message_bytes: Largest message that gRPC sends.
-        """
+        """Serve the core's models, with messages of at most so many bytes."""
         self._core = core
         self._max_message_bytes = max_message_bytes
         self._descriptions = Descriptions(core.models, core.generation)
-        for name, reason in REASONS.items():
+        for name, reason in NOT_OFFERED.items():
             setattr(self, name, _refusing(reason))
 
     async def ServerLive(self, _: inference_pb2.ServerLiveRequest, context: Context) -> inference_pb2.ServerLiveResponse:
-        """Say that the process answers."""
+        """Return that the process answers."""
         return inference_pb2.ServerLiveResponse(live=True)
 
     async def ServerReady(self, _: inference_pb2.ServerReadyRequest, context: Context) -> inference_pb2.ServerReadyResponse:
-        """Say whether the server is ready."""
+        """Return whether the server is ready."""
         return inference_pb2.ServerReadyResponse(ready=self._core.is_ready)
 
     async def ModelReady(self, request: inference_pb2.ModelReadyRequest, context: Context) -> inference_pb2.ModelReadyResponse:
-        """Say whether a model takes requests; one that there is not does not."""
+        """Return whether a model takes requests; an unknown one does not."""
         try:
             is_ready = self._core.generation.model(request.name, version=request.version).engine.is_ready
         except ServiceError:
@@ -116,23 +149,23 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ServerMetadata(
         self, _: inference_pb2.ServerMetadataRequest, context: Context
     ) -> inference_pb2.ServerMetadataResponse:
-        """Say what the server is."""
+        """Return the server's name, version and extensions."""
         return server_metadata()
 
     async def ModelMetadata(
         self, request: inference_pb2.ModelMetadataRequest, context: Context
     ) -> inference_pb2.ModelMetadataResponse:
-        """Say what a model takes and gives."""
+        """Return a model's inputs and outputs."""
         return self._descriptions.metadata(request.name, request.version, current_call.get().caller)
 
     async def ModelConfig(self, request: inference_pb2.ModelConfigRequest, context: Context) -> inference_pb2.ModelConfigResponse:
-        """Say the same as Triton would."""
+        """Return the same as Triton's model configuration."""
         return self._descriptions.config(request.name, request.version, current_call.get().caller)
 
     async def ModelStatistics(
         self, request: inference_pb2.ModelStatisticsRequest, context: Context
     ) -> inference_pb2.ModelStatisticsResponse:
-        """Say what became of requests."""
+        """Return counts and durations of requests."""
         return self._descriptions.statistics(request.name, request.version, current_call.get().caller)
 
     async def RepositoryIndex(
@@ -146,19 +179,113 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         if inference.is_streamed:
             raise InvalidRequest(STREAM, "goes with ModelStreamInfer only")
         call = current_call.get()
-        items = Items(self._core.calls.records, call, partial(own_ending, context, call.arrival))
-        answering = Answering(self._core, items, context.time_remaining, self._max_message_bytes)
-        return await answering.whole(inference, call)
+        items = ItemRecords(self._core.calls.records, call, partial(own_ending, context, call.arrival))
+        return await Answering(self._core, items, context.time_remaining, self._max_message_bytes).whole(inference, call)
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Inference | Refused], context: Context) -> None:
-        """Write answers to the requests of a stream as they go."""
+    async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Context) -> None:
+        """Write answers to the requests of a stream as they are made."""
         await InferStream(self._core, context, self._max_message_bytes).serve(requests)
 
 
 def _refusing(reason: str) -> Callable[[Any, Context], Awaitable[NoReturn]]:
-    """Return the behaviour of an RPC that is not offered."""
-
     async def refuse(_: Any, context: Context) -> NoReturn:
         raise NotOffered(reason)
 
     return refuse
+
+
+class InferStream(RequestStream[Message]):
+    """A stream of ModelStreamInfer: requests of one text are answered in pieces."""
+
+    def __init__(self, core: Core, context: Context, max_message_bytes: int) -> None:
+        """Start without requests, inside the RPC's task."""
+        super().__init__(core, context)
+        self._max_message_bytes = max_message_bytes
+        self._answering = Answering(core, self.items, context.time_remaining, max_message_bytes)
+        self._ids: set[str] = set()  # of requests in flight
+
+    async def begin(self, message: Message, tasks: asyncio.TaskGroup) -> None:
+        """Start a message's requests; the next message is read when all of them have begun."""
+        message = self._checked(message)
+        if isinstance(message, Inference) and len(message) > 1:
+            has_begun = asyncio.Event()
+            tasks.create_task(self._answer_texts(message, has_begun))
+            await has_begun.wait()
+        else:
+            self.start(message, message.ByteSize(), tasks)
+
+    def _checked(self, message: Message) -> Message:
+        """Return a message, whose id is in flight from now on, or the refusal of one that may not begin."""
+        if isinstance(message, Refused):
+            return message
+        request_id = message.request_id
+        if request_id in self._ids:
+            return Refused(InvalidRequest("id", "is that of another request, which is under way on this stream"), request_id)
+        if message.is_streamed and len(message) > 1:
+            return Refused(InvalidRequest(STREAM, f"goes with one text only, and there are {len(message)}"), request_id)
+        if request_id:
+            self._ids.add(request_id)
+        return message
+
+    async def answer(self, request: Message, index: int, call: Call) -> inference_pb2.ModelStreamInferResponse:
+        """Write the answer to one text in pieces, unless it is wanted whole; return the last one."""
+        call.request_id = request.request_id or new_incident()
+        bind_contextvars(request_id=call.request_id)
+        if isinstance(request, Refused):
+            raise request.error
+        try:
+            response = await self._answering.in_pieces(request, call.request_id, call, self._write_piece)
+        finally:
+            self._ids.discard(request.request_id)
+        return streamed(response, is_final=True)
+
+    def failure(self, error: ServiceError, request: Message, index: int, call: Call) -> inference_pb2.ModelStreamInferResponse:
+        """Return the error of a request."""
+        return to_failure(error, request.request_id if isinstance(request, Refused) else call.request_id)
+
+    async def _answer_texts(self, inference: Inference, has_begun: asyncio.Event) -> None:
+        """Answer a message of several texts, when all have their answers."""
+        request_id = inference.request_id or new_incident()
+        num_bytes = inference.ByteSize()
+        self.window.hold(num_bytes)
+        try:
+            answered = await self._answering.each(inference, request_id, self.window, has_begun)
+            last = streamed(await to_response(inference, answered, request_id, self._max_message_bytes), is_final=True)
+        except ServiceError as error:
+            last = to_failure(error, request_id)
+        finally:
+            self.window.hold(-num_bytes)
+            self._ids.discard(inference.request_id)
+        self.window.begin()
+        await self.finish(0, last.SerializeToString())
+
+    async def _write_piece(self, piece: inference_pb2.ModelInferResponse) -> None:
+        await self.write(streamed(piece, is_final=False))
+
+
+def load_order(model: str, repository: str, parameters: Iterable[str]) -> Order:
+    """Return the order to load a model as its policy has it.
+
+    Args:
+        model: Its name.
+        repository: Name of the repository in the message; empty for the only one.
+        parameters: Names of the message's parameters.
+
+    Raises:
+        InvalidRequest: If it is to be loaded otherwise than it lies in its folder.
+    """
+    _check_order(repository, parameters, ())
+    return Order("load", model)
+
+
+def unload_order(model: str, repository: str, parameters: Iterable[str]) -> Order:
+    """Return the order to unload a model; arguments and errors as `load_order`."""
+    _check_order(repository, parameters, (UNLOAD_DEPENDENTS,))
+    return Order("unload", model)
+
+
+def _check_order(repository: str, parameters: Iterable[str], known: tuple[str, ...]) -> None:
+    if repository:
+        raise InvalidRequest("repository_name", "there is one, which has no name")
+    if set(parameters) - set(known):
+        raise InvalidRequest("parameters", "a model is loaded as it lies in its folder, with the settings that it has there")

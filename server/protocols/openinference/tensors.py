@@ -1,24 +1,21 @@
-"""Datatypes and input tensors of the Open Inference Protocol."""
+"""Tensors of the Open Inference Protocol: their datatypes on the wire, raw and in typed fields, and the checks of input tensors."""
 
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from dragoman.server.errors import InvalidRequest
 
-# Bytes before an element of BYTES, little-endian, that say its length.
+MAX_DIMENSIONS = 2
+# Characters of an unknown name that an error repeats.
+MAX_SHOWN_CHARACTERS = 64
+# Length before an element of BYTES, little-endian.
 _LENGTH = struct.Struct("<I")
 
 
 class Datatype(NamedTuple):
-    """A datatype.
-
-    Attributes:
-        name: The protocol's.
-        code: As `struct` has it, little-endian; empty where each element has a length of its own.
-        contents: Field of `InferTensorContents` that has its elements; empty where none does.
-    """
+    """A datatype: its name, its code for `struct` (empty for BYTES), and its field of `InferTensorContents` (empty for none)."""
 
     name: str
     code: str
@@ -52,17 +49,78 @@ INTEGERS = frozenset(name for name in DATATYPES if "INT" in name)
 FLOATS = frozenset(name for name in DATATYPES if name.startswith("FP"))
 
 
+class Input(NamedTuple):
+    """An input tensor as it came, over gRPC or in JSON.
+
+    Attributes:
+        name: Its name.
+        datatype: Name of its datatype.
+        shape: Its dimensions.
+        parameters: Names of its parameters.
+        content: Returns a number of elements of a datatype; raises `InvalidRequest` if it has more or fewer.
+    """
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: Sequence[str]
+    content: Callable[[Datatype, int], Sequence[Any]]
+
+
+class Tensor(NamedTuple):
+    """A checked input tensor of one or two dimensions; its elements row by row, those of BYTES as bytes."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    elements: Sequence[Any]
+
+
+def read_tensors(inputs: Sequence[Input], known: Sequence[str], max_elements: int) -> dict[str, Tensor]:
+    """Return the inputs of a request by name.
+
+    Args:
+        inputs: As they came.
+        known: Names that inputs may have.
+        max_elements: Of a tensor.
+
+    Raises:
+        InvalidRequest: If one is not known, comes twice, or contradicts itself.
+    """
+    tensors: dict[str, Tensor] = {}
+    for each in inputs:
+        if each.name not in known:
+            raise InvalidRequest("inputs", f"{shown(each.name)} is not known; there are {', '.join(known)}")
+        if each.name in tensors:
+            raise InvalidRequest(each.name, "is given twice")
+        if "shared_memory_region" in each.parameters:
+            raise InvalidRequest(each.name, "shared memory is not offered; send its content with it")
+        for key in each.parameters:
+            raise InvalidRequest(each.name, f"parameter {shown(key)} of an input is not known")
+        datatype = DATATYPES.get(each.datatype)
+        if datatype is None:
+            raise InvalidRequest(each.name, f"datatype {shown(each.datatype)} is not known; there are {', '.join(DATATYPES)}")
+        count = _num_elements(each.name, each.shape, max_elements)
+        tensors[each.name] = Tensor(each.name, datatype.name, tuple(each.shape), each.content(datatype, count))
+    return tensors
+
+
+def shown(name: str) -> str:
+    """Return a caller's name for something, shortened for an error."""
+    return repr(name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "...")
+
+
 def from_raw(name: str, datatype: Datatype, raw: bytes, count: int) -> Sequence[Any]:
-    """Return the elements that bytes hold.
+    """Return the elements of raw content.
 
     Args:
         name: Of the tensor.
         datatype: Of its elements.
-        raw: The bytes.
-        count: How many elements there have to be.
+        raw: The content.
+        count: Elements that it must have.
 
     Raises:
-        InvalidRequest: If there are more or fewer.
+        InvalidRequest: If it has more or fewer.
     """
     if datatype.code:
         if len(raw) != count * datatype.num_bytes:
@@ -84,7 +142,7 @@ def from_raw(name: str, datatype: Datatype, raw: bytes, count: int) -> Sequence[
 
 
 def from_contents(name: str, datatype: Datatype, contents: Any, count: int) -> Sequence[Any]:
-    """Return the elements that typed fields hold; arguments and errors as `from_raw`, with `InferTensorContents`."""
+    """Return the elements of an `InferTensorContents`; other arguments and errors as `from_raw`."""
     _check_typed(name, datatype)
     fields = {field.name: values for field, values in contents.ListFields()}
     values = fields.pop(datatype.contents, ())
@@ -94,7 +152,7 @@ def from_contents(name: str, datatype: Datatype, contents: Any, count: int) -> S
 
 
 def from_values(name: str, datatype: Datatype, values: Sequence[Any], count: int) -> Sequence[Any]:
-    """Return elements that are written one by one; arguments and errors as `from_raw`. What those of BYTES are is not looked at."""
+    """Return elements given one by one, those of BYTES unchecked; other arguments and errors as `from_raw`."""
     _check_typed(name, datatype)
     if len(values) != count:
         raise InvalidRequest(name, f"its content has {len(values)} elements, and its shape {count}")
@@ -106,13 +164,8 @@ def from_values(name: str, datatype: Datatype, values: Sequence[Any], count: int
     return list(values)
 
 
-def _check_typed(name: str, datatype: Datatype) -> None:
-    if not datatype.contents:
-        raise InvalidRequest(name, f"{datatype.name} has no typed content; send it raw")
-
-
 def elements_of(datatype: Datatype, raw: bytes) -> Sequence[Any]:
-    """Return the elements that bytes of our own hold, as many as they are."""
+    """Return the elements of raw content made by `to_raw`."""
     if datatype.code:
         return struct.unpack(f"<{len(raw) // datatype.num_bytes}{datatype.code}", raw)
     elements, position = [], 0
@@ -124,7 +177,7 @@ def elements_of(datatype: Datatype, raw: bytes) -> Sequence[Any]:
 
 
 def to_raw(datatype: Datatype, elements: Sequence[Any]) -> bytes:
-    """Return the bytes of elements; those of BYTES are bytes."""
+    """Return the raw content of elements; those of BYTES are bytes."""
     if datatype.code:
         return struct.pack(f"<{len(elements)}{datatype.code}", *elements)
     parts: list[bytes] = []
@@ -133,118 +186,12 @@ def to_raw(datatype: Datatype, elements: Sequence[Any]) -> bytes:
     return b"".join(parts)
 
 
-class Input(NamedTuple):
-    """An input tensor that nothing has been checked of.
-
-    Attributes:
-        name: Which it is.
-        datatype: Of its elements, by its name.
-        shape: Its dimensions.
-        parameters: Names of what else is said of it.
-        content: Returns so many elements of a datatype; it raises `InvalidRequest` if there are not just these.
-    """
-
-    name: str
-    datatype: str
-    shape: Sequence[int]
-    parameters: Sequence[str]
-    content: Callable[[Datatype, int], Sequence[Any]]
+def _check_typed(name: str, datatype: Datatype) -> None:
+    if not datatype.contents:
+        raise InvalidRequest(name, f"{datatype.name} has no typed content; send it raw")
 
 
-class Wanted(NamedTuple):
-    """An output that is asked for.
-
-    Attributes:
-        name: Which it is.
-        parameters: Names of what else is said of it.
-    """
-
-    name: str
-    parameters: Sequence[str] = ()
-
-
-class Asked(NamedTuple):
-    """A request.
-
-    Attributes:
-        request_id: Its id, checked; empty if it has none.
-        model: Name of the model.
-        version: Of the model; empty for the one that is served.
-        parameters: What is said of it as a whole.
-        inputs: Its tensors.
-        outputs: Those that are wanted; empty for all.
-    """
-
-    request_id: str
-    model: str
-    version: str
-    parameters: Mapping[str, Any]
-    inputs: Sequence[Input]
-    outputs: Sequence[Wanted] = ()
-
-
-MAX_DIMENSIONS = 2
-# Of a name that nobody knows, so much is repeated.
-MAX_SHOWN_CHARACTERS = 64
-
-
-class Tensor(NamedTuple):
-    """An input.
-
-    Attributes:
-        name: Which it is.
-        datatype: Of its elements.
-        shape: One or two dimensions.
-        elements: As many as the shape says, row by row; those of BYTES are bytes.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    elements: Sequence[Any]
-
-
-def shown(name: str) -> str:
-    """Return a caller's name for something, as it is repeated."""
-    return repr(name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "...")
-
-
-def read_tensors(inputs: Sequence[Input], known: Sequence[str], max_elements: int) -> dict[str, Tensor]:
-    """Return the inputs of a request, by name.
-
-    Args:
-        inputs: As they came.
-        known: Names that inputs may have.
-        max_elements: Of a tensor.
-
-    Raises:
-        InvalidRequest: If there is one that is not known, comes twice, or is not what it says.
-    """
-    tensors: dict[str, Tensor] = {}
-    for given in inputs:
-        if given.name not in known:
-            raise InvalidRequest("inputs", f"{shown(given.name)} is not known; there are {', '.join(known)}")
-        if given.name in tensors:
-            raise InvalidRequest(given.name, "is given twice")
-        tensors[given.name] = _read(given, max_elements)
-    return tensors
-
-
-def _read(given: Input, max_elements: int) -> Tensor:
-    name = given.name
-    if "shared_memory_region" in given.parameters:
-        raise InvalidRequest(name, "shared memory is not offered; send its content with it")
-    for key in given.parameters:
-        raise InvalidRequest(name, f"parameter {shown(key)} of an input is not known")
-    datatype = DATATYPES.get(given.datatype)
-    if datatype is None:
-        raise InvalidRequest(name, f"datatype {shown(given.datatype)} is not known; there are {', '.join(DATATYPES)}")
-    count = _count(name, given.shape, max_elements)
-    return Tensor(name, datatype.name, tuple(given.shape), given.content(datatype, count))
-
-
-def _count(name: str, shape: Sequence[int], max_elements: int) -> int:
-    """Return how many elements a shape says there are."""
+def _num_elements(name: str, shape: Sequence[int], max_elements: int) -> int:
     if not 1 <= len(shape) <= MAX_DIMENSIONS:
         raise InvalidRequest(name, f"its shape has {len(shape)} dimensions, and may have 1 to {MAX_DIMENSIONS}")
     if min(shape) < 0:

@@ -17,15 +17,10 @@ from dragoman.v1 import generation_pb2, repository_pb2
 
 
 class Descriptions:
-    """Describes models; remembers of each how its languages are written, of which there may be hundreds."""
+    """Describes models as `Model` messages; the languages of each, of which there may be hundreds, are written once."""
 
     def __init__(self, models: Repository, max_message_bytes: int) -> None:
-        """Start with none.
-
-        Args:
-            models: What is served.
-            max_message_bytes: Largest message that is sent.
-        """
+        """Describe these models in messages of at most so many bytes."""
         self._models = models
         self._max_message_bytes = max_message_bytes
         self._languages: WeakKeyDictionary[PromptTemplates, generation_pb2.Model] = WeakKeyDictionary()
@@ -41,7 +36,7 @@ class Descriptions:
         return described
 
     def of_all(self, models: Iterable[LoadedModel]) -> generation_pb2.ListModelsResponse:
-        """Return the descriptions of some.
+        """Return the descriptions of several models.
 
         Raises:
             InvalidRequest: If they are larger than a message may be.
@@ -81,25 +76,25 @@ class Descriptions:
         return described
 
     def _with_languages(self, frames: PromptTemplates) -> generation_pb2.Model:
-        """Return what is said of a model's languages, to be copied."""
-        said = self._languages.get(frames)
-        if said is None:
-            said = self._languages[frames] = generation_pb2.Model(
+        """Return a description of a model's languages alone, to be copied."""
+        written = self._languages.get(frames)
+        if written is None:
+            written = self._languages[frames] = generation_pb2.Model(
                 source_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in frames.source_languages],
                 target_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in frames.target_languages],
                 default_source_language=frames.default_source_language,
                 default_target_language=frames.default_target_language,
             )
-        return said
+        return written
 
 
 def to_listing(models: Iterable[ModelStatus], problem: str) -> repository_pb2.ListRepositoryResponse:
-    """Return the message that tells how models are, and why their folder could not be looked at."""
+    """Return the message of models' statuses, and of the problem with their folder."""
     return repository_pb2.ListRepositoryResponse(models=[to_model(model) for model in models], problem=tellable(problem))
 
 
 def to_model(model: ModelStatus) -> repository_pb2.RepositoryModel:
-    """Return the message that tells how a model is."""
+    """Return the message of a model's status."""
     asked = model.requested
     return repository_pb2.RepositoryModel(
         name=tellable(model.name),

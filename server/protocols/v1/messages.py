@@ -24,19 +24,13 @@ from dragoman.v1.generation_pb2 import Error
 MAX_MESSAGE_BYTES = 1024
 
 
-def number_of(code: str) -> int:
-    """Return the number of a status, one of `google.rpc.Code`, by its name."""
-    number: int = Code.Value(code)
-    return number
-
-
 def to_message(error: ServiceError, request_id: str = "") -> Error:
     """Return an error as the contract's `Error`, which is read as `google.rpc.Status` too.
 
     Its details hold `google.rpc.RetryInfo`, rounded up to milliseconds, where trying again makes sense, and
-    `google.rpc.RequestInfo` where the request has an id; `retry_after_seconds` says what RetryInfo does.
+    `google.rpc.RequestInfo` where the request has an id; `retry_after_seconds` repeats RetryInfo.
     """
-    status = Error(code=number_of(error.code), message=_shorten(error.message))
+    status = Error(code=Code.Value(error.code), message=_shorten(error.message))
     if error.retry_after_seconds is not None:
         milliseconds = max(1, math.ceil(round(error.retry_after_seconds * 1000, 6)))
         delay = Duration(seconds=milliseconds // 1000, nanos=milliseconds % 1000 * 1_000_000)
@@ -60,7 +54,7 @@ def _shorten(message: str) -> str:
     return encoded[:MAX_MESSAGE_BYTES].decode(errors="ignore") + "..."
 
 
-# What a message that carries an answer has around it: two ids, a model's name and version, counts and times.
+# Around an answer: two ids, a model's name and version, counts and times.
 ANSWER_ENVELOPE_BYTES = 1024
 # A tag of one byte and a number of 32 or 64 bits.
 FLOAT_BYTES, DOUBLE_BYTES = 5, 9
@@ -70,76 +64,73 @@ LINK_BYTES = 14
 
 @dataclass(frozen=True, slots=True)
 class MessageLimit:
-    """What gRPC can send.
-
-    Attributes:
-        max_bytes: Of a message.
-        name: Of the setting that says so.
-    """
+    """Largest message that gRPC can send, in bytes, and the name of its setting; an `AnswerLimit`."""
 
     max_bytes: int
     name: str = "max_message_bytes"
 
     def answer_bytes(self, shape: AnswerShape) -> int:
-        """Return the bytes of a `GenerateResponse` at the most, and of what it travels in."""
+        """Return the most bytes of a `GenerateResponse` and its envelope."""
         plain = _field(shape.text_bytes) + _field(shape.num_tokens * _varint(shape.max_token))
-        largest = _told(shape.piece_bytes, shape.max_token)
+        largest = _log_prob_bytes(shape.piece_bytes, shape.max_token)
         tops = shape.num_top * (_field(largest) - shape.piece_bytes) + shape.top_piece_bytes
-        told = _field(largest + tops) if shape.num_told else 0
-        answer = _field(plain + DOUBLE_BYTES + 2 + shape.num_told * told)  # 2: why it ended
+        log_prob = _field(largest + tops) if shape.num_told else 0
+        answer = _field(plain + DOUBLE_BYTES + 2 + shape.num_told * log_prob)  # 2: the finish reason
         return ANSWER_ENVELOPE_BYTES + plain + shape.num_answers * answer
 
     def scores_bytes(self, shape: ScoresShape) -> int:
-        """Return the bytes of a `ScoreResponse` at the most."""
-        told = shape.num_target * _field(_told(0, shape.max_token)) + 3 * shape.num_target + shape.target_bytes
+        """Return the most bytes of a `ScoreResponse`."""
+        log_probs = shape.num_target * _field(_log_prob_bytes(0, shape.max_token)) + 3 * shape.num_target + shape.target_bytes
         links = shape.num_links * LINK_BYTES
         weights = _field(4 * shape.num_target * shape.num_source)
-        return ANSWER_ENVELOPE_BYTES + told + links + _field(weights + shape.source_bytes + shape.num_source * _field(0) * 2 + 16)
+        return (
+            ANSWER_ENVELOPE_BYTES + log_probs + links + _field(weights + shape.source_bytes + shape.num_source * _field(0) * 2 + 16)
+        )
 
 
-def _told(piece_bytes: int, max_token: int) -> int:
-    """Bytes within a `TokenLogProb`, its `top` not counted."""
+def _log_prob_bytes(piece_bytes: int, max_token: int) -> int:
+    """Return the bytes of a `TokenLogProb` without its `top`."""
     return 1 + _varint(max_token) + _field(piece_bytes) + FLOAT_BYTES
 
 
 def _field(num_bytes: int) -> int:
-    """Bytes of a field that holds so many: its tag and its length are before them."""
+    """Return the bytes of a field of so many, with tag and length."""
     return 1 + _varint(num_bytes) + num_bytes
 
 
 def _varint(number: int) -> int:
-    """Bytes of a number on the wire."""
+    """Return the bytes of a number on the wire."""
     return max(1, (number.bit_length() + 6) // 7)
 
 
 FINISH_REASONS = {"eos": generation_pb2.FINISH_REASON_EOS, "length": generation_pb2.FINISH_REASON_LENGTH}
-# What a message that carries an answer may have around it: an id, twice, and lengths.
+# Around an answer in a message: an id, twice, and lengths.
 ENVELOPE_BYTES = 512
-# What takes a few milliseconds to write.
+# Written in a few milliseconds, after which other tasks get a turn.
 TOKENS_PER_SLICE = 2048
 WEIGHTS_PER_SLICE = 65_536
 
 
 def to_generate_request(message: generation_pb2.GenerateRequest) -> GenerateRequest:
-    """Return the request; what the message does not say is absent.
+    """Return the request of a message; unset fields are absent.
 
     Raises:
         InvalidRequest: If it has more tokens to suppress than are allowed.
     """
-    given = {field.name: value for field, value in message.ListFields()}
-    if "suppressed_tokens" in given:
-        check_num_suppressed(len(given["suppressed_tokens"]))  # before anything is made of them
-        given["suppressed_tokens"] = tuple(given["suppressed_tokens"])
-    return GenerateRequest(**given)
+    fields = {field.name: value for field, value in message.ListFields()}
+    if "suppressed_tokens" in fields:
+        check_num_suppressed(len(fields["suppressed_tokens"]))  # before anything is made of them
+        fields["suppressed_tokens"] = tuple(fields["suppressed_tokens"])
+    return GenerateRequest(**fields)
 
 
 def to_score_request(message: generation_pb2.ScoreRequest) -> ScoreRequest:
-    """Return the request; what the message does not say is absent."""
+    """Return the request of a message; unset fields are absent."""
     return ScoreRequest(**{field.name: value for field, value in message.ListFields()})
 
 
 async def write_response(generated: Generated, max_message_bytes: int, response: generation_pb2.GenerateResponse) -> None:
-    """Write an answer into its message; a large one in slices of time, between which others have theirs.
+    """Write an answer into its message; a large one in slices of time.
 
     Raises:
         InvalidRequest: If it is larger than a message may be.
@@ -213,10 +204,10 @@ async def to_score_response(scores: Scores, max_message_bytes: int) -> generatio
 
 
 def check_size(message: Message, max_message_bytes: int, advice: str = "Ask for fewer answers, tokens or details") -> None:
-    """Do nothing if an answer can be sent. gRPC itself would end the call, a whole batch with it, as if the server were overloaded.
+    """Check that an answer can be sent: gRPC itself would end the call, a whole batch with it, as if the server were overloaded.
 
     Raises:
-        InvalidRequest: If it is larger than a message may be, with what to do about it.
+        InvalidRequest: If it is larger than a message may be, with advice.
     """
     size = message.ByteSize() + ENVELOPE_BYTES
     if size > max_message_bytes:
@@ -224,10 +215,10 @@ def check_size(message: Message, max_message_bytes: int, advice: str = "Ask for 
         raise InvalidRequest("request", f"its answer takes {size} bytes; {limit}" + (f". {advice}" if advice else ""))
 
 
-async def _write_log_probs(messages: Any, told: Iterable[TokenLogProb], num_added: int = 0) -> int:
-    """Add a message for each token; neighbours have their turn after every so many. Return how many there were since the last."""
+async def _write_log_probs(messages: Any, log_probs: Iterable[TokenLogProb], num_added: int = 0) -> int:
+    """Add a message for each token, in slices of time; return the number since the last slice."""
     add = messages.add
-    for token, piece, log_prob, top in told:
+    for token, piece, log_prob, top in log_probs:
         add_top = add(token=token, piece=piece, log_prob=log_prob).top.add
         for top_token, top_piece, top_log_prob, _ in top:
             add_top(token=top_token, piece=top_piece, log_prob=top_log_prob)

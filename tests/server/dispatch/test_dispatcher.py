@@ -132,7 +132,7 @@ def test_a_retry_hint_follows_the_rate_of_completions_and_forgets_idle_time(idle
 def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
     dispatcher = FakeDispatcher()
     engine, caller = FakeEngine(dispatcher, 0, 1), FakeCaller(dispatcher)
-    engine.report(statistics=Statistics(steps=[Step(1, 0.5)] * 16, prefills=[Prefill(1, 10, 10, 1.0, 1)]))
+    engine.report(statistics=Statistics(steps=[Step(1, 0.5)] * 16, prefills=[Prefill(1, 10, 1.0, 1)]))
     now = dispatcher.clock.now
     caller.submit(request(0, deadline=now + 0.1))
     assert caller.reasons == {}, "an idle engine refuses nothing"

@@ -133,7 +133,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_request_waits_past_its_deadline_or_beside_a_free_engine(self) -> None:
-        waiting = self.dispatcher._requests._fair.items()
+        waiting = self.dispatcher._requests._fair
         assert all(one.request.deadline is None or one.request.deadline > self.clock.now for one in waiting)
         if not self.engines:
             assert not self.dispatcher._entries

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.server.dispatch import eviction
-from dragoman.server.dispatch.caller_queue import TOKENS_PER_PRIORITY
-from dragoman.server.dispatch.eviction import MAX_LINES
+from dragoman.server.dispatch.eviction import MAX_CALLERS
+from dragoman.server.dispatch.fair_queue import TOKENS_PER_PRIORITY
 from dragoman.server.dispatch.queue import SECONDS_PER_PRIORITY, Entry, QueueIsFull, RequestQueue, queue_position
 from dragoman.server.engine.messages import ANYBODY, Share
 from tests.examples import num_examples
@@ -77,11 +77,11 @@ def test_callers_without_a_claim_are_just_those_that_would_be_refused(callers: l
 
 
 def test_claims_are_told_only_where_that_is_cheap() -> None:
-    policy = queue(1, MAX_LINES + 1)
+    policy = queue(1, MAX_CALLERS + 1)
     submitted(policy, 2000, Share("holds the slot"))
-    for i in range(MAX_LINES):
+    for i in range(MAX_CALLERS):
         submitted(policy, i, Share(f"caller {i}"))
-    assert len(policy.without_claim() or ()) == MAX_LINES
+    assert len(policy.without_claim() or ()) == MAX_CALLERS
     submitted(policy, 1000, A)
     assert policy.without_claim() is None
     policy = queue(1, 12)
@@ -98,7 +98,7 @@ def test_claims_are_told_only_where_that_is_cheap() -> None:
 
 def crowd(policy: RequestQueue, share: Share) -> tuple[int, float]:
     """Return how many requests of a caller wait, and its part of the admissions while all wait."""
-    line = policy._fair.line(share.caller)
+    line = policy._fair.of(share.caller)
     return 0 if line is None else len(line), eviction.part_of(policy._fair, share)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.dispatch.caller_queue import TOKENS_PER_PRIORITY
+from dragoman.server.dispatch.fair_queue import TOKENS_PER_PRIORITY
 from dragoman.server.dispatch.queue import Entry, Load, RequestQueue
 from dragoman.server.engine.messages import Share
 from tests.examples import num_examples

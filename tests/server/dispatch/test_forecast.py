@@ -12,7 +12,7 @@ def measured(policy: RequestQueue) -> RequestQueue:
     """Steps of 0.1 s, 0.01 s a source token, and requests that hold their slots for 4 s."""
     forecast = policy.forecast
     for _ in range(MIN_STEPS):
-        forecast.observe_step(0.1)
+        forecast.observe_steps(0.1)
     forecast.observe_prefill(50, 0.5)
     forecast.observe_completion(10.0, admitted=6.0)
     return policy
@@ -85,9 +85,9 @@ def test_the_queue_is_as_long_as_its_last_must_wait_for_a_slot() -> None:
 def test_before_enough_is_known_nothing_is_foreseen() -> None:
     policy = submitted(queue(4), *map(entry, range(104)))
     for _ in range(MIN_STEPS - 1):
-        policy.forecast.observe_step(1000.0)
+        policy.forecast.observe_steps(1000.0)
     assert policy.needed_seconds(entry(9)) == 0.0
-    policy.forecast.observe_step(1000.0)
+    policy.forecast.observe_steps(1000.0)
     assert policy.needed_seconds(entry(9)) >= 1000.0
 
 

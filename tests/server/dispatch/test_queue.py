@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.dispatch.caller_queue import NUM_KEPT
+from dragoman.server.dispatch.fair_queue import NUM_KEPT
 from dragoman.server.dispatch.queue import (
     SECONDS_PER_PRIORITY,
     SUSPICIOUS_SECONDS,
@@ -241,14 +241,14 @@ class Book:
 
     def check(self) -> None:
         policy, waiting, fair = self.policy, self.waiting.values(), self.policy._fair
-        assert {one.request.id: one for one in fair.items()} == self.waiting
+        assert {one.request.id: one for one in fair} == self.waiting
         assert {one.request.id: one for one in policy.given()} == self.running
         assert policy.num_used == self.slots - self.num_open == policy._loads[0].num_units
         assert policy._loads[0].num_tokens == sum(one.num_tokens for one in self.running.values())
         assert len(fair) == policy.num_waiting == len(waiting)
         assert policy.num_waiting_tokens == sum(one.num_tokens for one in waiting)
         assert fair.num_slots == sum(one.num_slots for one in waiting)
-        assert fair.parts_of_weight == sum(line.parts_of_weight for line in fair.crowd)
+        assert fair.parts_of_weight == sum(line.parts_of_weight for line in fair.waiting)
         assert dict(policy.waiting_by_caller()) == {name: len(self.line(name)) for name in NAMES if self.line(name)}
         assert policy.at_their_limit().keys() == {name for name in NAMES if self.line(name) and self.is_at_limit(self.shares[name])}
         excess = 0
@@ -256,7 +256,7 @@ class Book:
             if name in self.shares and (limit := self.shares[name].max_slots):
                 excess += max(sum(one.num_slots for one in self.line(name)) - max(limit - self.held(name), 0), 0)
         assert fair.num_held_back == excess
-        assert policy.has_work or not fair._lines
+        assert policy.has_work or not fair._queues
 
 
 @settings(max_examples=num_examples(120, of=2000), deadline=None)
@@ -282,7 +282,7 @@ def test_limits_hold_and_everything_ends_once_in_any_history(operations: list[tu
             book.remove(book.running[running[value % len(running)]])
         book.check()
     assert set(numbers(book.policy.remove_all())) == book.waiting.keys() | book.running.keys()
-    assert not book.policy.has_work and not book.policy._fair._lines
+    assert not book.policy.has_work and not book.policy._fair._queues
 
 
 def test_requests_that_come_and_go_leave_nothing() -> None:
@@ -292,7 +292,7 @@ def test_requests_that_come_and_go_leave_nothing() -> None:
         policy.submit(one, 0.0)
         if i > 2:
             policy.remove(entries[i - 1])
-    line = policy._fair.line("")
+    line = policy._fair.of("")
     assert line is not None and max(len(line._places), len(policy._fair._turns), len(policy._deadlines)) < 3 * NUM_KEPT
     assert policy.hand_over(0.0) == [entries[0]]
     policy.remove(entries[0])

@@ -19,8 +19,8 @@ from dragoman.server.protocols.http.native import parse
 from dragoman.server.protocols.http.openinference import Posted, decode_generate, decode_infer
 from dragoman.server.protocols.libretranslate.languages import LibreLanguages, code_of, name_of
 from dragoman.server.protocols.libretranslate.reading import read_json, read_multipart, read_urlencoded
-from dragoman.server.protocols.openinference.reading import infer_reader
 from dragoman.server.protocols.openinference.requests import MAX_TEXTS
+from dragoman.server.protocols.openinference.service import infer_parser
 from dragoman.server.service.sentences import has_several, join_sentences, split_sentences
 from dragoman.v1.generation_pb2 import GenerateRequest
 from tests.system.harness import openinference as messages
@@ -31,7 +31,7 @@ from tests.system.harness.openinference import listed_body as listed
 from tests.system.harness.openinference import raw_bytes as raw
 
 MODEL = ("en-de", "")
-by_grpc = infer_reader(ModelInferRequest.FromString, lambda: 10**6)
+by_grpc = infer_parser(ModelInferRequest.FromString, lambda: 10**6)
 
 
 def read(body: Any, said: str | None = None) -> Posted:

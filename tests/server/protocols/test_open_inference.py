@@ -12,8 +12,8 @@ from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.grpc.interceptors import to_status
 from dragoman.server.protocols.grpc.reading import LARGE_BYTES, Refused, large_bytes_read
-from dragoman.server.protocols.openinference.reading import infer_reader, to_asked
 from dragoman.server.protocols.openinference.requests import FIELDS, MAX_TEXTS, SYNONYMS, Inference, to_inference
+from dragoman.server.protocols.openinference.service import infer_parser, to_raw_request
 from dragoman.server.service.requests import GenerateRequest
 from dragoman.v1.generation_pb2 import GenerateRequest as Native
 from tests.system.harness.openinference import infer_request as asking
@@ -29,7 +29,7 @@ OF_THE_MESSAGE = {"model", "model_version", "request_id", "text"}
 
 
 def read(request: ModelInferRequest) -> Inference:
-    return to_inference(to_asked(request), request.ByteSize())
+    return to_inference(to_raw_request(request), request.ByteSize())
 
 
 def only(request: ModelInferRequest) -> GenerateRequest:
@@ -217,7 +217,7 @@ def test_invalid_messages_are_refused_by_field(request_: ModelInferRequest, reas
 
 
 def test_an_unfit_message_or_id_is_refused_and_not_repeated() -> None:
-    reads = infer_reader(ModelInferRequest.FromString, lambda: sys.maxsize)
+    reads = infer_parser(ModelInferRequest.FromString, lambda: sys.maxsize)
     refused = reads(b"\xff\xff")
     assert isinstance(refused, Refused) and refused.error.message == "request: cannot be parsed; is every string UTF-8?"
     refused = reads(asking("a", id="x" * 2**20).SerializeToString())
@@ -228,7 +228,7 @@ def test_an_unfit_message_or_id_is_refused_and_not_repeated() -> None:
 
 
 def test_of_a_large_message_only_what_a_model_could_use_is_kept() -> None:
-    reads = infer_reader(ModelInferRequest.FromString, lambda: 100)
+    reads = infer_parser(ModelInferRequest.FromString, lambda: 100)
     request = with_parameters(asking("ä" * LARGE_BYTES + "z" * 100, "b"), forced_prefix="c" * 1000, source_language="en")
     inference = reads(request.SerializeToString())
     assert isinstance(inference, Inference)
@@ -240,7 +240,7 @@ def test_of_a_large_message_only_what_a_model_could_use_is_kept() -> None:
 
 # Any bytes
 
-reads = infer_reader(ModelInferRequest.FromString, lambda: 100)
+reads = infer_parser(ModelInferRequest.FromString, lambda: 100)
 
 
 def check(data: bytes) -> Inference | Refused:

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from dragoman.server.errors import ConnectionLimit, IdleStream, InvalidRequest, QueueFull
 from dragoman.server.protocols.grpc.health import Reflection
-from dragoman.server.protocols.grpc.interceptors import cancellation_code, num_requests
+from dragoman.server.protocols.grpc.interceptors import cancellation_code
 from dragoman.server.protocols.grpc.reading import (
     MAX_BYTES,
     MAX_REQUESTS,
@@ -22,7 +22,8 @@ from dragoman.server.protocols.grpc.reading import (
     bulk_parser,
     join,
     large_bytes_read,
-    reader,
+    num_requests,
+    parser,
     split,
 )
 from dragoman.server.protocols.grpc.streams import NUM_REMEMBERED_IDS, RecentIds
@@ -278,7 +279,7 @@ async def test_a_reflection_stream_on_which_nothing_comes_ends() -> None:
 
 
 def read(message: Any, max_characters: int = 100) -> Any:
-    return reader(type(message).FromString, lambda: max_characters)(message.SerializeToString())
+    return parser(type(message).FromString, lambda: max_characters)(message.SerializeToString())
 
 
 def test_of_a_large_message_only_what_a_model_could_use_is_kept() -> None:
@@ -287,7 +288,7 @@ def test_of_a_large_message_only_what_a_model_could_use_is_kept() -> None:
     assert read(small) == small
     message = ScoreRequest(text="é" * MEGABYTE, target="x" * MEGABYTE, request_id="r", priority=3, length_penalty=0.0)
     unknown = message.SerializeToString() + b"\xf2\x7f" + b"\x80\x80\x40" + b"z" * MEGABYTE
-    kept = reader(ScoreRequest.FromString, lambda: 100)(unknown)
+    kept = parser(ScoreRequest.FromString, lambda: 100)(unknown)
     assert kept == ScoreRequest(text="é" * 200, target="x" * 200, request_id="r", priority=3, length_penalty=0.0)
     assert kept.ByteSize() < 700
     both = read(GenerateRequest(text="a" * 100 + "?" * MEGABYTE + "z" * 100, truncate=True))
@@ -319,20 +320,21 @@ async def test_half_sent_messages_lose_their_place_while_others_wait(monkeypatch
         began.append(1)
         return await never.wait()
 
-    first = [asyncio.create_task(receiving.receive(read)) for _ in range(Receiving.MAX_MESSAGES)]
+    first = [asyncio.create_task(receiving.receive("a", read)) for _ in range(Receiving.MAX_MESSAGES)]
     await asyncio.sleep(0.02)
     assert len(began) == Receiving.MAX_MESSAGES and not any(task.done() for task in first)
-    second = asyncio.create_task(receiving.receive(read))
+    assert await receiving.receive("b", lambda: asyncio.sleep(0, True)), "another connection is not held up"
+    second = asyncio.create_task(receiving.receive("a", read))
     [late], kept = await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     error = late.exception()
     assert late is first[0] and isinstance(error, QueueFull) and error.retry_after_seconds
-    gone = asyncio.create_task(receiving.receive(read))
+    gone = asyncio.create_task(receiving.receive("a", read))
     await asyncio.sleep(0)
     gone.cancel()
     never.set()
     await asyncio.wait([gone, second, *kept])
     assert gone.cancelled() and second.result() and len(began) == Receiving.MAX_MESSAGES + 1
-    assert await receiving.receive(read)
+    assert await receiving.receive("a", read) and not receiving._started and not receiving._waiting and not receiving._late
 
 
 # Bulk messages

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.protocols.grpc.server import peer_names
+from dragoman.server.protocols.grpc.interceptors import peer_names
 from dragoman.server.protocols.tls import TlsFiles
 from tests.certificates import make_certificates, openssl
 

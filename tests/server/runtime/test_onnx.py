@@ -200,8 +200,8 @@ def test_packed_and_padded_sources_are_encoded_to_the_same_bits_and_kept(
     first = packed.encode(sources)
     before = [held.tokens.copy() for held in first]
     packed.encode([[77, 78, 1], [50, 1]])
-    packed.fill(cache, sources, ROWS)
-    PaddedEncoder(open_session(str(model.encoder_path), 1), 0).fill(other, sources, ROWS)
+    packed.fill(sources, ROWS)
+    PaddedEncoder(open_session(str(model.encoder_path), 1), other, 0).fill(sources, ROWS)
     assert cache.source_lengths.tolist() == other.source_lengths.tolist() == [2, 3, 5, 24]
     for ours, theirs in zip(cache.cross_kv.values(), other.cross_kv.values(), strict=True):
         for row, source in zip(ROWS, sources, strict=True):
@@ -214,5 +214,5 @@ def test_packed_and_padded_sources_are_encoded_to_the_same_bits_and_kept(
     for room, expected in ((limit, 64), (limit - 1, 0)):
         monkeypatch.setattr(encoder_module, "MAX_KEPT_BYTES", room)
         again = PackedEncoder(open_session(str(bundle.encoder_path), 1), cache)
-        again.fill(cache, sources, ROWS)
+        again.fill(sources, ROWS)
         assert len(again._kept) == expected, "34 tokens, rounded up"

@@ -14,6 +14,7 @@ from dragoman.server.listening import digest_of
 from dragoman.server.service.callers import Caller, Callers
 from dragoman.server.service.callers_file import read_book
 from dragoman.server.telemetry.caller_metrics import MAX_CALLERS, OTHERS, CallerMetrics
+from dragoman.server.telemetry.families import Families
 
 # The file
 
@@ -145,7 +146,7 @@ class World:
         self.path.write_text(text)
         book = read_book(self.path, has_client_certificates=True)
         if self.callers is None:
-            self.callers = Callers(book, CallerMetrics(self.registry), clock=self._now, wall_clock=self._now)
+            self.callers = Callers(book, CallerMetrics(Families(self.registry)), clock=self._now, wall_clock=self._now)
         else:
             self.callers.replace(book)
 

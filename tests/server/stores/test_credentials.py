@@ -12,8 +12,7 @@ import pytest
 
 from dragoman.export.bundle import hash_file
 from dragoman.model.errors import InputError
-from dragoman.server.stores.address import Address, AddressError
-from dragoman.server.stores.credentials import client_options
+from dragoman.server.stores.address import Address, AddressError, client_options
 from dragoman.server.stores.store import StoreError
 from tests.server.stores.conftest import BIG_FILE, S3, Registry, bring, files, run_registry, run_web
 from tests.server.stores.proxy import Proxy, proxy_to

@@ -19,12 +19,9 @@ import pytest
 from dragoman.export.bundle import Bundle, BundleError, FileEntry, hash_file
 from dragoman.export.signing import Keys, sign
 from dragoman.model.errors import InputError
-from dragoman.server.models.version_names import natural_key
-from dragoman.server.stores.cache import Cache
-from dragoman.server.stores.download import Download
-from dragoman.server.stores.folder import FolderStore
-from dragoman.server.stores.pull import never, say_nothing
-from dragoman.server.stores.store import Found, StoreError, find
+from dragoman.server.models.model_file import natural_key
+from dragoman.server.stores.cache import Cache, Download
+from dragoman.server.stores.store import FolderStore, Found, StoreError, find
 from tests.server.stores.conftest import BIG_BYTES, BIG_FILE, S3, Registry, bring, digest, files, seen
 from tests.server.stores.proxy import Harm, Proxy, proxy_to
 
@@ -330,7 +327,7 @@ def test_full_disk_is_given_its_room_back(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     entry = FileEntry(len(content), hashlib.sha256(content).hexdigest())
     with pytest.raises(OSError, match=r"No space left on device: 'partial/abc'"):
-        Download(FolderStore(tmp_path), "file", entry, say_nothing, never).fill(file)
+        Download(FolderStore(tmp_path), "file", entry, lambda *_: None, lambda: False).fill(file)
     assert file.getvalue() == b""
 
 

@@ -4,16 +4,18 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 from structlog.testing import capture_logs
 
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.telemetry.admin import MAX_WAITING, AdminAccess, AdminServer
+from dragoman.server.telemetry.admin import MAX_WAITING_SCRAPES, AdminAccess, AdminServer
 
 Start = Callable[..., AdminServer]
 
@@ -22,9 +24,11 @@ Start = Callable[..., AdminServer]
 def start() -> Iterator[Start]:
     with contextlib.ExitStack() as stack:
 
-        def start(app: Any = None, *, host: str = "127.0.0.1", is_ready: bool = True, **fields: Any) -> AdminServer:
-            app = app or make_wsgi_app(CollectorRegistry())
-            return stack.enter_context(AdminServer(host, 0, app, lambda: is_ready, **fields))
+        def start(*collectors: Collector, is_ready: bool = True, **fields: Any) -> AdminServer:
+            registry = CollectorRegistry()
+            for collector in collectors:
+                registry.register(collector)
+            return stack.enter_context(AdminServer("127.0.0.1", 0, registry, lambda: is_ready, **fields))
 
         yield start
 
@@ -41,28 +45,35 @@ def sent(client: socket.socket, path: str, authorization: str = "") -> bytes:
         return b"".join(iter(lambda: client.recv(65536), b""))
 
 
-class Gate:
-    """A metrics application that waits for an event."""
+class Gate(Collector):
+    """Metrics that wait for an event."""
 
     def __init__(self) -> None:
         self.is_open, self.entered = threading.Event(), threading.Semaphore(0)
         self.num_inside = self.most_inside = 0
 
-    def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+    def collect(self) -> Iterator[Metric]:
         self.num_inside += 1
         self.most_inside = max(self.most_inside, self.num_inside)
         self.entered.release()
         assert self.is_open.wait(30)
         self.num_inside -= 1
-        start_response("200 OK", [("Content-Type", "text/plain")])
-        return [b"metrics\n"]
+        yield from ()
+
+    def describe(self) -> Iterator[Metric]:
+        yield from ()
+
+
+class Broken(Gate):
+    def collect(self) -> Iterator[Metric]:
+        raise ValueError("secret")
 
 
 def test_one_scrape_runs_a_few_wait_and_probes_do_not(start: Start) -> None:
     gate = Gate()
     server = start(gate)
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(connected(server)) for _ in range(MAX_WAITING)]
+        clients = [stack.enter_context(connected(server)) for _ in range(MAX_WAITING_SCRAPES)]
         for client in clients:
             client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert gate.entered.acquire(timeout=30)
@@ -74,10 +85,7 @@ def test_one_scrape_runs_a_few_wait_and_probes_do_not(start: Start) -> None:
 
 
 def test_a_failing_scrape_is_a_server_error_and_a_hanging_one_does_not_hold_up_the_end(start: Start) -> None:
-    def broken(*_: Any) -> Iterable[bytes]:
-        raise ValueError("secret")
-
-    failing, gate = start(broken), Gate()
+    failing, gate = start(Broken()), Gate()
     answer = sent(connected(failing), "/metrics")
     assert answer.startswith(b"HTTP/1.1 500 ") and b"secret" not in answer and b" 200 " in sent(connected(failing), "/healthz")
     hanging = start(gate)
@@ -152,12 +160,12 @@ def test_metrics_need_a_token_of_the_file(start: Start, tmp_path: Path) -> None:
     ):
         assert status(token) == b"401"
     path.write_text("third")
-    server.reload()
+    access.reload()
     path.write_text("")
     with pytest.raises(ConfigError, match="metrics_token_file"):
-        server.reload()
+        access.reload()
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(ConfigError, match="not a regular file"):
-        server.reload()
+        access.reload()
     assert (status("Bearer second"), status("Bearer third")) == (b"401", b"200")

@@ -8,12 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 
 from dragoman.server.engine.messages import Answer, Finished, Prefill, Request, Scored, ScoreRequest, Statistics, Step
-from dragoman.server.telemetry.declarations import Declarations
-from dragoman.server.telemetry.engine_metrics import EngineMetrics
-from dragoman.server.telemetry.histogram import Histogram
-from dragoman.server.telemetry.metrics import Metrics
-from dragoman.server.telemetry.model_metrics import CODES, REFUSALS
-from dragoman.server.telemetry.version_metrics import OUTCOMES, VersionReading
+from dragoman.server.telemetry.families import Histogram
+from dragoman.server.telemetry.metrics import CODES, REFUSALS, Metrics
+from dragoman.server.telemetry.server_metrics import OUTCOMES, VersionReading
 
 REQUEST = Request(id=1, source_ids=[5, 6, 7, 2], max_new_tokens=10, arrival=100.0)
 
@@ -23,7 +20,8 @@ class Shown:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.metrics = Metrics(self.registry, "1.2.3")
+        self.now = 60.0
+        self.metrics = Metrics(self.registry, "1.2.3", clock=lambda: self.now)
         self.metrics.add_model("en-de", "v1", "fp32", "cpu", 16)
 
     def value(self, name: str, model: str = "en-de", **labels: str) -> float | None:
@@ -54,6 +52,12 @@ def finished(reason: Any = "eos", **changes: Any) -> Finished:
     times = {"admitted": 100.5, "prefill_seconds": 0.25, "first_token": 101.0, "ended": 102.0}
     answers = [Answer([8, 9], [-0.5, -0.5, -0.5], -0.5, "eos")]
     return Finished(**{"id": 1, "reason": reason, "answers": answers, "num_generated": 3} | times | changes)
+
+
+def observe(metrics: Metrics, statistics: Statistics, replica: int = 0) -> None:
+    """Observe the statistics of the only engine of a version."""
+    metrics.observe_engine("en-de", statistics, replica)
+    metrics.observe_queue("en-de", statistics, replica)
 
 
 def test_labels_are_those_that_are_documented(shown: Shown, metrics: Metrics) -> None:
@@ -125,22 +129,18 @@ def test_failures_are_counted_by_status_and_cause_without_names_of_callers(shown
     assert shown.value("requests_failed_total", model="", code="NOT_FOUND") == 50 and "invented" not in shown.text
 
 
-def test_silence_is_counted_from_the_last_report_of_a_ready_engine(shown: Shown) -> None:
-    now = [60.0]
-    registry = CollectorRegistry()
-    series = EngineMetrics(Declarations(registry), "en-fr", 1, clock=lambda: now[0])
-
+def test_silence_is_counted_from_the_last_message_of_a_ready_engine(shown: Shown, metrics: Metrics) -> None:
     def silence(at: float) -> float | None:
-        now[0] = at
-        return registry.get_sample_value("dragoman_engine_silence_seconds", {"model": "en-fr", "replica": "1"})
+        shown.now = at
+        return shown.value("engine_silence_seconds", replica="0")
 
     assert silence(60) == 0, "it has not been ready"
-    series.set_up(True)
+    metrics.set_engine("en-de", True, None)
     assert silence(62) == 2
-    series.observe(Statistics())
+    metrics.observe_engine("en-de", Statistics())
     assert silence(62.5) == 0.5
-    series.set_up(False)
-    series.observe(Statistics())
+    metrics.set_engine("en-de", False, None)
+    metrics.observe_engine("en-de", Statistics())
     assert silence(99) == 0
 
 
@@ -153,16 +153,14 @@ def test_gauges_show_the_last_statistics_while_the_model_is_ready(shown: Shown, 
         queue_seconds=0.25,
         cache_bytes_reserved=4096,
         cache_bytes_used=1024,
-        num_ahead=3,
-        ahead_bytes=512,
     )
     shown.has(model_ready=0)
     metrics.set_ready("en-de", True)
-    metrics.observe_statistics("en-de", Statistics(num_waiting=1, num_waiting_tokens=2, num_running=3, num_slots=4))
-    metrics.observe_statistics("en-de", last)
+    observe(metrics, Statistics(num_waiting=1, num_waiting_tokens=2, num_running=3, num_slots=4))
+    observe(metrics, last)
     shown.has(num_requests_waiting=5, num_tokens_waiting=6, num_requests_running=7, slots_in_use=8, slots=16)
     shown.has(kv_cache_usage_ratio=0.5, estimated_queue_seconds=0.25, cache_reserved_bytes=4096, cache_used_bytes=1024)
-    shown.has(requests_encoded_ahead=3, encoded_ahead_bytes=512, model_ready=1)
+    shown.has(model_ready=1)
     metrics.set_ready("en-de", False)
     metrics.observe_restart("en-de")
     shown.has(model_ready=0, num_requests_running=0)
@@ -170,11 +168,10 @@ def test_gauges_show_the_last_statistics_while_the_model_is_ready(shown: Shown, 
 
 
 def test_steps_and_prefills_are_observed_each(shown: Shown, metrics: Metrics) -> None:
-    metrics.observe_statistics("en-de", Statistics())
-    metrics.observe_statistics("en-de", Statistics(steps=[Step(4, 0.0004), Step(3, 0.0009), Step(1, 0.0019)]))
-    metrics.observe_statistics("en-de", Statistics(prefills=[Prefill(2, 9, 12, 0.03, 1), Prefill(0, 0, 0, 0.0, 4)]))
-    shown.has(step_duration_seconds_count=3, step_batch_size_sum=8, prefill_batch_size_count=1, prefill_batch_size_sum=2)
-    shown.has(encoder_padded_tokens_total=12, encoder_tokens_total=9, prefill_duration_seconds_count=1)
+    observe(metrics, Statistics())
+    observe(metrics, Statistics(steps=[Step(4, 0.0004), Step(3, 0.0009), Step(1, 0.0019)]))
+    observe(metrics, Statistics(prefills=[Prefill(2, 9, 0.03, 1), Prefill(0, 0, 0.0, 4)]))
+    shown.has(step_duration_seconds_count=3, step_batch_size_sum=8, prefill_duration_seconds_count=1)
     shown.has(prefill_duration_seconds_sum=0.03, requests_admitted_total=5)  # with those that were encoded before
     assert shown.value("step_duration_seconds_sum") == pytest.approx(0.0032)
     assert [shown.value("step_duration_seconds_bucket", le=le) for le in ("0.0005", "0.001", "0.002")] == [1, 2, 3]
@@ -184,17 +181,13 @@ def test_each_engine_has_its_series_and_the_model_the_sums(shown: Shown, metrics
     metrics.add_model("en-fr", "v1", "int8", "cpu", 32, num_replicas=2)
     for replica in (0, 1):
         metrics.set_engine("en-fr", True, None, replica)
-    metrics.observe_engine("en-fr", Statistics(num_slots=3, cache_bytes_reserved=50, steps=[Step(3, 0.1)] * 2), 0)
-    metrics.observe_engine("en-fr", Statistics(num_slots=5, cache_bytes_used=7, steps=[Step(5, 0.1)]), 1)
+    metrics.observe_engine("en-fr", Statistics(steps=[Step(3, 0.1)] * 2), 0)
+    metrics.observe_engine("en-fr", Statistics(steps=[Step(5, 0.1)]), 1)
     metrics.observe_queue("en-fr", Statistics(num_waiting=4, num_running=6, num_slots=8))
     metrics.observe_restart("en-fr", 1)
     metrics.set_engine("en-fr", False, None, 0)
     for name, expected in {
         "up": [0, 1, None],
-        "slots_in_use": [0, 5, None],
-        "cache_reserved_bytes": [0, 0, None],
-        "cache_used_bytes": [0, 7, None],
-        "steps_total": [2, 1, None],
         "rows_total": [6, 5, None],
         "restarts_total": [0, 1, None],
     }.items():
@@ -221,21 +214,14 @@ def test_versions_beside_each_other_add_up_to_the_model(shown: Shown, metrics: M
 
 def test_models_and_devices_are_described(shown: Shown, metrics: Metrics) -> None:
     metrics.observe_load("en-de", 1.5)
-    metrics.observe_statistics("en-de", Statistics(num_slots=16))
+    observe(metrics, Statistics(num_slots=16))
     assert shown.registry.get_sample_value("dragoman_build_info", {"version": "1.2.3"}) == 1
     old = {"version": "v1", "precision": "fp32", "device": "cpu"}
     assert (shown.value("model_info", **old), shown.value("model_load_seconds_sum")) == (1, 1.5)
     metrics.add_model("en-de", "v2", "fp16", "cuda", 32)
     assert shown.value("model_info", **old) is None
     assert shown.value("model_info", version="v2", precision="fp16", device="cuda") == 1
-    shown.has(slots=32, kv_cache_usage_ratio=0.5, cuda_graphs_disabled=0)
-    metrics.set_device_memory("en-de", {"caches": 5, "left_free": 7})
-    assert [shown.value("gpu_plan_bytes", part=part) for part in ("caches", "left_free")] == [5, 7]
-    metrics.observe_engine("en-de", Statistics(are_graphs_disabled=True))
-    metrics.observe_queue("en-de", Statistics())
-    shown.has(cuda_graphs_disabled=1)
-    metrics.set_ready("en-de", False)
-    shown.has(cuda_graphs_disabled=0)
+    shown.has(slots=32, kv_cache_usage_ratio=0.5)
 
 
 def test_models_and_engines_that_are_gone_leave_no_series(shown: Shown, metrics: Metrics) -> None:
@@ -244,15 +230,14 @@ def test_models_and_engines_that_are_gone_leave_no_series(shown: Shown, metrics:
     metrics.observe_finished("en-de", REQUEST, 4, finished())
     metrics.observe_failure("en-de", "INTERNAL")
     metrics.set_engine("en-de", True, os.getpid())
-    metrics.set_device_memory("en-de", {"caches": 5})
     metrics.add_engines("en-de", range(1, 2))
     metrics.remove_engines("en-de", range(1, 2))
-    metrics.observe_statistics("en-de", Statistics(num_running=4, steps=[Step(3, 0.1)]), 1)
+    observe(metrics, Statistics(num_running=4, steps=[Step(3, 0.1)]), 1)
     shown.has(num_requests_running=0, step_batch_size_sum=0)
     for _ in range(2):
         metrics.remove_model("en-de")
     before = shown.text
-    metrics.observe_statistics("en-de", Statistics(num_running=4, steps=[Step(3, 0.1)]))
+    observe(metrics, Statistics(num_running=4, steps=[Step(3, 0.1)]))
     metrics.observe_restart("en-de")
     metrics.set_engine("en-de", False, None)
     metrics.remove_engines("en-de", range(1))
@@ -260,7 +245,6 @@ def test_models_and_engines_that_are_gone_leave_no_series(shown: Shown, metrics:
     # A model that was never served leaves none either.
     metrics.add_engines("new", range(1))
     metrics.observe_load("new", 1.0)
-    metrics.set_device_memory("new", {"caches": 5})
     metrics.versions.swapped("new", "refused")
     metrics.versions.woken("new", "refused")
     metrics.remove_model("new")
@@ -302,5 +286,3 @@ def test_histograms_are_exposed_as_prometheus_own_are() -> None:
     assert ours.get_sample_value("x_seconds_count", {"model": "a"}) is None
     own.labels("a")
     assert ours.get_sample_value("x_seconds_count", {"model": "a"}) == 0
-    with pytest.raises(ValueError, match="Duplicated"):
-        Histogram("x_seconds", "Help.", bounds, ours)

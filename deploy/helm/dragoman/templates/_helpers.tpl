@@ -248,12 +248,6 @@ rollingUpdate:
 {{- range . -}}{{- if or (not (hasKey . "weight")) (gt (int .weight) 0) -}}yes{{- end -}}{{- end -}}
 {{- end -}}
 
-{{/* Matchers of this release's autoscaler in the series of kube-state-metrics; KEDA gives those that it makes a prefix. */}}
-{{- define "dragoman.scalerMatchers" -}}
-{{- $name := include "dragoman.fullname" . | regexQuoteMeta -}}
-{{- printf "namespace=%q,horizontalpodautoscaler=~%q" .Release.Namespace (printf "(keda-hpa-)?%s" $name) -}}
-{{- end -}}
-
 {{/* The least number of replicas there will be. */}}
 {{- define "dragoman.minReplicas" -}}
 {{- ternary .Values.replicaCount .Values.autoscaling.minReplicas (eq .Values.autoscaling.type "none") -}}

@@ -123,8 +123,8 @@ class Witness:
             num_steps -= 1
         assert num_steps >= 0 and not self.outstanding
         self.step()
-        statistics = self.engine.statistics()
-        assert self.slots.num_rows == self.engine.num_used_slots == statistics.num_ahead == statistics.ahead_bytes == 0
+        prefill = self.engine._prefill
+        assert self.slots.num_rows == self.engine.num_used_slots == prefill.num_prefetched == prefill.prefetched_bytes == 0
         assert not len(self.engine._refetch) and not self.engine.has_news
 
     # What comes of it.
@@ -185,7 +185,7 @@ class Witness:
 
     def check_books(self) -> None:
         """See that scheduler and slots have what is outstanding and nothing else; count what is under way."""
-        statistics, limits = self.engine.statistics(), self.engine.limits
+        prefill, limits = self.engine._prefill, self.engine.limits
         running, waiting = list(self.engine.running.values()), self._waiting()
         rows = [row for sequence in running for row in sequence.rows]
         assert len(rows) == len(set(rows)), "a row is used twice"
@@ -195,9 +195,9 @@ class Witness:
         assert not any(s.rows or s.search or s.admitted for s in waiting)
         inside = {s.request.id: s.request for s in (*running, *waiting)}
         assert inside == {key: self.records[key].request for key in self.outstanding}
-        assert statistics.num_ahead <= min(limits.max_prefetch, len(waiting))
-        assert statistics.num_ahead or not statistics.ahead_bytes
-        self.seen["encoded ahead"] += statistics.num_ahead > 0
+        assert prefill.num_prefetched <= min(limits.max_prefetch, len(waiting))
+        assert prefill.num_prefetched or not prefill.prefetched_bytes
+        self.seen["encoded ahead"] += prefill.num_prefetched > 0
         self.seen["pause"] += len(self.engine._refetch) > 0
         if self.runner.has_prompts:
             read = {s: self.runner.sources[s.rows[0]] for s in running}

@@ -26,28 +26,28 @@ from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers_file import read_callers_book, read_operators_book
 from dragoman.server.service.service import Readiness
 from dragoman.server.telemetry.metrics import Metrics
-from dragoman.server.telemetry.series import Series, Totals, without_gauges
+from dragoman.server.telemetry.series import Series, add_up, without_gauges
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
+from dragoman.server.workers.files import FILE_SETTINGS, BundleCopies, read_files
 from dragoman.server.workers.frontend_supervisor import FrontendSupervisor
 from dragoman.server.workers.messages import Files, LoadFailed, ModelRoute, Routes, Start, UsageReport, VersionAddress
 from dragoman.server.workers.operators import answer_admin_request
 from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.port import HeldPort
-from dragoman.server.workers.served import SETTINGS, HandedBundles, read_files
 from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import CannotStart, RestartPolicy
 
 # Settings that workers do not get: files, which they get as content, and settings of the parent's own ports.
 PARENT_SETTINGS = frozenset(
-    (*SETTINGS, "metrics_token_file", "metrics_tls_certificate", "metrics_tls_key", "admin_host", "admin_port")
+    (*FILE_SETTINGS, "metrics_token_file", "metrics_tls_certificate", "metrics_tls_key", "admin_host", "admin_port")
 )
 # Longer than each worker may take.
 COLLECT_SECONDS = 5.0
 # Reading tokenisers and connecting to dispatchers.
 SERVE_SECONDS = 30.0
 
-log = structlog.get_logger("dragoman.fronts")
+log = structlog.get_logger("dragoman.workers")
 
 
 @dataclass(slots=True, eq=False)
@@ -61,8 +61,8 @@ class _Adopted:
     is_ending: bool = False
 
 
-class FrontEnds:
-    """The frontend workers of a server; the rest of the server uses them as it does a `FrontEnd`."""
+class FrontendWorkers:
+    """The frontend workers of a server; the rest of the server uses them as it does a `Frontend`."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class FrontEnds:
         self._files = read_files(config, ("auth_tokens_file",)) | ({} if self._tls is None else _tls_files(self._tls))
         if operators is not None:
             self._files |= self._read_operators()
-        self._held = HeldPort(config.host, config.port)
-        self._held_http = HeldPort(config.http_host, config.http_port, "http_port") if config.http else None
+        self._grpc_port = HeldPort(config.host, config.port)
+        self._http_port = HeldPort(config.http_host, config.http_port, "http_port") if config.http else None
         self._table = UsageTable.open(config.front_ends)
         self._workers: list[FrontendSupervisor] = []
         self._adopted: dict[LoadedModel, _Adopted] = {}
@@ -107,7 +107,7 @@ class FrontEnds:
         self._changed = asyncio.Event()
         self._readiness = Readiness(config.ready_rule)
         self._is_draining = False
-        self._ended = Totals()
+        self._ended: Series = {}
         self._ready = asyncio.Event()
         self._resources = contextlib.ExitStack()
 
@@ -124,12 +124,12 @@ class FrontEnds:
     @property
     def port(self) -> int:
         """Port of gRPC."""
-        return self._held.port
+        return self._grpc_port.port
 
     @property
     def http_port(self) -> int | None:
         """Port of HTTP; None if it is off."""
-        return None if self._held_http is None else self._held_http.port
+        return None if self._http_port is None else self._http_port.port
 
     async def start(self) -> None:
         """Start the workers, and wait until all listen.
@@ -140,7 +140,7 @@ class FrontEnds:
         self._loop = asyncio.get_running_loop()
         folder = tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True)
         self._folder = self._resources.enter_context(folder)
-        self._bundles = HandedBundles(Path(self._folder) / "bundles")
+        self._bundles = BundleCopies(Path(self._folder) / "bundles")
         try:
             for model in self._repository.versions():
                 await self.adopt(model)
@@ -162,7 +162,7 @@ class FrontEnds:
             )
             for number in range(config.front_ends)
         ]
-        self._metrics.front_ends.watch(self._workers)
+        self._metrics.watch_front_ends(lambda: [(each.number, each.is_listening, each.num_restarts) for each in self._workers])
         await asyncio.gather(*(worker.begin() for worker in self._workers))
 
     async def until_ready(self) -> None:
@@ -277,13 +277,13 @@ class FrontEnds:
             if adopted.server is not None:
                 adopted.server.close()
         self._resources.close()
-        self._held.close()
-        if self._held_http is not None:
-            self._held_http.close()
+        self._grpc_port.close()
+        if self._http_port is not None:
+            self._http_port.close()
 
     async def _collect(self) -> list[Series]:
         await asyncio.gather(*(worker.collect() for worker in self._workers))
-        return [self._ended.take(), *(worker.counted for worker in self._workers)]
+        return [self._ended, *(worker.counted for worker in self._workers)]
 
     def _describe(self, number: int, identity: str) -> Start:
         """Return the first message to a worker's process."""
@@ -366,7 +366,7 @@ class FrontEnds:
             if adopted.server is not None:
                 adopted.server.detach(identity)
         self._table.clear(number)
-        self._ended.add(without_gauges(self._workers[number].counted))
+        self._ended = add_up([self._ended, without_gauges(self._workers[number].counted)])
 
     def _note_change(self) -> None:
         self._changed.set()

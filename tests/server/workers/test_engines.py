@@ -11,9 +11,9 @@ import pytest
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, load
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
-from dragoman.server.workers import engines as engine_plan
-from dragoman.server.workers.engines import EnginePlan, choose_replicas, engine_settings, plan_engine, plan_engines
-from dragoman.server.workers.processors import TooFewCores, available_cores, divide_cores
+from dragoman.server.workers import engines
+from dragoman.server.workers.engines import EnginePlan, divide_cores, engine_settings, plan_engine, plan_engines
+from dragoman.server.workers.processors import available_cores
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -31,7 +31,7 @@ def test_engines_get_the_last_cores_and_the_frontend_is_left_one(monkeypatch: py
     assert divide_cores(2, 2) == [(5, 7), (8, 9)]
     assert divide_cores(5, 1) == [(4,), (5,), (7,), (8,), (9,)]
     for num_engines, num_threads in ((2, 3), (6, 1), (1, 7)):
-        with pytest.raises(TooFewCores, match=f"need {num_engines * num_threads + 1} cores; there are 6"):
+        with pytest.raises(ConfigError, match=f"need {num_engines * num_threads + 1} cores; there are 6"):
             divide_cores(num_engines, num_threads)
 
 
@@ -39,9 +39,13 @@ def bundle_of(name: str, precision: str = "int8") -> Any:
     return SimpleNamespace(manifest=SimpleNamespace(name=name, precision=precision))
 
 
-def test_model_gets_a_replica_for_every_four_cores() -> None:
+def test_model_gets_a_replica_for_every_four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = {1: (1, 1), 2: (1, 2), 4: (1, 4), 5: (1, 5), 6: (2, 3), 7: (2, 3), 8: (2, 4), 32: (8, 4), 64: (16, 4)}
-    assert {num_cores: choose_replicas(num_cores) for num_cores in plans} == plans
+    config = load({"models": "bundles"})
+    for num_cores, expected in plans.items():
+        monkeypatch.setattr(engines, "available_cores", lambda num_cores=num_cores: num_cores)
+        plan = plan_engine(config, bundle_of("m"), 1)
+        assert (plan.num_replicas, plan.num_threads) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_replicas_and_threads(
     settings: dict[str, Any],
     expected: list[tuple[int, int]] | None,
 ) -> None:
-    monkeypatch.setattr(engine_plan, "available_cores", lambda: num_cores)
+    monkeypatch.setattr(engines, "available_cores", lambda: num_cores)
     bundles = [bundle_of(f"m{i}", precision) for i, precision in enumerate(precisions.split())]
     config = load({"models": "bundles"} | settings)
     if expected is None:
@@ -97,7 +101,7 @@ def test_each_replica_has_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_version_that_comes_later_has_its_part_of_the_cores_and_is_pinned_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_plan, "available_cores", lambda: 16)
+    monkeypatch.setattr(engines, "available_cores", lambda: 16)
     for num_models, expected in ((1, (4, 4)), (2, (2, 4)), (100, (1, 1))):
         plan = plan_engine(load({"models": "bundles"}), bundle_of("m"), num_models)
         assert (plan.num_replicas, plan.num_threads) == expected and plan.cores == ((),) * expected[0]

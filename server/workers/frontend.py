@@ -1,6 +1,6 @@
-"""A front end: what one process needs to answer callers, from the port to the engines' clients. Engines are not its business.
+"""A frontend: everything in one process that answers callers, from the ports to the clients of dispatchers.
 
-It lives in the process that was started where that is the only front end, or in each of several (`workers/frontend_process.py`).
+The only frontend is in the parent process; one of several is in a worker (`frontend_process.py`).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import Repository, Route
 from dragoman.server.models.use import Holding, Outcomes
-from dragoman.server.protocols.grpc.server import GrpcServer, build_server
+from dragoman.server.protocols.grpc.server import GrpcServer
 from dragoman.server.protocols.http.server import HttpServer
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import Callers, Deadlines, OwnUsage, Usage
@@ -27,17 +27,17 @@ from dragoman.server.watching import Source
 if TYPE_CHECKING:  # it needs OpenTelemetry
     from dragoman.server.telemetry.tracing import Tracer
 
-# How long the last spans may take to leave, after the drain and while the engines stop.
+# Time to send the last spans, after the drain and while the engines stop.
 FLUSH_SECONDS = 1.0
 
 log = structlog.get_logger("dragoman")
 
 
-class FrontEnd:
-    """See above.
+class Frontend:
+    """The protocols' servers and the service below them.
 
     Attributes:
-        core: What answers.
+        core: The service.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class FrontEnd:
 
         Args:
             config: The settings.
-            models: What is served; may change.
-            metrics: Where it counts.
-            tracer: What makes spans; None for none.
-            sampler: What leaves out other libraries' log lines.
-            usage_of: Returns what a caller of a name has used of its limits.
+            models: Routes of the models.
+            metrics: Of this process.
+            tracer: Makes spans; None if tracing is off.
+            sampler: Limits other libraries' log lines.
+            usage_of: Returns the usage of a caller.
             known: Names of models that have been ready before.
-            operators: The way in for operators over HTTP; None if there is none.
+            operators: Admin calls over HTTP; None if they are off.
 
         Raises:
             ConfigError: If the file of callers cannot be used.
@@ -84,27 +84,27 @@ class FrontEnd:
 
     @property
     def face(self) -> GrpcServer:
-        """What listens, once it does."""
+        """The gRPC server, once started."""
         assert self._face is not None
         return self._face
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port of gRPC."""
         return self.face.port
 
     @property
     def http_port(self) -> int | None:
-        """Where it answers HTTP; None where it does not."""
+        """Port of HTTP; None if it is off."""
         return None if self._http is None else self._http.port
 
     async def start(self) -> None:
-        """Listen and begin to answer.
+        """Listen and answer.
 
         Raises:
             ConfigError: If a port is taken or credentials cannot be used.
         """
-        self._face = build_server(self._config, self.core)
+        self._face = GrpcServer(self._config, self.core)
         if self._config.http:
             self._http = HttpServer(self._config, self.core, self._face.tls, self._operators, self._face.port)
             await self._http.start()
@@ -112,10 +112,10 @@ class FrontEnd:
         self._telling = asyncio.create_task(self._tell_suppressed())
 
     async def until_ready(self) -> None:
-        """Do nothing: it is ready when the models are."""
+        """Return at once: the frontend is ready when the models are."""
 
     def sources(self) -> Iterator[Source]:
-        """Yield the files that may change while it serves."""
+        """Yield the files that are watched."""
         if (tls := self.face.tls) is not None:
 
             def tell_expiry(_: object = None) -> None:
@@ -132,24 +132,24 @@ class FrontEnd:
             yield Source("callers", (path,), partial(read_callers_book, self._config), self._callers.replace)
 
     def ask(self) -> tuple[()]:
-        """Return what other processes have counted: there are none."""
+        """Return the metrics of other processes: there are none."""
         return ()
 
     async def adopt(self, model: LoadedModel) -> None:
-        """Be ready for requests for a version of a model; none gets it until it is published."""
+        """Prepare for requests for a version, to which none is sent until it is published."""
         await asyncio.to_thread(self.core.generation.prepare, model)
 
     async def publish(self, name: str, route: Route | None) -> None:
-        """Have a model's requests that come from now on be answered so."""
+        """Have later requests for a model answered by a route."""
         self._models.publish(name, route)
         self.update_health()
 
     async def until_released(self, model: LoadedModel) -> None:
-        """Wait until no request holds a version that no route leads to any more."""
+        """Wait until no request holds a version without a route."""
         await model.use.until_free()
 
     def outcomes(self, model: LoadedModel) -> Outcomes:
-        """Return what became of the requests that held a version."""
+        """Return the outcomes of a version's requests."""
         return model.use.outcomes
 
     def holding(self, model: LoadedModel) -> Holding:
@@ -157,30 +157,30 @@ class FrontEnd:
         return Holding(model.use.num_held, model.use.last_used, model.use.warm_until)
 
     def is_awaited(self, name: str) -> bool:
-        """Return whether requests wait for a model that is asleep."""
+        """Return whether requests wait for an unloaded model."""
         return name in self._models.waiting.names
 
     def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
-        """Tell the requests that wait for a model that it cannot be loaded now."""
+        """Fail the requests that wait for a model which cannot be loaded now."""
         self._models.waiting.refuse(name, reason, retry_after_seconds)
 
-    def on_awaited(self, tell: Callable[[], None]) -> None:
-        """Have something called when other models are waited for than before."""
-        self._models.waiting.on_change = tell
+    def on_awaited(self, call: Callable[[], None]) -> None:
+        """Have a function called when the models that requests wait for have changed."""
+        self._models.waiting.on_change = call
 
     def update_health(self) -> None:
-        """Publish how the models are now."""
+        """Publish the state of the models to health watchers."""
         if self._face is not None:
             self._face.update_health()
 
     async def drain(self, seconds: float) -> None:
-        """Take no new work and let what runs finish, at most so long."""
+        """Take no new requests and let the others finish, at most for some seconds."""
         log.info("draining", num_running=self.core.num_running, seconds=seconds)
         if not await self.core.drain(seconds, self.face.tell_health):
             log.warning("drain time is over", num_running=self.core.num_running)
 
     async def end(self) -> None:
-        """End what still runs, and say the last words but spans; the process is to end after that."""
+        """End the calls that still run, and log what is left; the process ends after that."""
         if self._telling is not None:
             self._telling.cancel()
         await self.core.end_calls()
@@ -190,12 +190,12 @@ class FrontEnd:
         self.core.calls.records.tell_suppressed()
 
     async def flush(self) -> None:
-        """Send what has been traced, after `end`; a collector that does not answer is not waited for."""
+        """Send the last spans, after `end`, without waiting long for the collector."""
         if self._tracer is not None and not await asyncio.to_thread(self._tracer.close, FLUSH_SECONDS):
             log.warning("the collector takes no spans, the last ones are lost", endpoint=self._config.tracing_endpoint)
 
     async def _tell_suppressed(self) -> None:
-        """Tell now and then how many lines were left out of the log."""
+        """Log now and then how many lines were suppressed."""
         while True:
             await asyncio.sleep(TELL_SECONDS)
             self._sampler.tell()

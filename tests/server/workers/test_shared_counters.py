@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from dragoman.model.errors import InputError
 from dragoman.server.buckets import Bucket
@@ -48,7 +47,7 @@ class World:
 
     def start(self, number: int) -> Callers:
         clock = lambda: self.seconds  # noqa: E731
-        metrics = CallerMetrics(CollectorRegistry())
+        metrics = CallerMetrics()
         return Callers(read_book(self.path), metrics, clock=clock, wall_clock=clock, usage_of=self.tables[number].of)
 
     def at(self, number: int, token: str = "s3cret") -> Caller:

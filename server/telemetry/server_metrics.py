@@ -1,0 +1,128 @@
+"""Metrics of versions of models, of files that are reloaded, and of certificates."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from dragoman.server.telemetry.families import Families
+
+OUTCOMES = ("done", "refused", "rolled_back")
+SLEEP_CAUSES = ("idle", "memory")
+WAKE_OUTCOMES = ("loaded", "failed", "refused")
+SECONDS_PER_DAY = 86_400.0
+
+
+class VersionReading(NamedTuple):
+    """The state of one version of a model.
+
+    Attributes:
+        model: Name of the model.
+        version: Name of its folder, or the version in its manifest.
+        state: State of its life cycle.
+        cause: Cause of a refusal, in a word; empty otherwise.
+        num_answered: Requests answered.
+        num_failed: Requests that failed through a fault of the server.
+    """
+
+    model: str
+    version: str
+    state: str
+    cause: str = ""
+    num_answered: int = 0
+    num_failed: int = 0
+
+
+class VersionMetrics:
+    """States, requests and changes of versions."""
+
+    def __init__(self, families: Families) -> None:
+        """Start without versions."""
+        self._readings: Callable[[], Iterable[VersionReading]] = tuple
+        self._swaps = families.counter(
+            "version_swaps_total", "Changes of a model's version, by outcome: done, refused, rolled_back.", "model", "outcome"
+        )
+        self._sleeps = families.counter(
+            "model_sleeps_total", "Unloadings of a model: because it was idle, or to free memory for another.", "model", "cause"
+        )
+        self._wakes = families.counter(
+            "model_wakes_total", "Loadings of an unloaded model on demand, by outcome: loaded, failed, refused.", "model", "outcome"
+        )
+        families.read(
+            "version_state",
+            "1 for each known version of a model, labelled with its state and, if refused, the cause.",
+            ("model", "version", "state", "cause"),
+            lambda: {(each.model, each.version, each.state, each.cause): 1 for each in self._readings()},
+        )
+        families.read(
+            "version_requests_total",
+            "Requests that a version has answered, or that failed there through a fault of the server.",
+            ("model", "version", "outcome"),
+            self._requests,
+        )
+
+    def watch(self, read: Callable[[], Iterable[VersionReading]]) -> None:
+        """Show the versions that a function returns; it is called on the thread that answers a scrape."""
+        self._readings = read
+
+    def add_model(self, model: str) -> None:
+        """Start the counts of a model at zero."""
+        for outcome in OUTCOMES:
+            self._swaps.labels(model, outcome)
+        for cause in SLEEP_CAUSES:
+            self._sleeps.labels(model, cause)
+        for outcome in WAKE_OUTCOMES:
+            self._wakes.labels(model, outcome)
+
+    def remove_model(self, model: str) -> None:
+        """End the series of a model."""
+        for metric in (self._swaps, self._sleeps, self._wakes):
+            metric.remove_by_labels({"model": model})
+
+    def swapped(self, model: str, outcome: str) -> None:
+        """Count a change of version."""
+        self._swaps.labels(model, outcome).inc()
+
+    def slept(self, model: str, cause: str) -> None:
+        """Count an unloading."""
+        self._sleeps.labels(model, cause).inc()
+
+    def woken(self, model: str, outcome: str) -> None:
+        """Count a loading on demand."""
+        self._wakes.labels(model, outcome).inc()
+
+    def _requests(self) -> dict[tuple[str, ...], float]:
+        counted: dict[tuple[str, ...], float] = {}
+        for reading in self._readings():  # several may share a name: a folder that was replaced by another
+            for outcome, number in (("answered", reading.num_answered), ("failed", reading.num_failed)):
+                key = reading.model, reading.version, outcome
+                counted[key] = counted.get(key, 0) + number
+        return counted
+
+
+class ReloadMetrics:
+    """Files that are reloaded when they change, and certificates; the names in the labels are the server's own."""
+
+    def __init__(self, families: Families, clock: Callable[[], float] = time.time) -> None:
+        """Start without files.
+
+        Args:
+            families: Where the metrics are declared.
+            clock: Seconds since 1970.
+        """
+        self._clock = clock
+        self._stale = families.gauge(
+            "reload_stale", "1 while a file that has changed cannot be used and its former content stays in use, else 0.", "source"
+        )
+        self._days = families.gauge(
+            "tls_certificate_days_left", "Days until a certificate of the server expires; negative afterwards.", "certificate"
+        )
+
+    def set_stale(self, source: str, is_stale: bool) -> None:
+        """Set whether the content in use differs from the file."""
+        self._stale.labels(source).set(is_stale)
+
+    def set_expiry(self, certificate: str, expiry: float | None) -> None:
+        """Set when a certificate expires, in seconds since 1970; None if unknown."""
+        until = math.nan if expiry is None else expiry
+        self._days.labels(certificate).set_function(lambda: (until - self._clock()) / SECONDS_PER_DAY)
