@@ -25,12 +25,11 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.listening import in_url
 from dragoman.server.models.discovery import FoundModel, find_models
 from dragoman.server.models.loader import VersionLoader
-from dragoman.server.models.manager import Keeper
+from dragoman.server.models.manager import ModelManager
 from dragoman.server.models.memory import Placement
 from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.models.registry import Repository
 from dragoman.server.models.source import ModelSource
-from dragoman.server.models.version_loader import check_ready_rule
 from dragoman.server.operators import Operators
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminAccess, AdminServer
@@ -120,15 +119,15 @@ class Service:
         self.metrics = Metrics(registry, _version())
         self.repository: Repository = Repository()
         self._loader = VersionLoader(
-            config, self.metrics, keys, num_models=lambda: len(self.keeper.models), on_change=self._on_change
+            config, self.metrics, keys, num_models=lambda: len(self.manager.models), on_change=self._on_change
         )
         self._placement = Placement(
-            lambda: [model.candidate() for model in self.keeper.models.values()],
-            lambda name: self.keeper.models[name].evict(),
+            lambda: [model.candidate() for model in self.manager.models.values()],
+            lambda name: self.manager.models[name].evict(),
             keep_seconds=config.keep_loaded_seconds,
             bound_bytes=config.models_memory_bytes,
         )
-        self.keeper: Keeper = Keeper(
+        self.manager = ModelManager(
             source.folder,
             found,
             lambda model: ModelReconciler(model, self._loader, lambda: self.front, self._placement, self._publish),
@@ -136,8 +135,8 @@ class Service:
             config.model_files,
         )
         self._open_models()
-        self.metrics.versions.watch(self.keeper.readings)
-        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics())
+        self.metrics.versions.watch(self.manager.readings)
+        self._operators = Operators(config, self.manager, self.metrics, CallerMetrics())
         self.front: Frontend | FrontendWorkers
         if config.front_ends == 1:
             self.front = Frontend(config, self.repository, self.metrics, tracer, sampler, operators=self._operators.over_http)
@@ -162,13 +161,13 @@ class Service:
             self.metrics.summed(front.ask),
             lambda: front.is_ready,
             self._metrics_access,
-            self.keeper.troubles,
+            self.manager.troubles,
         ) as admin:
             try:
                 if await self._unless(stopping, self._open(admin)) and await self._unless(stopping, self._start_engines()):
-                    self._spawn(self.keeper.run())
+                    self._spawn(self.manager.run())
                     if self._source.is_followed:
-                        self._spawn(self._source.follow(self.keeper.look, self.keeper.uses))
+                        self._spawn(self._source.follow(self.manager.look, self.manager.uses))
                     self._operators.begin()
                     models = self.repository.all()
                     engines = {model.name: f"{model.engine.num_replicas} x {model.engine.settings.num_threads}" for model in models}
@@ -186,7 +185,7 @@ class Service:
                 for task in self._tasks:
                     task.cancel()
                 await front.end()
-                await asyncio.gather(front.flush(), self.keeper.stop())
+                await asyncio.gather(front.flush(), self.manager.stop())
         log.info("stopped")
         return 0
 
@@ -214,7 +213,7 @@ class Service:
     async def _start_engines(self) -> None:
         """Start the engines of all models; return when those that `ready_when` asks for are ready."""
         needed = []
-        for model in self.keeper.models.values():
+        for model in self.manager.models.values():
             if self.config.ready_rule.needs(model.name, model.found.file.settings.is_ready_needed):
                 needed.append(model.start())
             else:
@@ -268,8 +267,8 @@ class Service:
 
     async def _look_for_models(self) -> None:
         """Serve what has changed in the store and in the folder."""
-        await self._source.look(self.keeper.look)
-        await self.keeper.look()
+        await self._source.look(self.manager.look)
+        await self.manager.look()
 
     def _watch(self) -> None:
         """Watch the files that may change while the server runs."""
@@ -296,31 +295,31 @@ class Service:
         Raises:
             InputError: If no version of a model can be opened, or settings do not fit the models.
         """
-        check_ready_rule(list(self.keeper.models), self.config.ready_rule)
+        self.manager.check_ready_rule(self.config.ready_rule)
         own: dict[str, ServerConfig] = {}
         bundles = []
-        for name, keeper in self.keeper.models.items():
-            own[name] = keeper.found.file.settings.within(self.config)
-            bundles += keeper.open_first()[:1]
+        for name, model in self.manager.models.items():
+            own[name] = model.found.file.settings.within(self.config)
+            bundles += model.open_first()[:1]
         self._loader.pin(plan_engines(self.config, bundles, own))
-        for name, keeper in self.keeper.models.items():
-            keeper.hold_first()
-            if keeper.route is not None:
-                self.repository.publish(name, keeper.route)
+        for name, model in self.manager.models.items():
+            model.set_first_route()
+            if model.route is not None:
+                self.repository.publish(name, model.route)
                 self._describe(name)
-                self.metrics.set_ready(name, keeper.route.default.engine.is_ready)
+                self.metrics.set_ready(name, model.route.default.engine.is_ready)
 
     def _on_awaited(self) -> None:
         """Reconsider which models to load, because requests wait for others than before."""
-        for keeper in self.keeper.models.values():
-            keeper.wake()
+        for model in self.manager.models.values():
+            model.wake()
         self._placement.note()
 
     def _on_change(self, name: str) -> None:
         """Publish a change in the readiness of a model's engines."""
         self._publish(name)
-        if (keeper := self.keeper.models.get(name)) is not None:
-            keeper.wake()
+        if (model := self.manager.models.get(name)) is not None:
+            model.wake()
 
     def _publish(self, name: str) -> None:
         """Publish a model's state to health and metrics; a model that workers do not all serve yet has none."""

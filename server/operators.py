@@ -10,7 +10,7 @@ import structlog
 
 from dragoman.server.config import ServerConfig, is_loopback
 from dragoman.server.models.administration import Administrator
-from dragoman.server.models.manager import Keeper
+from dragoman.server.models.manager import ModelManager
 from dragoman.server.protocols.grpc.repository import RepositoryServer
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import Callers
@@ -27,12 +27,12 @@ log = structlog.get_logger("dragoman.operators")
 class Operators:
     """See above; does nothing where neither `admin_port` nor `http_admin` is set."""
 
-    def __init__(self, config: ServerConfig, keeper: Keeper, metrics: Metrics, counted: CallerMetrics) -> None:
+    def __init__(self, config: ServerConfig, manager: ModelManager, metrics: Metrics, counted: CallerMetrics) -> None:
         """Read who may come; nothing listens yet.
 
         Args:
             config: The settings.
-            keeper: Of all models.
+            manager: Of all models.
             metrics: Of the server.
             counted: Where operators are counted, who are no callers of models.
 
@@ -40,7 +40,7 @@ class Operators:
             ConfigError: If the file of operators cannot be used.
         """
         self._config = config
-        self._administrator = Administrator(keeper)
+        self._administrator = Administrator(manager)
         is_there = config.admin_port is not None or config.http_admin
         book = read_operators_book(config) if is_there else None
         self._callers = None if book is None else Callers(book, counted)

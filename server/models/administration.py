@@ -1,6 +1,6 @@
-"""What operators ask for, done by the keepers of models: what is asked is checked first, then led to, then looked at.
+"""Changes that operators ask for: checked, carried out by reconciliation, and undone if they cannot be.
 
-What cannot be done is undone. What operators ask for lasts until the server ends.
+Wishes of operators last until the server ends.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ import structlog
 
 from dragoman.export.fields import shown
 from dragoman.server.errors import Draining, InvalidRequest, NotInRepository, NotPossible, NotReady, ServiceError
-from dragoman.server.models.manager import Keeper
+from dragoman.server.models.manager import ModelManager
+from dragoman.server.models.model_file import check_version_name
 from dragoman.server.models.policy import Overrides
 from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.models.status import (
@@ -19,15 +20,14 @@ from dragoman.server.models.status import (
     is_called,
     is_name_served,
     is_served,
+    resolve_version,
     stands_for,
     status_of,
     version_before,
-    version_meant,
     version_names_of,
     why_not_served,
     why_refused,
 )
-from dragoman.server.models.version_names import check_version_name
 from dragoman.server.service.administration import Listing, ModelStatus, Operator, Order
 from dragoman.server.service.callers import RETRY_SECONDS
 from dragoman.server.service.requests import MAX_NAME_CHARACTERS, check_model_name
@@ -46,15 +46,15 @@ class Administrator:
         Unavailable: If the server starts or ends.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, manager: ModelManager) -> None:
         """Answer questions only, until `begin`."""
-        self._keeper = keeper
+        self._manager = manager
         self._turns: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[ModelStatus]] = set()
         self._is_begun = self._is_over = False
 
     def begin(self) -> None:
-        """Make changes from now on: somebody leads the models to what is asked for."""
+        """Make changes from now on: the models are reconciled."""
         self._is_begun = True
 
     async def end(self) -> None:
@@ -66,8 +66,8 @@ class Administrator:
 
     @property
     def problem(self) -> str:
-        """Why the models folder could not be read the last time; empty if it could."""
-        return self._keeper.problem
+        """Return why the models folder could not be scanned the last time; empty if it could."""
+        return self._manager.problem
 
     async def carry_out(self, operator: Operator, order: Order) -> Listing:
         """Carry out an order that came as data."""
@@ -91,115 +91,115 @@ class Administrator:
         return Listing(tuple(models), self.problem)
 
     def list(self, operator: Operator, model: str = "") -> Sequence[ModelStatus]:
-        """Return the status of one model, or of all that the operator may see, sorted by name."""
+        """Return the status of all models that the operator may see, or of one."""
         if model:
             return [status_of(self._permitted(operator, model))]
-        models = self._keeper.models
+        models = self._manager.models
         return [status_of(models[name]) for name in sorted(models) if _may_see(operator, name)]
 
     async def load(self, operator: Operator, model: str, version: str) -> ModelStatus:
-        """Serve a version beside the policy's; with an empty one exactly what the policy asks for."""
+        """Serve a version beside the policy's; with an empty one the policy alone, whatever was unloaded or pinned."""
 
-        async def load(keeper: ModelReconciler) -> None:
-            asked, name = keeper.overrides, version_meant(keeper, version) if version else ""
+        async def load(one: ModelReconciler) -> None:
+            asked, name = one.overrides, resolve_version(one, version) if version else ""
             if not name:
                 asked = replace(asked, is_unloaded=False, pinned=None, unloaded=frozenset())
-                if keeper.would_want(asked).default is None:
-                    raise NotPossible(why_not_served(keeper, asked))
-                await self._lead(keeper, asked, lambda: keeper.route is not None, is_undone=False)
+                if one.target(asked).default is None:
+                    raise NotPossible(why_not_served(one, asked))
+                await self._lead(one, asked, lambda: one.route is not None, is_undone=False)
                 return
             asked = replace(asked, is_unloaded=False, loaded=asked.loaded | {name}, unloaded=asked.unloaded - {name})
-            await self._lead(keeper, asked, lambda: is_served(keeper, name), name)
+            await self._lead(one, asked, lambda: is_served(one, name), name)
 
         return await self._change(operator, "load", model, load, version=version)
 
     async def unload(self, operator: Operator, model: str, version: str) -> ModelStatus:
-        """Stop serving a version; with an empty one the whole model."""
+        """Serve a version no more; with an empty one the whole model."""
 
-        async def unload(keeper: ModelReconciler) -> None:
-            asked = keeper.overrides
-            name = version if version in asked.loaded else version_meant(keeper, version) if version else ""
+        async def unload(one: ModelReconciler) -> None:
+            asked = one.overrides
+            name = version if version in asked.loaded else resolve_version(one, version) if version else ""
             if not name:
-                await self._lead(keeper, replace(asked, is_unloaded=True), lambda: keeper.route is None)
+                await self._lead(one, replace(asked, is_unloaded=True), lambda: one.route is None)
                 return
-            check_loaded(keeper)
-            if name not in version_names_of(keeper):  # it was loaded, and is gone: nobody asks for it any more
-                await self._lead(keeper, replace(asked, loaded=asked.loaded - {name}), lambda: True)
+            check_loaded(one)
+            if name not in version_names_of(one):  # it was loaded, and is gone: nobody asks for it any more
+                await self._lead(one, replace(asked, loaded=asked.loaded - {name}), lambda: True)
                 return
             pinned = None if asked.pinned == name else asked.pinned
             asked = replace(asked, loaded=asked.loaded - {name}, unloaded=asked.unloaded | {name}, pinned=pinned)
-            if keeper.would_want(asked).default is None:
+            if one.target(asked).default is None:
                 raise NotPossible(f"version: {name} is the last that can be served; unload the model to have none")
-            await self._lead(keeper, asked, lambda: not is_name_served(keeper, name))
+            await self._lead(one, asked, lambda: not is_name_served(one, name))
 
         return await self._change(operator, "unload", model, unload, version=version)
 
     async def reload(self, operator: Operator, model: str) -> ModelStatus:
-        """Read the model's folder now, and try again what was refused."""
+        """Scan the folder, and try refused versions again."""
 
-        async def reload(keeper: ModelReconciler) -> None:
+        async def reload(one: ModelReconciler) -> None:
             await self._look()
-            keeper.forgive()
-            await keeper.settled()
-            wanted = keeper.would_want(keeper.overrides, version_names_of(keeper))
-            missing = [found.name for found in wanted.versions if not is_served(keeper, found.name)]
-            reasons = [why_refused(keeper, name) or f"version {name} is not served" for name in missing]
-            reasons = [*filter(None, (keeper.found.problem, keeper.found.file_problem)), *reasons]
+            one.retry_refused()
+            await one.settled()
+            wanted = one.target(one.overrides, version_names_of(one))
+            missing = [found.name for found in wanted.versions if not is_served(one, found.name)]
+            reasons = [why_refused(one, name) or f"version {name} is not served" for name in missing]
+            reasons = [*filter(None, (one.found.problem, one.found.file_problem)), *reasons]
             if reasons:
                 raise NotPossible("; ".join(reasons))
-            if keeper.is_gone:
+            if one.is_gone:
                 raise NotPossible("model: its folder is gone")
 
         return await self._change(operator, "reload", model, reload)
 
     async def rollback(self, operator: Operator, model: str, version: str) -> ModelStatus:
-        """Have a version answer all requests that name none; an empty one means the one that did so before."""
+        """Have a version answer requests that name none; an empty one means the default before."""
 
-        async def rollback(keeper: ModelReconciler) -> None:
-            check_loaded(keeper)
-            asked = keeper.overrides
-            name = version_meant(keeper, version) if version else version_before(keeper)
+        async def rollback(one: ModelReconciler) -> None:
+            check_loaded(one)
+            asked = one.overrides
+            name = resolve_version(one, version) if version else version_before(one)
             if not name:
                 raise NotPossible("version: the model's folder holds one version, and there is none to go back to")
             asked = replace(asked, pinned=name, unloaded=asked.unloaded - {name})
-            await self._lead(keeper, asked, lambda: is_served(keeper, name, is_default=True), name)
+            await self._lead(one, asked, lambda: is_served(one, name, is_default=True), name)
 
         return await self._change(operator, "rollback", model, rollback, version=version)
 
     async def set_label(self, operator: Operator, model: str, label: str, version: str) -> ModelStatus:
-        """Have a label name a version; an empty one removes the label."""
+        """Have a label stand for a version; for none if that is empty."""
         try:
             check_version_name(label)
         except ValueError as error:
             raise InvalidRequest("label", str(error)) from None
 
-        async def set_label(keeper: ModelReconciler) -> None:
-            check_loaded(keeper)
-            if is_called(keeper, label):
+        async def set_label(one: ModelReconciler) -> None:
+            check_loaded(one)
+            if is_called(one, label):
                 raise InvalidRequest("label", f"{label} is what a version is called")
-            asked, file = keeper.overrides, keeper.found.file
+            asked, file = one.overrides, one.found.file
             labels = {key: value for key, value in asked.labels.items() if key != label}
             if not version:
                 there = sorted({key for key, value in {**file.labels, **asked.labels}.items() if value is not None})
                 if label not in there:
                     raise NotInRepository("label", label, there)
                 without: dict[str, str | None] = {label: None} if label in file.labels else {}
-                await self._lead(keeper, replace(asked, labels=labels | without), lambda: not stands_for(keeper, label, None))
+                await self._lead(one, replace(asked, labels=labels | without), lambda: not stands_for(one, label, None))
                 return
-            if not (name := version_meant(keeper, version)):
+            if not (name := resolve_version(one, version)):
                 raise NotPossible("version: the model's folder holds one version, which needs no label")
             if name in asked.unloaded:
                 raise NotPossible(f"version: {name} was unloaded; load it first")
-            await self._lead(keeper, replace(asked, labels=labels | {label: name}), lambda: stands_for(keeper, label, name), name)
+            await self._lead(one, replace(asked, labels=labels | {label: name}), lambda: stands_for(one, label, name), name)
 
         return await self._change(operator, "set_label", model, set_label, label=label, version=version)
 
     async def refresh(self, operator: Operator) -> Sequence[ModelStatus]:
-        """Read all folders now; return the status of models when all are as wanted."""
+        """Scan the folder, and return the status of all models once they are reconciled."""
         self._check_open()
         log.info("a change is asked for", change="refresh", by=operator.name)
         await self._look()
-        await self._keeper.settled()
+        await self._manager.settled()
         return self.list(operator)
 
     async def _change(
@@ -210,14 +210,14 @@ class Administrator:
         work: Callable[[ModelReconciler], Awaitable[None]],
         **asked: str,
     ) -> ModelStatus:
-        """Make a change when it is its turn; it goes on to its end though nobody waits for it any more.
+        """Make a change in its turn, to its end although its caller may leave.
 
         Args:
-            operator: Who asks for it.
-            change: What to call it in the log.
+            operator: Caller.
+            change: Name of the change, for the log.
             model: Name of the model.
-            work: Makes it.
-            asked: What else is asked, for the log.
+            work: Makes the change.
+            asked: Further parameters, for the log.
         """
         self._check_open()
         if len(asked.get("version", "")) > MAX_NAME_CHARACTERS:
@@ -248,9 +248,9 @@ class Administrator:
         told = {"change": change, "model": model, **{key: value for key, value in asked.items() if value}, "by": operator.name}
         try:
             self._check_open()
-            keeper = self._permitted(operator, model)
+            one = self._permitted(operator, model)
             log.info("a change is asked for", **told)
-            await work(keeper)
+            await work(one)
         except ServiceError as error:
             log.warning("a change cannot be made", **told, reason=error.message)
             raise
@@ -258,67 +258,55 @@ class Administrator:
             log.warning("a change is not made to its end, for the server ends", **told)
             raise _draining() from None
         log.info("a change is made", **told)
-        return status_of(keeper)
+        return status_of(one)
 
     async def _lead(
         self,
-        keeper: ModelReconciler,
+        one: ModelReconciler,
         asked: Overrides,
         is_done: Callable[[], bool],
         version: str | None = None,
         *,
         is_undone: bool = True,
     ) -> None:
-        """Lead a model to what is asked for.
+        """Reconcile a model with changed wishes; raise `NotPossible` if they are not met then.
 
         Args:
-            keeper: Of the model.
-            asked: By operators, in all.
-            is_done: Whether it is so, once all is done that can be.
-            version: One that is tried again though it was refused, and without which nothing is done.
-            is_undone: Whether what is not done is not asked for any more.
-
-        Raises:
-            NotPossible: If it is not done.
+            one: Of the model.
+            asked: All wishes of operators.
+            is_done: Returns whether they are met.
+            version: Version that is tried again though it was refused.
+            is_undone: Whether wishes that are not met are taken back.
         """
-        before = keeper.overrides
+        before = one.overrides
         if version is not None:
-            keeper.forgive({version})
-        keeper.ask(asked)
-        await keeper.settled()
+            one.retry_refused({version})
+        one.override(asked)
+        await one.settled()
         if is_done():
             return
-        reason = (version is not None and why_refused(keeper, version)) or why_not_served(keeper, asked)
+        reason = (version is not None and why_refused(one, version)) or why_not_served(one, asked)
         if is_undone:
-            keeper.ask(before)
+            one.override(before)
         raise NotPossible(reason)
 
     async def _look(self) -> None:
-        """Look at the folder of models.
-
-        Raises:
-            NotPossible: If that cannot be done.
-        """
-        await self._keeper.look()
-        if self._keeper.problem:
-            raise NotPossible(f"the folder of models cannot be looked at: {self._keeper.problem}")
+        """Scan the models folder; raise `NotPossible` if that fails."""
+        await self._manager.look()
+        if self._manager.problem:
+            raise NotPossible(f"the folder of models cannot be looked at: {self._manager.problem}")
 
     def _is_known(self, model: str, version: str) -> bool:
         """Return whether there is a model, and a version of it if one is named."""
-        keeper = self._keeper.models.get(model)
-        return keeper is not None and (not version or is_called(keeper, version))
+        one = self._manager.models.get(model)
+        return one is not None and (not version or is_called(one, version))
 
     def _permitted(self, operator: Operator, model: str) -> ModelReconciler:
-        """Return who leads a model that an operator names.
-
-        Raises:
-            InvalidRequest: If no model can have the name.
-            NotInRepository: If there is none that the operator may see.
-        """
-        names = sorted(name for name in self._keeper.models if _may_see(operator, name))
+        """Return a model of an operator; raise `InvalidRequest` for an impossible name, `NotInRepository` for an unknown one."""
+        names = sorted(name for name in self._manager.models if _may_see(operator, name))
         if check_model_name(model) not in names:
             raise NotInRepository("model", shown(model), names)
-        return self._keeper.models[model]
+        return self._manager.models[model]
 
     def _check_open(self) -> None:
         if self._is_over:

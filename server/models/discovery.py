@@ -1,8 +1,12 @@
-"""Models and versions found in the models folder, without opening them."""
+"""Models, their versions and their `model.toml` in the models folder, found without opening a bundle.
+
+Nothing is refused here that opening a bundle refuses with a better reason. Whatever cannot be read now is as it was before; only
+what has changed since the last scan is read again.
+"""
 
 import errno
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,14 +18,13 @@ from dragoman.export.manifest import check_name
 from dragoman.export.manifest_file import MAX_MANIFEST_BYTES
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError
-from dragoman.server.models.model_file import MODEL_FILE, ModelFile, read_model_file
-from dragoman.server.models.version_names import check_version_name, natural_key
+from dragoman.server.models.model_file import MODEL_FILE, ModelFile, check_version_name, natural_key, read_model_file
 
 Stamp = tuple[int, int, int]
-"""Inode, size and time of modification of a file in ns: others where another file has taken its place."""
+"""Inode, size and time of modification in ns, which tell a replaced file."""
 
 UNREAD: Stamp = (-1, -1, -1)
-"""Of no file: what has it is read at the next look."""
+"""Stamp of no file: it is read at the next scan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,11 @@ class FoundVersion:
     """A folder with a whole `bundle.json`.
 
     Attributes:
-        name: The folder's; empty where the model's folder is itself the bundle.
+        name: Name of the folder; empty where the model's folder is itself the bundle.
         directory: Of the bundle.
-        stamp: Of its `bundle.json`; another one, too, once it can be read.
-        model: Name in its manifest, which a bundle in a model's folder must share with that; empty if there was no telling.
-        is_closed: Whether the folder may not be entered, so that opening the bundle is sure to fail.
+        stamp: Of its `bundle.json`; it changes, too, once that can be read.
+        model: Model in its manifest; empty if that could not be read.
+        is_closed: Whether the folder may not be entered.
     """
 
     name: str
@@ -45,13 +48,13 @@ class FoundVersion:
 
 @dataclass(frozen=True, slots=True)
 class FileLook:
-    """How far a `model.toml` is known.
+    """State of a model's `model.toml`.
 
     Attributes:
-        used: Stamp of the one in use; None where there is none.
-        seen: Stamp of the one that was there at the last look.
-        is_usable: Whether one that could be used was there ever, or none at all.
-        refused: Stamp of the one that was read and cannot be used; None if there is none.
+        used: Stamp of the file in use; None for none.
+        seen: Stamp of the file at the last scan.
+        is_usable: Whether there ever was a file that could be used, or none at all.
+        refused: Stamp of a file that cannot be used; None for none.
     """
 
     used: Stamp | None = None
@@ -65,15 +68,14 @@ class FoundModel:
     """A model of the folder.
 
     Attributes:
-        name: The folder's, or the manifest's where the folder is itself a bundle; no two models have the same.
-        directory: That holds its versions, or is its bundle.
-        versions: In natural order of their names, the newest last. While there is a problem, those from before it.
+        name: Of the folder, or of the manifest where the folder is itself a bundle; unique.
+        directory: Folder of its versions, or its bundle.
+        versions: In natural order of their names, the newest last; while there is a problem, those from before it.
         file: Its `model.toml`, or the last one that could be used.
-        problem: Why nothing can be told of what the folder holds; empty if all is well.
-        file_problem: Why the `model.toml` that is there is not in use, a line a reason; empty if it is. A model that has never had
-            a usable one has no versions.
-        left_out: What lies in the folder and is no version, a line each with the reason.
-        look: For the next look.
+        problem: Reason why the folder cannot be used; empty if it can.
+        file_problem: Reasons, a line each, why the present `model.toml` is not in use; without a usable one there are no versions.
+        left_out: Entries of the folder that are no versions, a line each with the reason.
+        look: State of its file, for the next scan.
     """
 
     name: str
@@ -88,13 +90,7 @@ class FoundModel:
 
 @dataclass(slots=True)
 class Listing:
-    """Names in a folder, hidden ones aside.
-
-    Attributes:
-        names: All.
-        folders: Those of folders, links to folders among them.
-        links: Those of links.
-    """
+    """Names in a folder, hidden ones aside: all, those of folders with links to folders, and those of links."""
 
     names: set[str]
     folders: list[str]
@@ -102,11 +98,7 @@ class Listing:
 
 
 def list_folder(directory: Path) -> Listing:
-    """Return what a folder holds.
-
-    Raises:
-        OSError: If it cannot be read.
-    """
+    """Return the contents of a folder; raise `OSError` if it cannot be read."""
     listing = Listing(set(), [], set())
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -118,14 +110,13 @@ def list_folder(directory: Path) -> Listing:
             try:
                 if entry.is_dir():
                     listing.folders.append(entry.name)
-            except OSError:
-                # Such as a link that leads in a circle, or whose target may not be looked at.
+            except OSError:  # such as a link that leads in a circle
                 continue
     return listing
 
 
 def find_beside(directory: Path, name: str, listing: Listing) -> str | None:
-    """Return where a link leads if that is a folder beside it, or one that it lies in itself; None for anywhere else."""
+    """Return the target of a link if that is a folder beside it, or one that it lies in; None for anywhere else."""
     here, there = os.path.realpath(directory), os.path.realpath(directory / name)
     if os.path.dirname(there) == here and os.path.basename(there) in listing.names:
         return os.path.basename(there)
@@ -133,13 +124,13 @@ def find_beside(directory: Path, name: str, listing: Listing) -> str | None:
 
 
 def find_versions(directory: Path, listing: Listing, known: dict[str, FoundVersion]) -> tuple[list[FoundVersion], list[str]]:
-    """Return the versions in a model's folder in their order, and the reasons why others are none."""
+    """Return the versions in a model's folder in their order, and the reasons why other entries are none."""
     versions, left_out = [], []
     for name in listing.folders:
         version, reason = find_bundle(directory, name, known.get(name))
         if version is not None and name in listing.links and (target := find_beside(directory, name, listing)) is not None:
             version, reason = None, f"{directory / name}: a link to {target}, which is looked at itself; a label can name a version"
-        if version is not None and (refusal := _refuse_name(directory, name)):
+        if version is not None and (refusal := _refuse_name(directory, name, check_version_name)):
             version, reason = None, refusal
         if version is not None:
             versions.append(version)
@@ -148,21 +139,13 @@ def find_versions(directory: Path, listing: Listing, known: dict[str, FoundVersi
     return sorted(versions, key=lambda version: natural_key(version.name)), sorted(left_out)
 
 
-def _refuse_name(directory: Path, name: str) -> str:
-    try:
-        check_version_name(name)
-    except ValueError as error:
-        return f"{directory}: {error}"
-    return ""
-
-
 def find_bundle(parent: Path, name: str, known: FoundVersion | None) -> tuple[FoundVersion | None, str]:
-    """Return the bundle in a folder, and what is odd about it; neither if there is none.
+    """Return the bundle in a folder, and a problem with it; neither if there is none.
 
     Args:
         parent: The model's folder.
-        name: Of the version's in it; empty for the model's folder itself.
-        known: What was found there at the last look.
+        name: Of the version's folder in it; empty for the model's folder itself.
+        known: The same at the last scan.
     """
     # Strings, since this is done for every version every time.
     directory = os.path.join(parent, name) if name else os.fspath(parent)
@@ -174,7 +157,7 @@ def find_bundle(parent: Path, name: str, known: FoundVersion | None) -> tuple[Fo
     except OSError as error:
         if error.errno == errno.ELOOP:
             return None, f"{location}: {error.strerror}"
-        # Somebody has forgotten rights, which opening it will say. One that is being served is the same as far as anybody can tell.
+        # Opening it will tell of missing rights; one that is served counts as unchanged.
         return known or _closed(directory, name), ""
     stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
     if known is not None and known.stamp == stamp:
@@ -202,11 +185,7 @@ def _closed(directory: str, name: str) -> FoundVersion | None:
 
 
 def _model_name(content: bytes) -> str:
-    """Return the model's name in a manifest; empty if a model cannot be called so.
-
-    Raises:
-        msgspec.DecodeError: If it is not whole.
-    """
+    """Return the model's name in a manifest, empty for an impossible one; raise `msgspec.DecodeError` if it is not whole."""
     fields = msgspec.json.decode(content)
     name = fields.get("name") if isinstance(fields, dict) else None
     try:
@@ -224,12 +203,12 @@ def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = Tru
 
     Args:
         folder: Of models, or a bundle itself.
-        before: What the last look found; of what has not changed since, nothing is read again.
-        is_at_once: Use a changed `model.toml` although it may be half written; otherwise once two looks have found the same.
-        files: Folder in which NAME.toml takes the place of the `model.toml` of the model of that name; None for none.
+        before: Models of the last scan.
+        is_at_once: Use a changed `model.toml` although it may be half written; otherwise once two scans have found the same.
+        files: Folder in which NAME.toml replaces the `model.toml` of that model; None for none.
 
     Raises:
-        BundleError: If there is no such folder, or it cannot be read; the same of `files`.
+        BundleError: If one of the folders cannot be read.
     """
     known = {model.directory: model for model in before}
     listing = _list(folder)
@@ -255,30 +234,18 @@ def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = Tru
 
 
 def _tellable(model: FoundModel) -> FoundModel:
-    """Return a model with texts that messages can hold, which what file systems call things need not be."""
+    """Return a model with texts that messages can hold, which names in file systems need not be."""
     name, problem, file_problem, *left_out = map(tellable, (model.name, model.problem, model.file_problem, *model.left_out))
     return replace(model, name=name, problem=problem, file_problem=file_problem, left_out=tuple(left_out))
 
 
 def find_unused(files: Path, models: Iterable[FoundModel]) -> list[str]:
-    """Return the names in a folder of models' files that no model has: misspelt ones, and those of models that are still to come.
-
-    Args:
-        files: See `scan`.
-        models: That there are.
-
-    Raises:
-        BundleError: If the folder cannot be read.
-    """
+    """Return the files of `scan`'s `files` that belong to no model; raise `BundleError` if the folder cannot be read."""
     return sorted(_list(files).names - {f"{model.name}{FILE_SUFFIX}" for model in models})
 
 
 def refuse_damaged_files(models: Iterable[FoundModel]) -> None:
-    """Do nothing if every `model.toml` can be used; for the start, where there is no earlier one to go on with.
-
-    Raises:
-        ConfigError: A line for each reason, which names the file and the field.
-    """
+    """Raise `ConfigError` if a `model.toml` cannot be used: a line for each reason, with the file and the field."""
     if problems := [model.file_problem for model in models if model.file_problem]:
         raise ConfigError("\n".join(problems))
 
@@ -301,7 +268,7 @@ def _look(directory: Path, before: FoundModel | None, is_at_once: bool, files: P
     name = flat.model if flat is not None and flat.model else directory.name
     if before is not None and (is_both or reason or (flat is not None and not flat.model)):
         name = before.name
-    problem = _refuse_model_name(directory, name)
+    problem = _refuse_name(directory, name)
     if is_both and not problem:
         names = listed([version.name for version in versions])
         problem = f"{directory}: holds {MANIFEST_FILE} beside folders of versions ({names}); only one of the two can be meant"
@@ -315,15 +282,16 @@ def _look(directory: Path, before: FoundModel | None, is_at_once: bool, files: P
 
 
 def _unreadable(directory: Path, before: FoundModel | None, problem: str) -> FoundModel | None:
-    """Return a model that cannot be looked at; None if it may as well be none, as `lost+found` is."""
+    """Return a model that cannot be read; None if it may as well be none, as `lost+found` is."""
     if before is not None:
         return replace(before, problem=problem)
-    return None if _refuse_model_name(directory, directory.name) else FoundModel(directory.name, directory, problem=problem)
+    return None if _refuse_name(directory, directory.name) else FoundModel(directory.name, directory, problem=problem)
 
 
-def _refuse_model_name(directory: Path, name: str) -> str:
+def _refuse_name(directory: Path, name: str, check: Callable[[str], object] = check_name) -> str:
+    """Return why a model, or a version by `check_version_name`, cannot have a name; empty if it can."""
     try:
-        check_name(name)
+        check(name)
     except ValueError as error:
         return f"{directory}: {error}"
     return ""
@@ -338,20 +306,14 @@ def _list(folder: Path) -> Listing:
 
 
 def place_of_file(directory: Path, name: str, files: Path | None) -> Path:
-    """Return where a model's file is, which need not be there.
-
-    Args:
-        directory: Of the model.
-        name: The model's.
-        files: See `scan`.
-    """
+    """Return the path of a model's file, which need not exist; `files` is as in `scan`."""
     if files is not None and os.path.lexists(path := files / f"{name}{FILE_SUFFIX}"):
         return path
     return directory / MODEL_FILE
 
 
 def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple[ModelFile, str, FileLook]:
-    """Return a model's file or the one to go on with, why the one that is there is not in use, and how far it is known."""
+    """Return the file to use, why the present one is not in use, and its state."""
     last = before.look if before is not None else FileLook()
     file = before.file if before is not None else ModelFile()
     try:
@@ -379,7 +341,7 @@ def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple
 
 
 def _each_once(models: list[FoundModel], known: Mapping[Path, FoundModel]) -> list[FoundModel]:
-    """Return the models by name. Of those that have the same, the one from before stays as it was, with a problem."""
+    """Return the models by name; of several with one name, the one from before stays as it was, with a problem."""
     named: dict[str, list[FoundModel]] = {}
     for model in models:
         named.setdefault(model.name, []).append(model)
@@ -397,14 +359,10 @@ def _each_once(models: list[FoundModel], known: Mapping[Path, FoundModel]) -> li
 
 
 def find_models(folder: Path, files: Path | None = None) -> list[FoundModel]:
-    """Return the models of a folder, sorted by name; nothing is opened yet.
-
-    Args:
-        folder: Of models, or a bundle itself.
-        files: Of files that take the place of `model.toml`; see `scan`.
+    """Return the models of a folder for the start of a server; see `scan`.
 
     Raises:
-        BundleError: If there is none, or what one is cannot be told.
+        BundleError: If there is none, or a folder cannot be used.
         ConfigError: If a `model.toml` cannot be used.
     """
     found = scan(folder, files=files)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import structlog
 
@@ -9,18 +10,18 @@ from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.signing import Keys, SignatureError
 from dragoman.model.errors import InputError
 from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.engine.settings import slots_per_request
 from dragoman.server.models.discovery import FoundVersion
-from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.models.loaded import LoadedModel, SleepingEngine
 from dragoman.server.models.memory import Measured, needed_bytes
 from dragoman.server.models.model_file import ModelFile
 from dragoman.server.models.self_test import PROOF_SECONDS, ProofFailed, prove
-from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.version import Cause, Opened, Refused
-from dragoman.server.models.version_loader import check_slots
 from dragoman.server.service.languages import PromptTemplates
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.processes import read_process
 from dragoman.server.workers.engines import EnginePlan, engine_settings, make_engine, plan_engine
+from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.processors import give_back_blocks_soon
 
 log = structlog.get_logger("dragoman.repository")
@@ -48,10 +49,10 @@ class VersionLoader:
 
         Args:
             config: The server's settings.
-            metrics: Where engines are observed.
+            metrics: See the attributes.
             keys: One of them must have signed each bundle; None if bundles need no signature.
-            num_models: Returns how many models share the cores.
-            on_change: Called with a model's name when one of its engines has become ready, or is not any more.
+            num_models: Returns the number of models that share the cores.
+            on_change: Called with a model's name when the readiness of one of its engines has changed.
         """
         self.turn = asyncio.Lock()
         self.load_seconds = config.load_timeout_seconds
@@ -65,11 +66,7 @@ class VersionLoader:
         self._pinned = plans
 
     def open(self, model: str, found: FoundVersion, file: ModelFile) -> Opened:
-        """Open a version and compare everything that can be compared without running it; callable on any thread.
-
-        Raises:
-            Refused: If it cannot be served.
-        """
+        """Open a version and check it without running it, on any thread; raise `Refused` if it cannot be served."""
         try:
             bundle = Bundle.open(found.directory, keys=self._keys)
             if bundle.manifest.name != model:
@@ -107,13 +104,7 @@ class VersionLoader:
         return sum(_resident_sizes(model))
 
     def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel:
-        """Return the stand-in for a version that is asleep.
-
-        Args:
-            opened: Contents of the version.
-            file: Of the model.
-            label: Name of the version.
-            device: Device on which it has run; empty if it never has.
+        """Return the stand-in for a version that is asleep and has run on a device, or on none if that is empty.
 
         Raises:
             ConfigError: If it could not be loaded again by the model's file.
@@ -139,7 +130,7 @@ class VersionLoader:
             opened: Contents of the version.
             file: Of the model.
             label: Name of the version.
-            replicas: Numbers of its engines in metrics; none for an engine that never starts.
+            replicas: Numbers of its engines in metrics; none for a stand-in.
             on_death: Called when one of them has ended by itself.
             is_observed: Returns whether metrics count their work.
         """
@@ -159,11 +150,7 @@ class VersionLoader:
         return LoadedModel(bundle, opened.tokenizers, opened.frames, engine, label, traits=file.settings.traits)
 
     async def prove(self, model: LoadedModel) -> None:
-        """Self-test a running engine.
-
-        Raises:
-            Refused: If it does not reproduce the sample answers.
-        """
+        """Self-test a running engine; raise `Refused` if it does not reproduce the sample answers."""
         ready = model.engine.ready
         if ready is None:
             raise Refused(Cause.START, "its engine has ended")
@@ -187,5 +174,20 @@ class VersionLoader:
 
 def _resident_sizes(model: LoadedModel) -> list[int]:
     """Return the resident bytes of each engine that has a process."""
-    readings = [read_process(process_id) for process_id in model.engine.process_ids]
+    readings = [read_process(process_id) for process_id in engine_of(model).process_ids]
     return [reading.resident_memory_bytes for reading in readings if reading is not None]
+
+
+def engine_of(model: LoadedModel) -> ReplicaPool | SleepingEngine:
+    """Return the engine of a model in the process that starts engines."""
+    return cast(ReplicaPool | SleepingEngine, model.engine)
+
+
+def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> None:
+    """Raise `ConfigError` if a model's defaults need more slots than these settings give a request."""
+    name, defaults = bundle.manifest.name, bundle.manifest.defaults
+    limit = slots_per_request(max_slots, max_slots_per_request)
+    for field in ("num_beams", "num_return_sequences"):
+        if (needed := getattr(defaults, field) or 1) > limit:
+            setting = "max_slots" if limit == max_slots else "max_slots_per_request"
+            raise ConfigError(f"{setting}: requests may take {limit} slots, but {field} of model {name} is {needed} by default")

@@ -1,4 +1,8 @@
-"""Memory needed and available for models; eviction when it is short."""
+"""Memory for models: estimates, free memory, and eviction of idle models when it is short.
+
+Models are loaded one after the other, in the order in which they were asked for (`VersionLoader.turn`). A loaded model counts with
+its estimate, or with its resident memory if that is more. An evicted model ends when no request holds it.
+"""
 
 import asyncio
 import math
@@ -15,12 +19,12 @@ from dragoman.export.fields import MAX_COPY_BYTES, Precision
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.models.version import Cause, Refused
 
-# A process of ours that has loaded ONNX Runtime and no model.
+# An engine process without a model.
 PROCESS_BYTES = 120 * 2**20
-# What graphs take for each byte of their weights: the order that these are put into, and what is computed with.
+# Memory for each byte of weights: prepacked weights and intermediate results.
 WEIGHTS_FACTOR = 1.25
 ITEM_BYTES: dict[Precision, int] = {"fp32": 4, "int8": 1, "fp16": 2, "bf16": 2}
-# A version may need so many times what another one of the model has taken.
+# Memory of a version relative to another one of the model.
 MARGIN = 1.25
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -28,7 +32,7 @@ MEMINFO = Path("/proc/meminfo")
 
 
 class _Names(NamedTuple):
-    """What a version of control groups calls its files, and lines of `memory.stat`."""
+    """File names of a version of control groups, and lines of `memory.stat`."""
 
     folder: str
     limit: str
@@ -42,12 +46,7 @@ VERSION_2 = _Names("", "memory.max", "memory.current", ("inactive_file", "slab_r
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Memory that could be taken, and what says so.
-
-    Attributes:
-        num_bytes: How much.
-        limit: What of it is the limit, in words.
-    """
+    """Free memory, and its limit in words."""
 
     num_bytes: int
     limit: str
@@ -55,12 +54,12 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the engines of another version of the same model have taken.
+    """Memory of another version of the same model.
 
     Attributes:
-        num_bytes: Resident, all of them together.
-        most_bytes: What they could have taken at the most, as `needed_bytes` reckons it.
-        num_replicas: Engines.
+        num_bytes: Resident memory of all its engines.
+        most_bytes: Their bound by `needed_bytes`.
+        num_replicas: Number of engines.
     """
 
     num_bytes: int
@@ -69,14 +68,13 @@ class Measured:
 
 
 def needed_bytes(bundle: Bundle, settings: EngineSettings, num_replicas: int, measured: Measured | None = None) -> int:
-    """Return about how much memory a version's engines take on the CPU at the most: weights, caches of all slots, processes.
+    """Return an estimate of the memory that a version's engines take on the CPU at most: weights, caches of all slots, processes.
 
     Args:
         bundle: Of the version.
-        settings: Of an engine; those that share weights have them once, and without a copy for the scorer.
-        num_replicas: Engines.
-        measured: Of a version that has served; caches seldom hold the longest texts in all slots, and this tells what they do hold.
-            What this one may take beyond what that one might have taken comes on top of it.
+        settings: Of an engine; engines that share weights have them once, and without a copy for the scorer.
+        num_replicas: Number of engines.
+        measured: Of a version that has served, since caches seldom hold the longest texts in all slots.
     """
     weights = int(weight_bytes(bundle) * WEIGHTS_FACTOR)
     if not settings.device.weights_cache:
@@ -90,12 +88,12 @@ def needed_bytes(bundle: Bundle, settings: EngineSettings, num_replicas: int, me
 
 
 def weight_bytes(bundle: Bundle) -> int:
-    """Return how large a bundle's graphs and weights are."""
+    """Return the size of a bundle's graphs and weights."""
     return sum(entry.size for path, entry in bundle.manifest.files.items() if path.endswith((".weights", ".onnx")))
 
 
 def slot_bytes(bundle: Bundle) -> int:
-    """Return what a slot's caches take when source and answer are the longest that they can be."""
+    """Return the size of a slot's caches for the longest source and answer."""
     manifest = bundle.manifest
     usual: Precision = "fp32" if manifest.precision == "int8" else manifest.precision
     lengths = {"self": manifest.max_target_tokens, "cross": manifest.max_source_tokens}
@@ -103,12 +101,12 @@ def slot_bytes(bundle: Bundle) -> int:
 
 
 def room(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS, meminfo: Path = MEMINFO) -> Room:
-    """Return how much memory can be taken: what the container may, or what the machine has, whichever is less.
+    """Return the free memory, of the container or of the machine, whichever is less.
 
     Args:
-        cgroups: Where control groups lie.
-        own_cgroups: Tells which of them are this process's.
-        meminfo: Tells what the machine has.
+        cgroups: Folder of control groups.
+        own_cgroups: File of this process's groups.
+        meminfo: File of the machine's memory.
     """
     rooms = [Room(_available(meminfo), "of the machine is free")]
     for folder, names in _groups(cgroups, own_cgroups):
@@ -123,10 +121,7 @@ def room(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS, meminfo: Path
 
 
 def _groups(cgroups: Path, own_cgroups: Path) -> Iterator[tuple[Path, _Names]]:
-    """Yield the groups of which the limits hold for this process: its own, and those that this is in, in either version.
-
-    A container may see its own group as the root of all, whatever its path is called outside.
-    """
+    """Yield this process's groups and their parents, in both versions; a container may see its own group as the root."""
     paths = {VERSION_1: PurePosixPath("/"), VERSION_2: PurePosixPath("/")}
     with suppress(OSError):
         for line in own_cgroups.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -153,7 +148,7 @@ def _available(meminfo: Path) -> int:
 
 
 def _reclaimable(stat: Path, names: _Names) -> int:
-    """Return what of a group's memory is the content of files that the kernel would give up first."""
+    """Return the part of a group's memory that the kernel would reclaim first: contents of files."""
     lines = (line.split() for line in stat.read_text(encoding="ascii").splitlines())
     return sum(int(value) for name, value in lines if name in names.reclaimable)
 
@@ -223,17 +218,7 @@ class Placement:
         measure_room: Callable[[], Room] = room,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Describe the memory; see the attributes.
-
-        Args:
-            candidates: Returns all models.
-            evict: Has a model of a name be unloaded as soon as it can be.
-            keep_seconds: See the attributes.
-            bound_bytes: See the attributes.
-            wait_seconds: See the attributes.
-            measure_room: Returns the memory of the container or the machine.
-            clock: In seconds.
-        """
+        """Describe the memory; `candidates` returns all models, `evict` unloads one of a name as soon as it can be."""
         self.keep_seconds, self.bound_bytes, self.wait_seconds = keep_seconds, bound_bytes, wait_seconds
         self._candidates, self._evict, self._measure_room, self._clock = candidates, evict, measure_room, clock
         self._news = asyncio.Event()

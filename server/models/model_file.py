@@ -1,10 +1,10 @@
-"""`model.toml`: what is wanted of one model's versions, and what differs for it from the server's settings.
+"""`model.toml`: the policy for one model's versions, and its own settings; names of versions and labels.
 
-A file that cannot be used is refused as a whole: at the start that ends the start, later what was read before stays in use
-(`layout.scan` sees to that).
+A file that cannot be used is refused as a whole: at the start that ends the start, later the one before stays in use.
 """
 
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from msgspec import Struct
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from dragoman.export.fields import one_line
+from dragoman.export.fields import one_line, shown
 from dragoman.model.files import read_bounded
 from dragoman.server.config import (
     ALWAYS,
@@ -41,12 +42,41 @@ from dragoman.server.config import (
     hint,
     parse_duration,
 )
-from dragoman.server.models.version_names import VersionName
 from dragoman.server.service.requests import MAX_PRIORITY
+
+MAX_CHARACTERS = 64
+_RUNS = re.compile(r"[0-9]+|[^0-9]+")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def is_version_name(text: str) -> bool:
+    """Return whether a version or a label can have this name."""
+    return len(text) <= MAX_CHARACTERS and _NAME.fullmatch(text) is not None
+
+
+def check_version_name(text: str) -> str:
+    """Return a name of a version or a label; raise `ValueError` if it cannot be one."""
+    if not is_version_name(text):
+        rule = f"letters, digits, '.', '_' and '-', at most {MAX_CHARACTERS} of them, and begin with a letter or a digit"
+        raise ValueError(f"{shown(text)} is no name of a version or a label: it must be {rule}")
+    return text
+
+
+def natural_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
+    """Return a key that sorts runs of digits as numbers, before anything else at their place: 1, 2, 10; v1.2.9, v1.2.10."""
+    runs = tuple((0, int(run), "") if run[0] in "0123456789" else (1, 0, run) for run in _RUNS.findall(name))
+    return runs, name
+
+
+VersionName = Annotated[
+    str,
+    AfterValidator(check_version_name),
+    WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$", "maxLength": MAX_CHARACTERS}),
+]
 
 MODEL_FILE = "model.toml"
 USUAL_LATEST = 1
-# What the server has a setting for as well, and engines do not.
+# A setting of the server, and not of engines.
 NOT_OF_ENGINES = frozenset({"keep_loaded"})
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -80,19 +110,19 @@ KeepLoaded = Annotated[
 
 
 class _Table(BaseModel):
-    """A table of the file."""
+    """Table of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Versions(_Table):
-    """Which versions are served.
+    """Versions that are served.
 
     Attributes:
-        latest: So many of the newest; None where `only` says it.
+        latest: Number of the newest ones; None where `only` names them.
         only: These and no others; None for the newest.
         default: Version or label that answers requests which name none; None for the newest that has no share of its own.
-        sticky: What of a request decides which share it is in: its id, or its caller where callers are known.
+        sticky: Part of a request that decides on its share: its id, or its caller where callers are known.
     """
 
     latest: Count | None = None
@@ -112,20 +142,18 @@ class Versions(_Table):
 
     @property
     def num_latest(self) -> int:
-        """How many of the newest versions are served, where `only` is not set."""
+        """Number of the newest versions that are served, where `only` is not set."""
         return USUAL_LATEST if self.latest is None else self.latest
 
 
 class ModelSettings(_Table):
-    """What a model has of its own; what is None is the server's setting of that name, where there is one.
-
-    Those that the server has as well are described there, in `ServerConfig`.
+    """Settings of one model; None for the server's setting of that name, which `ServerConfig` describes.
 
     Attributes:
-        max_priority: Highest priority that a request for it may have; None for any.
-        one_sentence: Whether it knows one sentence at a time; None for what the bundle says.
-        is_ready_needed: Whether it counts for the server's readiness; None for what `ready_when` says.
-        keep_loaded: Seconds without a request after which it may be unloaded, infinite for never; None where nothing is said.
+        max_priority: Highest priority of a request; None for any.
+        one_sentence: Whether it knows one sentence at a time; None for the bundle's choice.
+        is_ready_needed: Whether it counts for the server's readiness; None for `ready_when`.
+        keep_loaded: Seconds without a request after which it is unloaded, infinite for never; None for the server's setting.
     """
 
     num_threads: CountOrUsual | None = None
@@ -143,30 +171,23 @@ class ModelSettings(_Table):
 
     @property
     def traits(self) -> Traits:
-        """Those of them that no setting of the server is."""
+        """Settings that only models have."""
         return Traits(self.max_priority, self.is_ready_needed, self.one_sentence)
 
     def within(self, config: ServerConfig) -> ServerConfig:
-        """Return the settings that the model's engines are started with.
-
-        Args:
-            config: The server's.
-
-        Raises:
-            ConfigError: If these do not fit together with the server's.
-        """
+        """Return the settings of the model's engines, by the server's; raise `ConfigError` if these do not fit together."""
         own = ServerConfig.model_fields.keys() - NOT_OF_ENGINES
         return config.changed({name: value for name, value in self if value is not None and name in own})
 
 
 class Swap(_Table):
-    """How a version takes another's place.
+    """Rollout of a version.
 
     Attributes:
-        mode: `replace` starts the new one beside the old one; `restart` ends the old one first, where both do not fit in memory.
-        probation_seconds: How long the new one is watched while the old one can come back; 0 for not at all.
+        mode: `replace` starts the new version beside the old one; `restart` ends the old one first, to save memory.
+        probation_seconds: Length of the canary check, in which the old version can come back; 0 for none.
         max_error_rate: Share of its requests that may fail through the server's fault in that time.
-        max_latency_factor: So many times as long as with the old one its requests may take in that time.
+        max_latency_factor: Bound on its mean latency in that time, relative to the old version's.
     """
 
     mode: Literal["replace", "restart"] = "replace"
@@ -176,14 +197,14 @@ class Swap(_Table):
 
 
 class ModelFile(_Table):
-    """The whole file; without arguments, what holds for a model that has none.
+    """The whole file; without arguments, that of a model that has none.
 
     Attributes:
-        versions: Which are served.
+        versions: Versions that are served.
         labels: Version by label.
         weights: Share of the requests that name no version, by version or label; the default gets the rest.
-        settings: That differ from the server's.
-        swap: How versions change.
+        settings: Settings of the model.
+        swap: Rollouts.
     """
 
     versions: Versions = Versions()
@@ -201,11 +222,7 @@ class ModelFile(_Table):
 
 
 def read_model_file(path: Path) -> ModelFile:
-    """Read a `model.toml`.
-
-    Raises:
-        ConfigError: If it cannot be read or used: a line for each reason, which names the file and the field.
-    """
+    """Read a `model.toml`; raise `ConfigError` if it cannot be used: a line for each reason, with the file and the field."""
     try:
         fields = tomllib.loads(read_bounded(path, MAX_FILE_BYTES).decode("utf-8"))
     except OSError as error:
@@ -220,7 +237,7 @@ def read_model_file(path: Path) -> ModelFile:
 
 
 def _explain(detail: ErrorDetails) -> str:
-    """Return one line about one wrong field."""
+    """Return a line about a wrong field."""
     # In a table of one's own names pydantic says `[key]` of the name itself.
     parts = [str(part) for part in detail["loc"] if part != "[key]"]
     field = one_line(".".join(parts), 120)
@@ -241,7 +258,7 @@ def _explain(detail: ErrorDetails) -> str:
 
 
 def _written(value: object) -> str:
-    """Return a value of the file as a message has it."""
+    """Return a value of the file for a message."""
     try:
         return one_line(repr(value), 80)
     except ValueError:  # Python writes no number of thousands of digits, which TOML can have in hexadecimal
@@ -249,6 +266,6 @@ def _written(value: object) -> str:
 
 
 def _names_beside(parts: list[str]) -> set[str]:
-    """Return the names that there are where an unknown one was found."""
+    """Return the known names in the table of an unknown one."""
     tables: Mapping[str, Any] = {name: field.annotation for name, field in ModelFile.model_fields.items()}
     return set(tables[parts[0]].model_fields) if len(parts) > 1 else set(tables)

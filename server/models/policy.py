@@ -1,4 +1,8 @@
-"""Which versions of a model should be loaded, and which one answers."""
+"""Version policy: the versions of a model to load, and the version that answers requests which name none.
+
+The same folder, file, refusals and wishes of operators give the same answer. The next version that the file allows replaces one
+that is removed or refused.
+"""
 
 import math
 from collections.abc import Collection, Container, Mapping, Sequence, Set
@@ -9,46 +13,43 @@ from dragoman.export.fields import listed
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.model_file import ModelFile
 
-# Further back nobody goes, and the server may live for years.
+# A bound, since a server may live for years.
 MAX_VERSIONS = 64
 
 
 class History:
-    """Names, the last one that of the version that answers now.
-
-    Whoever goes back does not come forward by going back again: what came after a version is forgotten when that is back.
-    """
+    """Versions that have been the default, for rollbacks; those after a version are forgotten once it is the default again."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
 
     def note(self, name: str) -> None:
-        """Take note of the version that answers from now on."""
+        """Note the present default."""
         if name in self._names:
             del self._names[self._names.index(name) + 1 :]
         else:
             self._names = [*self._names[-MAX_VERSIONS + 1 :], name]
 
     def before(self, usable: Container[str]) -> str | None:
-        """Return the last version that answered before the one that does, of those that still can; None if there is none."""
+        """Return the last default before the present one, of those that can be served; None if there is none."""
         return next((name for name in reversed(self._names[:-1]) if name in usable), None)
 
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-# What is left of 1 after weights that are meant to be 1 together.
+# Rest of 1 after weights that are meant to sum to 1.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What an operator has asked for since the start; none of it outlasts the server.
+    """Wishes of operators since the start; none outlasts the server.
 
     Attributes:
-        is_unloaded: Whether the model is to be loaded at all.
-        loaded: Versions beyond those that the file asks for; they answer requests that name them.
-        unloaded: Versions that are not to be loaded, whatever else is said.
-        pinned: The version that answers all requests which name none, while newer ones do not count; None where the file decides.
-        labels: Version by label, before the file's labels; None takes a label away.
+        is_unloaded: Whether no version is to be loaded.
+        loaded: Further versions than the file's; they answer requests that name them.
+        unloaded: Versions that are not to be loaded in any case.
+        pinned: Version that answers requests which name none; newer ones do not count then. None where the file decides.
+        labels: Version by label, before the file's labels; None removes a label.
     """
 
     is_unloaded: bool = False
@@ -60,14 +61,14 @@ class Overrides:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What should be served of a model.
+    """Versions to serve, by names.
 
     Attributes:
-        versions: To be loaded, the newest first.
-        shares: Of the requests that name no version, by version's name: above 0, 1 together; empty only if there is no version.
-        labels: Version's name by label.
-        default: The version that has what other shares leave; None only if there is no version.
-        problems: What is asked for and cannot be had, a line each, which begins with the field.
+        versions: Versions to load, the newest first.
+        shares: Of the requests that name no version, by version: above 0, with sum 1; empty only if there is no version.
+        labels: Version by label.
+        default: Version with the rest of the shares; None only if there is no version.
+        problems: Wishes that cannot be met, a line each, which begins with the field.
     """
 
     versions: tuple[FoundVersion, ...] = ()
@@ -86,23 +87,22 @@ def wanted(
     refused: Mapping[str, str] = _NOTHING,
     overrides: Overrides = NO_OVERRIDES,
 ) -> Wanted:
-    """Return what should be served.
+    """Return the versions to serve.
 
-    Loaded are the versions of `latest` or `only`, those that labels, weights and `default` name, and those that an operator has
-    asked for. Where the default is left open, `latest` counts versions without a weight only, so that a canary is never all there
-    is. Whoever wants to know what can answer while some versions still start gives these as refused.
+    These are the versions of `latest` or `only`, those that labels, weights and `default` name, and those that operators load.
+    Where the default is left open, `latest` counts versions without a weight only, so that a canary is never alone.
 
     Args:
         found: The model's versions, the newest last.
         file: The model's.
-        refused: Reason by name of versions that did not load, prove or pass their probation as they are now.
-        overrides: Of an operator.
+        refused: Reason by name of refused versions.
+        overrides: Wishes of operators.
     """
     return Wanted() if overrides.is_unloaded else _Decision(found, file, refused, overrides).wanted()
 
 
 class _Decision:
-    """The steps to one answer, and the problems on the way."""
+    """One decision, with its problems."""
 
     def __init__(self, found: Sequence[FoundVersion], file: ModelFile, refused: Mapping[str, str], overrides: Overrides) -> None:
         self._found = found
@@ -114,7 +114,7 @@ class _Decision:
         self._problems: list[str] = []
 
     def wanted(self) -> Wanted:
-        """Return the answer."""
+        """Return the versions to serve."""
         pinned = self._pinned()
         labels = self._labels()
         weights = self._weights(labels) if pinned is None else {}
@@ -131,7 +131,7 @@ class _Decision:
         return Wanted(versions, _shares(weights, default), labels, default, tuple(self._problems))
 
     def _why_not(self, name: str) -> str:
-        """Return why a version cannot be served; empty if it can be."""
+        """Return why a version cannot be served; empty if it can."""
         if name not in self._names:
             return f"there is no version {name!r}"
         if name in self._overrides.unloaded:
@@ -139,7 +139,7 @@ class _Decision:
         return f"version {name!r} is refused: {self._refused[name]}" if name in self._refused else ""
 
     def _is_there(self, field: str, name: str) -> bool:
-        """Return whether a version can be served, and note why not."""
+        """Return whether a version can be served, and note a problem if not."""
         if reason := self._why_not(name):
             self._problems.append(f"{field}: {reason}")
         return not reason
@@ -149,7 +149,7 @@ class _Decision:
         return pinned if pinned is not None and self._is_there("rollback", pinned) else None
 
     def _asked_labels(self) -> dict[str, str]:
-        """Return what labels should be, the operator's before the file's."""
+        """Return the labels that are asked for, the operator's before the file's."""
         both = {**self._file.labels, **self._overrides.labels}
         return {label: version for label, version in both.items() if version is not None}
 
@@ -163,7 +163,7 @@ class _Decision:
         return labels
 
     def _resolve(self, field: str, asked: str, labels: Mapping[str, str]) -> str | None:
-        """Return the version that a field names, itself or by a label; None, and a problem, if there is none to be served."""
+        """Return the version of a field, named itself or by a label; None, and a problem, if it cannot be served."""
         if asked not in self._names and asked in (asked_labels := self._asked_labels()):
             if asked not in labels:
                 self._problems.append(f"{field}: {self._why_not(asked_labels[asked])}")
@@ -174,7 +174,7 @@ class _Decision:
         return None
 
     def _weights(self, labels: Mapping[str, str]) -> dict[str, float]:
-        """Return the shares that are stated, by version."""
+        """Return the stated shares, by version."""
         weights: dict[str, float] = {}
         for asked, weight in self._file.weights.items():
             if (name := self._resolve(f"weights.{asked}", asked, labels)) is not None:
@@ -182,7 +182,7 @@ class _Decision:
         return weights
 
     def _policy(self, without: Collection[str], pinned: str | None) -> list[str]:
-        """Return the versions of `only`, or of `latest`, which does not count some."""
+        """Return the versions of `only`, or of `latest` without counting some."""
         versions = self._file.versions
         if versions.only is not None:
             return [name for name in versions.only if self._is_there("versions.only", name)]

@@ -28,7 +28,7 @@ SETTLING, SETTLING_SECONDS = 0.25, 10.0
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 
 
-class Why(StrEnum):
+class UnloadCause(StrEnum):
     """Reason why a model was unloaded."""
 
     IDLE = "idle"
@@ -44,7 +44,7 @@ class Idle:
         awake_since: Time of the last load, by the monotonic clock.
         is_asleep: Whether nothing of the model is to be loaded.
         why: Reason of the last unloading.
-        is_asked: Whether the model is to be unloaded to free memory.
+        is_evicted: Whether the model is to be unloaded to free memory.
         problem: Reason why it could not be loaded the last time; empty if it could.
         retry_at: Earliest time of the next attempt.
         num_failures: Failed attempts in a row.
@@ -53,8 +53,8 @@ class Idle:
     keep_seconds: float
     awake_since: float
     is_asleep: bool = field(init=False)
-    why: Why = Why.IDLE
-    is_asked: bool = False
+    why: UnloadCause = UnloadCause.IDLE
+    is_evicted: bool = False
     problem: str = ""
     retry_at: float = -math.inf
     num_failures: int = 0
@@ -75,14 +75,14 @@ class Idle:
         """Return whether a model that is asleep is to be loaded now."""
         return self.is_asleep and seen.now >= self.retry_at and (seen.is_awaited or not self.may_sleep)
 
-    def why_unload(self, seen: "Observed", *, has_canary: bool) -> Why | None:
+    def unload_cause(self, seen: "Observed", *, has_canary: bool) -> UnloadCause | None:
         """Return why a loaded model is to be unloaded now; None if it is not."""
         if self.is_asleep or not self.may_sleep or seen.is_awaited or has_canary:
             return None
-        if self.is_asked:
-            return Why.MEMORY
+        if self.is_evicted:
+            return UnloadCause.MEMORY
         is_idle = not seen.holding.num_held and self._idle_seconds(seen) >= self.keep_seconds
-        return Why.IDLE if is_idle else None
+        return UnloadCause.IDLE if is_idle else None
 
     def pause(self, seen: "Observed") -> float | None:
         """Return the time until the next decision if nothing happens; None for never."""
@@ -215,7 +215,7 @@ class Loaded:
         """Return whether a version answers requests, or may have to again."""
         return is_in(version, self.route) or (self.canary is not None and is_in(version, self.canary.fallback))
 
-    def forgive(self, names: Collection[str] | None, causes: frozenset[Cause] = frozenset(Cause)) -> None:
+    def retry_refused(self, names: Collection[str] | None, causes: frozenset[Cause] = frozenset(Cause)) -> None:
         """Forget refusals, of these names or all, for these causes; a version that requests still hold ends first."""
         for version in list(self.versions):
             if version.state is State.REFUSED and version.cause in causes and (names is None or version.found.name in names):
@@ -251,11 +251,12 @@ class Observed(NamedTuple):
     is_published: bool = True
 
 
-LoadMode = Literal["beside", "instead", "describe", "wake"]
+LoadMode = Literal["beside", "instead", "describe", "wake", "first"]
+"""Beside the versions that serve, instead of them, only as far as a description, from its sleep, or when the server starts."""
 
 
 class Load(NamedTuple):
-    """Load a version: beside those that serve, instead of them, only as far as a description, or from its sleep."""
+    """Load a version."""
 
     found: FoundVersion
     mode: LoadMode
@@ -292,7 +293,7 @@ class Promote(NamedTuple):
 class Sleep(NamedTuple):
     """Unload everything, and describe it."""
 
-    why: Why
+    why: UnloadCause
 
 
 class Wake(NamedTuple):
@@ -340,7 +341,7 @@ def reconcile(found: FoundModel, overrides: Overrides, loaded: Loaded, seen: Obs
         return []
     if idle.is_wake_due(seen):
         return [Wake()]
-    if (why := idle.why_unload(seen, has_canary=canary is not None)) is not None:
+    if (why := idle.unload_cause(seen, has_canary=canary is not None)) is not None:
         return [Sleep(why)]
     if idle.is_asleep and any(one.is_up and not one.is_stand_in for one in versions):
         return [Sleep(idle.why)]
@@ -361,12 +362,12 @@ def reconcile(found: FoundModel, overrides: Overrides, loaded: Loaded, seen: Obs
     return [*map(Forget, unwanted), *map(Drain, replaced)]
 
 
-def target_of(found: FoundModel, overrides: Overrides, loaded: Loaded, forgiven: Container[str] = ()) -> Wanted:
+def target_of(found: FoundModel, overrides: Overrides, loaded: Loaded, retried: Container[str] = ()) -> Wanted:
     """Return what is to be served, by the policy and by the refusals so far, but for those of some names."""
     refused = {}
     for one in found.versions:
         version = loaded.known(one)
-        if version is not None and version.state is State.REFUSED and one.name not in forgiven:
+        if version is not None and version.state is State.REFUSED and one.name not in retried:
             refused[one.name] = version.reason
     return wanted(found.versions, found.file, refused, overrides)
 

@@ -4,34 +4,31 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import NamedTuple
 
 from dragoman.export.fields import one_line
 from dragoman.server.errors import NotReady, UnknownModel, UnknownVersion
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.model_file import Sticky
-from dragoman.server.models.use import Held, Use
 
-_MAX_SHOWN_CHARACTERS = 80
+MAX_SHOWN_CHARACTERS = 80
 
 
 def choose(shares: Mapping[str, float], key: str) -> str:
-    """Return the version that answers the requests of a key: always the same one while the shares are the same.
+    """Return the version that answers the requests of a key, by weighted rendezvous hashing (Schindelhauer and Schomaker, 2005).
 
-    Over many keys each version gets its share. If one share changes while the others stay in proportion, keys move to or from that
-    version only, as few as can. The choice needs nothing but its arguments, so that all processes agree on it: weighted rendezvous
-    hashing (Schindelhauer and Schomaker, 2005).
+    All processes choose the same, and if one share changes, as few keys as possible move, to or from that version only.
 
     Args:
         shares: By version; at least one is above 0.
-        key: What is to stay with a version, such as a request's id or a caller's name; with the model's in it, or the same callers
-            get the canaries of all models.
+        key: A request's id or a caller's name, with the model's: the same callers are not to get the canaries of all models.
     """
     candidates = [name for name, share in shares.items() if share > 0]
-    assert candidates, "there is nobody to choose"
+    assert candidates, "no version has a share"
     if len(candidates) == 1:
         return candidates[0]
     return min(candidates, key=lambda name: (-math.log(_draw(key, name)) / shares[name], name))
@@ -45,72 +42,67 @@ def _draw(key: str, name: str) -> float:
 
 
 def resolve(model: str, asked: str, contents: Mapping[str, str], labels: Mapping[str, str]) -> str:
-    """Return the name of the version that a request names.
+    """Return the name of the version that a request names by that, by a label, or by its content.
 
     Args:
-        model: Its name, for the message.
-        asked: Name of a version, a label, or a content version; not empty.
-        contents: Content version by name, of the versions that are served.
+        model: Name of the model, for the message.
+        asked: By the request; not empty.
+        contents: Content by name, of the versions that are served.
         labels: Name by label.
 
     Raises:
-        UnknownVersion: If it is none of them, or different ones.
+        UnknownVersion: If there is none, or more than one.
     """
-    meant = {name for name, content in contents.items() if asked in (name, content)}
+    found = {name for name, content in contents.items() if asked in (name, content)}
     if (labelled := labels.get(asked)) in contents:
-        meant.add(str(labelled))
-    if len(meant) == 1:
-        return meant.pop()
-    names = [name for name in contents if name in meant]
+        found.add(str(labelled))
+    if len(found) == 1:
+        return found.pop()
+    names = [name for name in contents if name in found]
     served = [_described(name, content, labels) for name, content in contents.items()]
     raise UnknownVersion(
-        model, one_line(asked, _MAX_SHOWN_CHARACTERS), served, [_described(name, contents[name], labels) for name in names]
+        model, one_line(asked, MAX_SHOWN_CHARACTERS), served, [_described(name, contents[name], labels) for name in names]
     )
 
 
 def _described(name: str, content: str, labels: Mapping[str, str]) -> str:
-    """Return a version with all that it can be named by."""
+    """Return a version with all its names."""
     others = [content, *(label for label, version in labels.items() if version == name)]
     return f"{name} ({', '.join(others)})" if name else ", ".join(others)
 
 
 USUAL_SECONDS = 30.0
-# When to come again, where nothing is known of how long loading takes.
+# Retry time told to callers while nothing is known of how long loading takes.
 RETRY_SECONDS = 1.0
-# So long it is believed that somebody comes again who was told to; then the model is loaded for nobody.
+# A model counts as awaited for so long after a caller was told to come back.
 PROMISE_SECONDS = 60.0
-# Of the time that a caller has, what is left for telling it that the model was not there in time.
+# Part of a caller's time, and its bound, that is kept for the refusal.
 MARGIN = 0.1
 MAX_MARGIN_SECONDS = 0.25
 
 
 class Waiting:
-    """See above.
+    """Requests of this process that wait for a model to be loaded.
 
     Attributes:
-        max_seconds: How long a request waits at the most.
-        on_change: Called when other models are waited for than before.
+        max_seconds: Longest time that a request waits.
+        on_change: Called when other models are awaited than before.
     """
 
     def __init__(self, max_seconds: float = USUAL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with nobody waiting.
-
-        Args:
-            max_seconds: How long a request waits at the most.
-            clock: In seconds.
-        """
+        """Start without requests; `clock` returns seconds."""
         self.max_seconds = max_seconds
         self.on_change: Callable[[], None] = lambda: None
         self._clock = clock
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
-        # Models that somebody has been told to come back for, and until when that is believed.
+        # Models for which a caller was told to come back, and until when they count as awaited.
         self._promised: dict[str, float] = {}
         self._began: dict[str, float] = {}
         self._load_seconds: dict[str, float] = {}
 
     @property
     def names(self) -> frozenset[str]:
-        """Models that are waited for, or that somebody comes back for who could not wait longer."""
+        """Models that requests wait for, or for which a caller was told to come back."""
         now = self._clock()
         return frozenset(self._waiting) | {name for name, until in self._promised.items() if until > now}
 
@@ -119,21 +111,13 @@ class Waiting:
         return len(self._waiting.get(name, ()))
 
     def end_of(self, seconds: float | None) -> float:
-        """Return until when a request may wait that has so long until its deadline; None for no deadline."""
+        """Return until when a request may wait, by its time until the deadline; None for no deadline."""
         if seconds is None:
             return self._clock() + self.max_seconds
         return self._clock() + min(self.max_seconds, seconds - min(MAX_MARGIN_SECONDS, MARGIN * seconds))
 
     async def wait(self, name: str, until: float) -> None:
-        """Wait until something has changed about a model; a caller that leaves meanwhile is forgotten.
-
-        Args:
-            name: Of the model.
-            until: When it is too late, by the clock.
-
-        Raises:
-            NotReady: If nothing has by then, or the model cannot be loaded.
-        """
+        """Wait until a model's route has changed; raise `NotReady` if it has not until then, or the model cannot be loaded."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if name not in self._waiting:
             self._began.setdefault(name, self._clock())
@@ -151,7 +135,7 @@ class Waiting:
             self._leave(name, future)
 
     def change(self, name: str) -> None:
-        """Have those who wait for a model look again: it is answered for otherwise than before."""
+        """Let the requests for a model go on: its route has changed."""
         self._drop_promise(name)
         if (began := self._began.pop(name, None)) is not None:
             self._load_seconds[name] = self._clock() - began
@@ -160,7 +144,7 @@ class Waiting:
                 future.set_result(None)
 
     def refuse(self, name: str, reason: str, retry_after_seconds: float) -> None:
-        """Tell those who wait for a model that it cannot be loaded."""
+        """Refuse the requests for a model that cannot be loaded."""
         self._drop_promise(name)
         self._began.pop(name, None)
         for future in self._waiting.get(name, ()):
@@ -179,12 +163,11 @@ class Waiting:
             self.on_change()
 
     def _promise(self, name: str) -> None:
-        """Have a model be loaded for who was told to come back; not for ever, it may not come."""
+        """Count a model as awaited for a caller that was told to come back."""
         self._promised[name] = self._clock() + PROMISE_SECONDS
         asyncio.get_running_loop().call_later(PROMISE_SECONDS, self._forget_promise, name)
 
     def _drop_promise(self, name: str) -> None:
-        """Believe no longer that somebody comes back for a model: it has been loaded, or cannot be."""
         if self._promised.pop(name, None) is not None and name not in self._waiting:
             self.on_change()
 
@@ -195,7 +178,7 @@ class Waiting:
             self.on_change()
 
     def _retry_seconds(self, name: str) -> float:
-        """Return what is left of loading, if it takes as long as the last time."""
+        """Return the rest of the load, if it takes as long as the last one."""
         usual, began = self._load_seconds.get(name), self._began.get(name)
         if usual is None or began is None:
             return RETRY_SECONDS
@@ -226,15 +209,15 @@ class ServedVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How the requests for one model are answered; it never changes, a new one takes its place.
+    """How the requests for one model are answered.
 
     Attributes:
-        default: The version that a model is described by, and that answers where none is named and none has a share.
-        versions: All that requests can get, by what their folders call them.
+        default: Version that describes the model, and answers requests that name none where none has a share.
+        versions: All versions, by their labels.
         shares: Of the requests that name no version, by version; empty for all to the default.
-        labels: Versions by their labels.
-        sticky: What of a request decides which share it is in.
-        is_stand_in: Whether nobody answers for now: who names another version than the default is told to come back, too.
+        labels: Versions by further names.
+        sticky: Part of a request that decides which version it gets.
+        is_stand_in: Whether requests are refused for now.
     """
 
     default: LoadedModel
@@ -255,7 +238,7 @@ class Route:
         return self.default.name
 
     def described(self) -> list[ServedVersion]:
-        """Return what there is to tell of each version."""
+        """Return a description of each version."""
         return [
             ServedVersion(
                 label,
@@ -268,12 +251,7 @@ class Route:
         ]
 
     def find(self, version: str) -> LoadedModel:
-        """Return a version: what a label says, what a folder is called, or what content gives; the default for an empty one.
-
-        Raises:
-            UnknownVersion: If there is no such version.
-            NotReady: If there may be soon.
-        """
+        """Return a version by any of its names, the default for an empty one; raise `UnknownVersion`, or `NotReady` for now."""
         if not version:
             return self.default
         contents = {label: model.version for label, model in self.versions.items()}
@@ -285,12 +263,7 @@ class Route:
             raise NotReady(f"model {self.name!r} is not ready", RETRY_SECONDS) from None
 
     def choose(self, version: str, request_id: str, caller: str) -> LoadedModel:
-        """Return the version that is to answer a request.
-
-        Raises:
-            UnknownVersion: As `find`, as the next.
-            NotReady: As `find`.
-        """
+        """Return the version that is to answer a request; raises as `find`."""
         if version or not self.shares:
             return self.find(version)
         key = caller if self.sticky == "caller" and caller else request_id
@@ -298,7 +271,7 @@ class Route:
 
 
 class Repository:
-    """See above; whoever changes routes does so between two turns of the event loop.
+    """Routes of all models of this process; a route changes between two turns of the event loop.
 
     Attributes:
         waiting: Requests for models that are asleep.
@@ -312,7 +285,7 @@ class Repository:
             self.publish(model.name, Route.to(model))
 
     def publish(self, name: str, route: Route | None) -> None:
-        """Have requests that come from now on be answered so; None takes the model away."""
+        """Answer a model's requests by a route from now on; None removes the model."""
         if route == self._routes.get(name):
             return
         routes = {key: value for key, value in self._routes.items() if key != name}
@@ -322,15 +295,11 @@ class Repository:
         self.waiting.change(name)
 
     def find(self, name: str) -> Route | None:
-        """Return how a model's requests are answered; None if there is no such model."""
+        """Return the route of a model; None if there is no such model."""
         return self._routes.get(name)
 
     def route(self, name: str) -> Route:
-        """Return how a model's requests are answered; the empty name means the only model.
-
-        Raises:
-            UnknownModel: Listing what is served.
-        """
+        """Return the route of a model, of the only one for an empty name; raise `UnknownModel`."""
         if not name and len(self._routes) == 1:
             return next(iter(self._routes.values()))
         try:
@@ -339,62 +308,60 @@ class Repository:
             raise UnknownModel(name, list(self._routes)) from None
 
     def get(self, name: str, version: str = "") -> LoadedModel:
-        """Return a model to describe; the empty name means the only one, the empty version the policy's choice.
-
-        Raises:
-            UnknownModel: Listing what is served.
-            UnknownVersion: Listing what of the model is.
-            NotReady: If that is not known for now.
-        """
+        """Return a version of a model, the default for an empty one; raises as `route` and `Route.find`."""
         return self.route(name).find(version)
 
     def served(self, name: str) -> Sequence[ServedVersion]:
-        """Return the versions of a model that requests can get, in the order of its route.
-
-        Raises:
-            UnknownModel: Listing what is served.
-        """
+        """Return the versions of a model that requests can get; raises as `route`."""
         return self.route(name).described()
 
     def all(self) -> Sequence[LoadedModel]:
-        """Return every model, sorted by name, each in the version that its policy prefers."""
+        """Return the default version of every model, sorted by name."""
         return [route.default for route in self._routes.values()]
 
     def versions(self) -> Sequence[LoadedModel]:
         """Return every version of every model that requests can get."""
         return [model for route in self._routes.values() for model in route.versions.values()]
 
-    def hold(
-        self, name: str, version: str = "", request_id: str = "", caller: str = "", seconds: float | None = None
-    ) -> AbstractAsyncContextManager[LoadedModel]:
-        """Hold a version of a model, chosen when the `with` is entered; it does not end before the `with` is left.
+    def hold(self, name: str, version: str = "", request_id: str = "", caller: str = "", seconds: float | None = None) -> "Held":
+        """Return a context in which a version of a model is held; it is chosen on entry, and does not end before the exit.
 
-        A model that is asleep is waited for, at most as long as the server's settings allow.
+        A model that is asleep is waited for, at most as long as the settings say.
 
         Args:
             name: Of the model; empty for the only one.
-            version: Its folder's name, its content's, or a label; empty for the policy's choice.
+            version: Any of its names; empty for the policy's choice.
             request_id: Where versions have shares, the same id gets the same version.
-            caller: Name of the request's caller, for policies by which the same caller gets the same version.
-            seconds: Until the request's deadline; None if it has none.
-
-        Raises:
-            UnknownModel: As `get`.
-            UnknownVersion: As `get`.
-            NotReady: If it is asleep, and is not there in time.
+            caller: Name of the caller, where shares go by that.
+            seconds: Time until the request's deadline; None if it has none.
         """
-        until: float | None = None
+        return Held(self, name, version, request_id, caller, seconds)
 
-        def choose_one() -> tuple[LoadedModel, Use]:
-            model = self.route(name).choose(version, request_id, caller)
-            return model, model.use
 
-        def until_awake(model: LoadedModel) -> Awaitable[None] | None:
-            nonlocal until
-            if not model.is_asleep:
-                return None
-            if until is None:
-                until = self.waiting.end_of(seconds)
-            return self.waiting.wait(model.name, until)
+class Held(AbstractAsyncContextManager[LoadedModel, None]):
+    """Holds a version; see `Repository.hold`."""
 
-        return Held(choose_one, until_awake)
+    __slots__ = ("_asked", "_began", "_name", "_repository", "_seconds", "_use")
+
+    def __init__(
+        self, repository: Repository, name: str, version: str, request_id: str, caller: str, seconds: float | None
+    ) -> None:
+        self._repository, self._name, self._asked, self._seconds = repository, name, (version, request_id, caller), seconds
+
+    async def __aenter__(self) -> LoadedModel:
+        """Choose and hold in one turn of the event loop: the version cannot end in between."""
+        repository, waiting = self._repository, self._repository.waiting
+        model = repository.route(self._name).choose(*self._asked)
+        if model.is_asleep:
+            until = waiting.end_of(self._seconds)
+            while model.is_asleep:
+                await waiting.wait(model.name, until)
+                model = repository.route(self._name).choose(*self._asked)
+        self._use = model.use
+        self._use.take()
+        self._began = time.monotonic()
+        return model
+
+    async def __aexit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        """Release the version."""
+        self._use.leave(time.monotonic() - self._began, error)

@@ -1,33 +1,43 @@
-"""Self-test of a running engine: it must reproduce the sample answers of its bundle."""
+"""Self-test of a running engine: it must reproduce the sample answers of its bundle, to the last bit or within a tolerance.
+
+On the platform of the samples all numbers have to be the same: answers on the CPU depend neither on the batch nor on the number
+of threads. Elsewhere two right runs differ by rounding. Let l be the log-probability that a sample has of a token, m the
+engine's, and t the samples' tolerance, which covers the errors of both (`dragoman.export.answering`): then |m − l| ≤ t for each
+token after the same beginning. Where the tokens part, the sample chose a and the engine b, so that l(a) ≥ l(b) and m(b) ≥ m(a);
+both may be right, but |m(a) − l(a)| ≤ t and |m(b) − l(b)| ≤ t hold of these two. Both runs report a few of their likeliest
+tokens; any other token lies at or below the last of them. Tokens after that follow another beginning, and are not compared.
+Scores make no choices: all are compared.
+"""
 
 import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dragoman.export.bundle import Bundle, BundleError, Manifest
 from dragoman.export.processor import Platform
 from dragoman.export.samples import NUM_CANDIDATES, Candidate, Sample, Samples, ScoredSample, read_samples
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.dispatch.calls import Calls
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, SearchOptions
 from dragoman.server.errors import ServiceError
 
 
 class ProofFailed(Exception):
-    """An engine does not answer as its bundle says it must; the message says in one line which sample shows it, and how."""
+    """An engine does not answer as its bundle; the message is a line with the sample and the difference."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What comparing has found.
+    """Counts of a comparison.
 
     Attributes:
-        num_answers: Answers compared, each as often as it was given.
-        num_tokens: Tokens of them that were compared.
-        num_parted: Answers that went another way where two tokens are as likely, as far as the tolerance can tell.
-        num_pairs: Scores compared.
+        num_answers: Compared answers.
+        num_tokens: Compared tokens of them.
+        num_parted: Answers that parted from their samples where two tokens are equally likely, within the tolerance.
+        num_pairs: Compared scores.
         max_difference: Largest difference of a log-probability.
     """
 
@@ -39,32 +49,16 @@ class Found:
 
 
 class SampleComparison:
-    """Compares answers and scores with samples, and keeps count."""
+    """Compares answers and scores with samples; raises `ProofFailed` where they differ."""
 
     def __init__(self, eos_id: int, tolerance: float, is_exact: bool, are_scores_exact: bool) -> None:
-        """Compare with a tolerance, or bit by bit.
-
-        Args:
-            eos_id: Token that an answer ends with.
-            tolerance: How far a log-probability may be from the sample's, where it need not be the same.
-            is_exact: Whether answers have to be the same.
-            are_scores_exact: Whether scores have to.
-        """
+        """Compare with a tolerance; `is_exact` and `are_scores_exact` bit by bit."""
         self._eos_id, self._tolerance = eos_id, tolerance
         self._is_exact, self._are_scores_exact = is_exact, are_scores_exact
         self.found = Found()
 
     def compare_answer(self, name: str, sample: Sample, answer: Answer) -> None:
-        """Compare an answer.
-
-        Args:
-            name: Of the sample, for messages.
-            sample: What it has to be.
-            answer: With the likeliest tokens of each position, unless it has to be the same.
-
-        Raises:
-            ProofFailed: If it is another.
-        """
+        """Compare an answer, with the likeliest tokens of each position unless it has to be the same; `name` is for messages."""
         ids = generated_ids(name, answer, sample.target_prefix, self._eos_id)
         self.found.num_answers += 1
         for place, (token, expected) in enumerate(zip(ids, sample.ids, strict=False)):
@@ -82,23 +76,13 @@ class SampleComparison:
             raise ProofFailed(f"{name} has {len(ids)} tokens instead of {len(sample.ids)}")
 
     def compare_score(self, name: str, pair: ScoredSample, log_probs: Sequence[float]) -> None:
-        """Compare a score.
-
-        Args:
-            name: Of the pair, for messages.
-            pair: What it has to be.
-            log_probs: Of the target's tokens.
-
-        Raises:
-            ProofFailed: If it is another.
-        """
+        """Compare the log-probabilities of a target; `name` is for messages."""
         check_finite(name, log_probs, len(pair.target))
         self.found.num_pairs += 1
         for place, row in enumerate(zip(pair.target, log_probs, pair.log_probs, strict=True)):
             self._check(f"{name}, token {place + 1}", *row, self._are_scores_exact)
 
     def _check(self, at: str, token: int, log_prob: float, wanted: float, is_exact: bool) -> None:
-        """Refuse a log-probability that is not the sample's."""
         difference = abs(log_prob - wanted)
         self.found.max_difference = max(self.found.max_difference, difference)
         if is_exact and log_prob != wanted:
@@ -109,7 +93,7 @@ class SampleComparison:
     def _check_parting(
         self, at: str, found: Candidate, expected: Candidate, told: Sequence[Candidate], candidates: Sequence[Candidate]
     ) -> None:
-        """Refuse another token, unless both runs may be right; see above."""
+        """Refuse another token, unless both runs may be right."""
         off = f"{at}: {found[0]} ({found[1]:.6g}) instead of {expected[0]} ({expected[1]:.6g})"
         if self._is_exact:
             raise ProofFailed(f"{off}, bit for bit")
@@ -127,11 +111,7 @@ class SampleComparison:
 
 
 def generated_ids(name: str, answer: Answer, target_prefix: Sequence[int], eos_id: int) -> list[int]:
-    """Return the tokens of an answer that have log-probabilities: without the forced prefix, with end-of-sequence.
-
-    Raises:
-        ProofFailed: If it does not begin with the prefix, or a log-probability is missing or is no number.
-    """
+    """Return the tokens of an answer that have log-probabilities: without the forced prefix, with end-of-sequence."""
     number = len(target_prefix)
     if answer.token_ids[:number] != [*target_prefix]:
         raise ProofFailed(f"{name} does not begin with the forced prefix")
@@ -141,11 +121,7 @@ def generated_ids(name: str, answer: Answer, target_prefix: Sequence[int], eos_i
 
 
 def check_finite(name: str, log_probs: Sequence[float], number: int) -> None:
-    """Refuse log-probabilities that are not one finite number for each token.
-
-    Raises:
-        ProofFailed: Naming the first.
-    """
+    """Refuse log-probabilities that are not one finite number for each token."""
     if len(log_probs) != number:
         raise ProofFailed(f"{name} has {number} tokens with {len(log_probs)} log-probabilities")
     for place, value in enumerate(log_probs, 1):
@@ -154,7 +130,7 @@ def check_finite(name: str, log_probs: Sequence[float], number: int) -> None:
 
 
 def _told(answer: Answer, place: int) -> list[Candidate]:
-    """Return the likeliest tokens at a position, as far as they are told and can be at all."""
+    """Return the likeliest tokens at a position, as far as they are reported and possible."""
     if place >= len(answer.top_ids) or place >= len(answer.top_log_probs):
         return []
     return [
@@ -165,7 +141,7 @@ def _told(answer: Answer, place: int) -> list[Candidate]:
 
 
 def _lowest(candidates: Sequence[Candidate]) -> float:
-    """Return what no token that is not among candidates can be above; where they are all there are, there is no other."""
+    """Return the bound on tokens that are not among candidates; -inf where there are no others."""
     if not candidates:
         return math.inf
     return candidates[-1][1] if len(candidates) >= NUM_CANDIDATES else -math.inf
@@ -185,14 +161,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What has been proved of an engine.
+    """Result of a self-test that has passed.
 
     Attributes:
-        is_proved: Whether there were sample answers; without them it has answered with finite numbers, and that is all.
-        is_exact: Whether answers had to have the samples' bits, and had them.
-        tolerance: How far other numbers could be from the samples'.
-        found: What was compared, and how close it was.
-        seconds: That it took.
+        is_proved: Whether there were sample answers; without them the engine has answered with finite numbers, no more.
+        is_exact: Whether answers had to have the samples' bits.
+        tolerance: Tolerance for other numbers.
+        found: Counts.
+        seconds: Time of the test.
     """
 
     is_proved: bool
@@ -203,23 +179,29 @@ class Proof:
 
 
 async def prove(
-    bundle: Bundle, tokenizers: Tokenizers, engine: Any, platform: Platform, device: str = CPU, *, seconds: float = PROOF_SECONDS
+    bundle: Bundle,
+    tokenizers: Tokenizers,
+    engine: Calls,
+    platform: Platform,
+    device: str = CPU,
+    *,
+    seconds: float = PROOF_SECONDS,
 ) -> Proof:
     """Ask a running engine for the sample answers of its bundle, one alone and then all at once, and compare.
 
-    What finds no place in the engine's queue is asked again when the others have ended. What has none even then, for the queue is
-    set to hold less than it, is left out; but one answer has to be compared.
+    A sample that finds no place in the engine's queue is asked for again when the others have ended, and left out if there is none
+    even then; but one answer has to be compared.
 
     Args:
-        bundle: Opened, and therefore checked.
+        bundle: Of the engine.
         tokenizers: Of the bundle, which have to read and write the samples' texts as at export.
-        engine: That runs it, and is ready.
-        platform: What the engine's process says it runs on.
-        device: What the engine says it computes on.
-        seconds: That may be taken for all.
+        engine: That is ready.
+        platform: Platform of the engine's process.
+        device: Device of the engine.
+        seconds: Bound on the time for all.
 
     Raises:
-        ProofFailed: If an answer is another or does not come, or the samples cannot be read.
+        ProofFailed: If an answer differs or does not come, or the samples cannot be read.
     """
     started = time.monotonic()
     try:
@@ -256,7 +238,7 @@ def _read(bundle: Bundle, tokenizers: Tokenizers) -> Samples | None:
 async def _compare(asking: "_Asking", samples: Samples, manifest: Manifest, comparison: SampleComparison, is_exact: bool) -> Found:
     """Compare the longest sample alone, then all together, then the scores.
 
-    Where bits are asked for, the one alone is asked for with the tokens next to its own, the others as most requests are, without.
+    Where bits have to be the same, only the one alone asks for the likeliest tokens: most requests do not.
     """
     num_told = min(NUM_CANDIDATES, manifest.num_choices)
 
@@ -286,7 +268,7 @@ async def _compare(asking: "_Asking", samples: Samples, manifest: Manifest, comp
 
 
 async def _probe(asking: "_Asking", manifest: Manifest) -> Found:
-    """Ask for what nobody has stored an answer to, and refuse what is not finite."""
+    """Ask for answers without samples, and refuse those that are not finite."""
     ids = [token for token in range(manifest.source_vocab_size) if token not in (manifest.eos_id, manifest.pad_id)]
     sources = [[manifest.eos_id], [*ids[:: max(len(ids) // NUM_PROBE_IDS, 1)][:NUM_PROBE_IDS], manifest.eos_id]]
     sources = [source[-manifest.max_source_tokens :] for source in sources]
@@ -322,11 +304,7 @@ class _NoPlaceError(Exception):
 
 
 async def _ask_all(asks: Sequence[Ask]) -> None:
-    """Ask all at once, and one after the other what has found no place.
-
-    Raises:
-        ProofFailed: If one has to be refused; the others are cancelled.
-    """
+    """Ask all at once, then one after the other those that found no place; a failure cancels the others."""
     full: list[Ask] = []
 
     async def ask_once(ask: Ask) -> None:
@@ -348,16 +326,16 @@ async def _ask_all(asks: Sequence[Ask]) -> None:
 
 
 class _Asking:
-    """Asks an engine, and knows what has not been answered."""
+    """Asks an engine, and knows the requests that are not answered."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Calls) -> None:
         self._engine = engine
         self._waiting: dict[int, str] = {}
         self._last = ""
 
     @property
     def first_waiting(self) -> str:
-        """Name of what has waited longest; of what was asked last, where nothing waits any more."""
+        """Name of the request that has waited longest, or of the last one."""
         return next(iter(self._waiting.values()), self._last)
 
     async def answer(
@@ -368,13 +346,10 @@ class _Asking:
         Args:
             name: Of the sample.
             source: Ids, end-of-sequence included.
-            limit: Tokens generated at the most.
-            num_told: Likeliest tokens that are to be told of each position.
-            prefix: What the answer is forced to begin with.
-            start: What the decoder is fed first; None for the model's.
-
-        Raises:
-            ProofFailed: If there is none.
+            limit: Bound on generated tokens.
+            num_told: Number of likeliest tokens to report at each position.
+            prefix: Forced beginning.
+            start: First input of the decoder; None for the model's.
         """
         search = SearchOptions(forced_prefix=[*prefix], num_forced=len(prefix), num_top_log_probs=num_told)
         number, now = self._engine.next_id(), time.monotonic()
@@ -386,18 +361,14 @@ class _Asking:
         return finished.answers[0]
 
     async def score(self, name: str, source: list[int], target: list[int], start: int | None) -> list[float]:
-        """Return the log-probabilities of a target's tokens.
-
-        Raises:
-            ProofFailed: If there are none.
-        """
+        """Return the log-probabilities of a target's tokens."""
         request = ScoreRequest(self._engine.next_id(), source, target, time.monotonic(), decoder_start_id=start)
         scored: Scored = await self._named(name, request.id, self._engine.score(request))
         _check_end(name, scored)
         return scored.log_probs
 
     async def _named(self, name: str, number: int, answer: Awaitable[T]) -> T:
-        """Wait for an answer; it counts as waiting until it is there, also when the time is over or the engine is gone."""
+        """Wait for an answer; without one it counts as waiting, also when the time is over or the engine is gone."""
         self._waiting[number] = self._last = name
         result = await answer
         del self._waiting[number]
@@ -405,11 +376,7 @@ class _Asking:
 
 
 def _check_end(name: str, end: Finished | Scored) -> None:
-    """Refuse an end that is no answer.
-
-    Raises:
-        ProofFailed: Saying which.
-    """
+    """Refuse an end that is no answer."""
     if end.reason == "queue_full":
         raise _NoPlaceError
     if end.reason not in ("eos", "length"):

@@ -1,4 +1,4 @@
-"""Where the folder of models comes from: it is there, or it follows a store (`server/stores`)."""
+"""Source of the models folder: it exists, or it mirrors a store (`server/stores`)."""
 
 import asyncio
 import hashlib
@@ -21,7 +21,7 @@ from dragoman.server.stores.mirror import Mirror
 from dragoman.server.stores.pull import CACHE_FOLDER, Order
 from dragoman.server.stores.store import StoppedError, StoreError
 
-# Beyond the versions that a policy wants: what takes over if the newest is refused.
+# Versions beyond those that a policy wants, in case that the newest is refused.
 NUM_SPARE = 1
 # Stores charge for requests, and versions come hours apart; SIGHUP has a store read at once.
 POLL_SECONDS = 30.0
@@ -32,25 +32,17 @@ log = structlog.get_logger("dragoman.stores")
 
 
 class ModelSource:
-    """See above.
+    """The models folder, on this machine.
 
     Attributes:
-        folder: Of models, on this machine.
+        folder: Its path.
     """
 
     def __init__(self, config: ServerConfig, keys: Keys | None) -> None:
-        """Ask for nothing yet.
-
-        Args:
-            config: `models` names a folder or an address.
-            keys: Of which one must have signed each bundle; None if they need not be signed.
-
-        Raises:
-            InputError: If an address, its settings or credentials cannot be used.
-        """
+        """Note the folder or address of `models`; raise `InputError` if an address, its settings or credentials cannot be used."""
         self._mirror: Mirror | None = None
         self._stopping, self._looking = threading.Event(), asyncio.Lock()
-        # Until it is known what is served, anything may be.
+        # Until it is known which versions are served, all may be.
         self._is_used: Callable[[Path], bool] = lambda directory: True
         self._poll_seconds, self._files = POLL_SECONDS if config.models_poll_seconds else 0.0, config.model_files
         if isinstance(config.models, Path):
@@ -68,32 +60,32 @@ class ModelSource:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the folder follows a store."""
+        """Whether the folder mirrors a store."""
         return self._mirror is not None
 
     def fetch(self) -> None:
-        """Bring what a store has, before the first look at the folder; what was brought before will do if it cannot be asked.
+        """Mirror the store before the first scan; an earlier copy will do if it does not answer.
 
         Raises:
-            BundleError: If there is nothing to be served; it says why.
-            StoreError: If that is because the store does not answer.
+            BundleError: If there is no bundle.
+            StoreError: If there is none because the store does not answer.
         """
         if self._mirror is None:
             return
         synced = self._mirror.sync()
         if not synced.reason:
-            synced = self._mirror.sync()  # now that a model's own file may be here, which says what is wanted
+            synced = self._mirror.sync()  # now by the models' files, which may have come
         if not any(self.folder.glob("*/*/bundle.json")) and not any(self.folder.glob("*/bundle.json")):
             reasons = [synced.reason, *synced.problems.values()]
             message = "\n".join(filter(None, reasons)) or f"{self._address.text}: holds no bundle"
             raise StoreError(message) if synced.is_away else BundleError(message)
 
     async def follow(self, on_change: Callable[[], Awaitable[None]], is_used: Callable[[Path], bool]) -> None:
-        """Look into the store for ever.
+        """Mirror the store for ever.
 
         Args:
-            on_change: Called when the folder is another than before.
-            is_used: Whether the version in a directory is served, or may be soon; on any thread.
+            on_change: Called when the folder has changed.
+            is_used: Returns whether the version in a directory is served, or may be soon; on any thread.
         """
         assert self._mirror is not None
         self._is_used = is_used
@@ -106,7 +98,7 @@ class ModelSource:
             self._stopping.set()
 
     async def look(self, on_change: Callable[[], Awaitable[None]]) -> None:
-        """Look into the store once; without effect where there is none."""
+        """Mirror the store once; without effect where there is none."""
         if self._mirror is None:
             return
         try:
@@ -114,19 +106,19 @@ class ModelSource:
                 synced = await asyncio.to_thread(self._mirror.sync)
         except StoppedError:
             return
-        except Exception:  # such as that there is no room for a thread; the next look may be luckier
+        except Exception:  # such as that there is no room for a thread; the next attempt may succeed
             log.exception("cannot follow the store")
             return
         if synced.is_changed:
             await on_change()
 
     def _choose(self, model: str, names: Sequence[str]) -> set[str]:
-        """Return the versions of a model that its policy wants, by its file as it is here, and some to spare."""
+        """Return the versions of a model that its policy wants, by its present file, and some to spare."""
         directory, file = self.folder / model, ModelFile()
         try:
             if (path := place_of_file(directory, model, self._files)).exists():
                 file = read_model_file(path)
-        except ConfigError:  # the keeper says what is wrong with it, and goes on with what it had
+        except ConfigError:  # the scan reports it, and the file before stays in use
             if here := {name for name in names if (directory / name).is_dir()}:
                 return here
         found = [FoundVersion(name, self.folder / model / name, (0, 0, 0)) for name in names]
@@ -136,6 +128,6 @@ class ModelSource:
 
 
 def default_folder(address: str) -> Path:
-    """Return where what an address holds is brought to if nobody says: a folder of its own among the user's caches."""
+    """Return the folder of an address that has none set: one among the user's caches."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "dragoman" / "models" / hashlib.sha256(address.encode()).hexdigest()[:16]

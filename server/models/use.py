@@ -1,35 +1,31 @@
-"""What requests do with a version of a model: how many hold it, and what became of those that did."""
+"""Use of a version by requests: how many hold it, when they did, and their outcomes."""
 
 import asyncio
 import math
 import operator
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from dragoman.server.errors import Draining, NotReady, ServerFault, ServiceError
 
-# Refused before anything was done for them: they say nothing of the version.
+# Refused before anything was done: they say nothing of the version.
 REFUSED = (NotReady, Draining)
-# Nobody foresaw them. Others, such as that a caller is gone while it is being written to, are not of the version's making.
+# Unforeseen errors; others, such as a caller that is gone while it is written to, are not of the version's making.
 UNFORESEEN = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
-# What has been used twice as much lately counts as if it had been used so much later.
+# A version that was used twice as much lately counts as if it had been used so much later.
 HALF_LIFE_SECONDS = 10.0
-
-T = TypeVar("T")
 
 
 class Outcomes(NamedTuple):
-    """What became of requests.
+    """Outcomes of requests.
 
     Attributes:
-        num_answered: Those that were answered.
-        num_failed: Those that ended with a fault of the server, and not because it was ending.
-        seconds: What the answered ones took together, from their arrival at the model to their answer.
-        queue_seconds: What those that the engine answered waited for a slot, together.
+        num_answered: Answered requests.
+        num_failed: Requests that ended with a fault of the server, and not because it was ending.
+        seconds: Total time of the answered ones, from their arrival at the model to their answer.
+        queue_seconds: Total time for which those that the engine answered waited for a slot.
     """
 
     num_answered: int = 0
@@ -38,26 +34,26 @@ class Outcomes(NamedTuple):
     queue_seconds: float = 0.0
 
     def plus(self, other: "Outcomes") -> "Outcomes":
-        """Return what became of both."""
+        """Return the sum."""
         return Outcomes(*map(operator.add, self, other))
 
     def since(self, earlier: "Outcomes") -> "Outcomes":
-        """Return what became of those that an earlier count did not have."""
+        """Return the difference to an earlier count."""
         return Outcomes(*map(operator.sub, self, earlier))
 
 
 class Use:
-    """The use of one version, by the requests of one process.
+    """Use of one version by the requests of one process.
 
     Attributes:
         num_held: Requests that hold it.
-        num_moves: Times that one has begun or ended to hold it.
-        last_used: When that was last, or when there was no use of it yet; by `time.monotonic()`.
-        warm_until: When a single use of it would have to be to count as much as all of them do, see `together`.
+        num_moves: Number of times that one began or ended to hold it.
+        last_used: Time of the last of these, or of the start; by `time.monotonic()`.
+        warm_until: Time at which a single use would count as much as all uses together, see `together`.
         num_answered: See `Outcomes`, as the next three.
-        num_failed: See `num_answered`.
-        seconds: See `num_answered`.
-        queue_seconds: See `num_answered`.
+        num_failed: See `Outcomes`.
+        seconds: See `Outcomes`.
+        queue_seconds: See `Outcomes`.
     """
 
     def __init__(self) -> None:
@@ -89,8 +85,8 @@ class Use:
         """End to hold.
 
         Args:
-            seconds: How long the request has held it.
-            error: How it ended; None for an answer.
+            seconds: Time for which the request held it.
+            error: How the request ended; None for an answer.
         """
         self.num_held -= 1
         self._move()
@@ -108,61 +104,24 @@ class Use:
 
 
 class Holding(NamedTuple):
-    """The use of a version by the requests of all processes, as far as it is known here.
-
-    Attributes:
-        num_held: Requests that hold it.
-        last_used: See `Use`, as the next.
-        warm_until: See `Use`.
-    """
+    """Use of a version by the requests of all processes, as far as it is known here; see `Use`."""
 
     num_held: int
     last_used: float
     warm_until: float
 
 
-class Held(AbstractAsyncContextManager[T, None]):
-    """Holds what is chosen when it is entered, until it is left."""
-
-    def __init__(
-        self, choose: Callable[[], tuple[T, Use]], until_there: Callable[[T], Awaitable[None] | None] = lambda _: None
-    ) -> None:
-        """Choose nothing yet.
-
-        Args:
-            choose: Returns what is to be held, and its use; called when the `with` is entered.
-            until_there: Returns what is to be waited for before something that was chosen can be held; another may be chosen then.
-                None for nothing.
-        """
-        self._choose, self._until_there = choose, until_there
-
-    async def __aenter__(self) -> T:
-        """Choose and hold, in one turn of the event loop: nothing can end between the two."""
-        chosen, self._use = self._choose()
-        while (coming := self._until_there(chosen)) is not None:
-            await coming
-            chosen, self._use = self._choose()
-        self._use.take()
-        self._began = time.monotonic()
-        return chosen
-
-    async def __aexit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        """Hold it no longer."""
-        self._use.leave(time.monotonic() - self._began, error)
-
-
 def _is_fault(error: BaseException) -> bool:
-    """Return whether an end is a fault of what answers: not the caller's, not that the caller is gone, and no refusal."""
+    """Return whether an error is a fault of the version: not the caller's, and no refusal."""
     if isinstance(error, ServiceError):
         return isinstance(error, ServerFault) and not isinstance(error, REFUSED)
     return isinstance(error, UNFORESEEN)
 
 
 def together(times: Iterable[float]) -> float:
-    """Return the time at which one use would have to be to count as much as uses at some times together (the LRFU policy).
+    """Return the time at which one use would count as much as uses at these times together (the LRFU policy).
 
-    A use counts half as much with each `HALF_LIFE_SECONDS` that have passed since. Of what is used seldom this is hardly later than
-    the last use; what is used again and again is not taken for unused because it was not in the very last moment.
+    A use counts half as much with each `HALF_LIFE_SECONDS` since, so that a short pause does not outweigh many uses before it.
     """
     known = list(times)
     latest = max(known)

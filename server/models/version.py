@@ -120,7 +120,7 @@ class Version:
         return self.sleeping if self.state is State.ASLEEP else self.loaded
 
     @property
-    def has_been_proved(self) -> bool:
+    def is_self_tested(self) -> bool:
         """Whether its engine works for requests, and not for a self-test."""
         return self.state not in (State.OPENING, State.STARTING, State.PROVING)
 

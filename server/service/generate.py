@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from structlog.contextvars import bind_contextvars
 
@@ -119,7 +119,7 @@ class Generation:
         detokenizer = detokenizer_after(model.tokenizers.target, template.before(sequence))
         texts: list[str] = []
         num_sent = 0
-        events = cast(AsyncGenerator[messages.Tokens | messages.Finished], model.engine.stream(sequence))
+        events = model.engine.stream(sequence)
         async with aclosing(events):
             while not isinstance(event := await _in_time(anext(events), sequence), messages.Finished):
                 texts.append(detokenizer.push(event.token_ids))

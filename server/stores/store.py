@@ -10,7 +10,7 @@ from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.fields import MAX_PATH_CHARACTERS, one_line
 from dragoman.export.manifest import check_name
 from dragoman.model.files import leads_out, open_regular
-from dragoman.server.models.version_names import check_version_name, natural_key
+from dragoman.server.models.model_file import check_version_name, natural_key
 
 # A store is silent if it sends fewer bytes than this in so many seconds.
 SILENCE_SECONDS = 30.0

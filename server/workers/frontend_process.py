@@ -19,8 +19,8 @@ from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
 from dragoman.server.dispatch.calls import Calls
 from dragoman.server.dispatch.remote import RemoteDispatcher
+from dragoman.server.models.loaded import SleepingEngine
 from dragoman.server.models.registry import Repository
-from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.logs import Sampler

@@ -113,7 +113,8 @@ class ServedVersions:
         await self._until_attached([version for _, version in new])
 
     async def _until_attached(self, versions: list[VersionAddress]) -> None:
-        engines = [self._models[version.endpoint].engine for version in versions if version.is_ready and not version.is_asleep]
+        models = [self._models[version.endpoint] for version in versions if version.is_ready]
+        engines = [model.engine for model in models if isinstance(model.engine, RemoteDispatcher)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ATTACH_SECONDS):
                 await asyncio.gather(*(engine.until_ready() for engine in engines))

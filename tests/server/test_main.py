@@ -14,7 +14,7 @@ import pytest
 
 from dragoman.model.generation import Defaults
 from dragoman.server.config import ConfigError
-from dragoman.server.models.version_loader import check_slots
+from dragoman.server.models.loader import check_slots
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 from aiohttp import web
@@ -14,28 +15,7 @@ from dragoman.server.protocols.http.openapi import document
 from dragoman.server.service.sentences import on_thread
 
 PATH, PAGE_PATH = "/openapi.json", "/docs"
-# As console.css, which is not served where the console is off.
-STYLE = """
-:root { color-scheme: light dark;
-  --paper: #faf9f6; --pane: #fff; --ink: #1d2322; --soft: #59625f; --line: #dedfd9; --accent: #0f6a66; }
-@media (prefers-color-scheme: dark) { :root {
-  --paper: #131716; --pane: #1a1f1e; --ink: #e7eae7; --soft: #a0aaa5; --line: #2d3433; --accent: #66c7bd; } }
-html { font: 100%/1.55 Inter, system-ui, -apple-system, "Segoe UI", sans-serif; background: var(--paper); color: var(--ink); }
-body { max-width: 60rem; margin: 0 auto; padding: 1rem 1rem 4rem; overflow-wrap: break-word; }
-a { color: var(--accent); }
-h1 { font-size: 1.5rem; }
-h2 { font-size: 1.1rem; margin: 2rem 0 0; padding-top: 1rem; border-top: 1px solid var(--line); scroll-margin-top: 1rem; }
-h2 code { font-weight: 650; color: var(--accent); }
-p { margin: 0.6rem 0; max-width: 46rem; }
-code { font: 0.9em ui-monospace, "SF Mono", Menlo, monospace; }
-table { border-collapse: collapse; width: 100%; margin-top: 0.75rem; font-size: 0.9rem; background: var(--pane); }
-table, tr { border: 1px solid var(--line); }
-th, td { text-align: start; vertical-align: top; padding: 0.35rem 0.75rem; }
-th { color: var(--soft); font-weight: 550; }
-@media (max-width: 44rem) { table, tbody { display: block; } thead { display: none; }
-  tr { display: block; padding: 0.35rem 0.75rem; }
-  td { display: inline; padding: 0 0.5rem 0 0; } td:last-child { display: block; } }
-"""
+STYLE = files("dragoman.server.protocols.console").joinpath("assets", "docs.css").read_text(encoding="utf-8")
 _DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 

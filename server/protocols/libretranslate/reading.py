@@ -88,7 +88,10 @@ def read_json(body: bytes) -> Asked:
     Raises:
         InvalidRequest: If it is malformed, or a field has another type.
     """
-    content = decode_json(body, dict[str, Any])
+    return _to_asked(decode_json(body, dict[str, Any]))
+
+
+def _to_asked(content: Mapping[str, Any]) -> Asked:
     q = content.get("q")
     if isinstance(q, list) and len(q) > MAX_TEXTS:
         raise InvalidRequest("q", f"{len(q)} texts; at most {MAX_TEXTS} are translated at once")
@@ -113,9 +116,9 @@ def read_form(pairs: Sequence[tuple[str, str]]) -> Asked:
         if name in _FIELDS and name in content:
             raise InvalidRequest(name, "is given more than once; a list of texts is sent as JSON")
         content[name] = value
-    q = content.get("q", "").replace("\r\n", "\n").replace("\r", "\n")  # browsers send forms with CRLF
-    fields: Mapping[str, Any] = {name: content[name] for name in _TEXT_FIELDS if name in content}
-    return Asked([q] if q else [], alternatives=_number(content.get("alternatives")), **fields)
+    if "q" in content:  # browsers send forms with CRLF
+        content["q"] = content["q"].replace("\r\n", "\n").replace("\r", "\n")
+    return _to_asked(content)
 
 
 def read_urlencoded(body: bytes) -> list[tuple[str, str]]:

@@ -10,12 +10,11 @@ from typing import Any
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.models.discovery import FoundModel, FoundVersion
-from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.models.loaded import LoadedModel, SleepingEngine
 from dragoman.server.models.memory import Placement, Room
 from dragoman.server.models.model_file import ModelFile
 from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.models.registry import CannotServe, Route
-from dragoman.server.models.sleeping_engine import SleepingEngine
 from dragoman.server.models.use import Holding, Outcomes
 from dragoman.server.models.version import Cause, Opened, Refused, Version
 from dragoman.server.workers.supervisor import EngineCannotStart
@@ -100,7 +99,7 @@ class Stage:
         self.versions = [one for one in self.versions if one.name not in names]
 
     def look(self) -> None:
-        self.keeper.find(self.found)
+        self.keeper.update(self.found)
 
     async def settle(self) -> None:
         """Scan, and wait until nothing is left to do."""
@@ -130,7 +129,7 @@ class Stage:
     async def led(self, *, is_persistent: bool = False) -> "AsyncIterator[Stage]":
         """Start the first versions and reconcile until this is left; no engine is left then."""
         self.keeper.open_first()
-        self.keeper.hold_first()
+        self.keeper.set_first_route()
         self.routes += filter(None, [self.keeper.route])
         tasks = []
         if is_persistent:

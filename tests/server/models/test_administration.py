@@ -11,10 +11,10 @@ import pytest
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.errors import Draining, InvalidRequest, NotInRepository, NotPossible, NotReady
-from dragoman.server.models import manager as keeper_module
+from dragoman.server.models import manager as manager_module
 from dragoman.server.models.administration import Administrator
 from dragoman.server.models.discovery import FoundModel
-from dragoman.server.models.manager import Keeper
+from dragoman.server.models.manager import ModelManager
 from dragoman.server.models.model_file import ModelFile, Swap, Versions
 from dragoman.server.models.use import Outcomes
 from dragoman.server.service.administration import ModelStatus, Operator, Requested
@@ -33,7 +33,7 @@ class Idle:
     async def run(self) -> None:
         await asyncio.Event().wait()
 
-    def find(self, found: FoundModel) -> None: ...
+    def update(self, found: FoundModel) -> None: ...
 
 
 class World:
@@ -43,7 +43,7 @@ class World:
         self.stage = stage
         self.scan: Callable[[], list[FoundModel]] = lambda: [stage.found]
         make: Any = lambda found: stage.keeper if found.name == MODEL else Idle()  # noqa: E731
-        self.keeper: Keeper = Keeper(Path("models"), [stage.found], make, 0.0)
+        self.keeper: ModelManager = ModelManager(Path("models"), [stage.found], make, 0.0)
         self.administrator: Administrator = Administrator(self.keeper)
         self.administrator.begin()
 
@@ -73,7 +73,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractAsyncContext
     async def serve(*names: str, stage: Stage | None = None, **tables: Any) -> AsyncIterator[World]:
         async with (stage or Stage(*names, file=ModelFile(swap=AT_ONCE, **tables))).led() as led:
             world = World(led)
-            monkeypatch.setattr(keeper_module, "scan", lambda *_: world.scan())
+            monkeypatch.setattr(manager_module, "scan", lambda *_: world.scan())
             yield world
             await world.administrator.end()
             tasks = list(world.keeper._running.values())
@@ -104,7 +104,7 @@ async def test_status_lists_every_version_and_every_problem(serve: Any) -> None:
         assert (two.share, two.version, two.state) == (0.75, "000000000002", "serving") and two.since > 1e9
         assert (one.name, one.state, one.since) == ("1", "serving", pytest.approx(two.since, abs=60))
         assert world.administrator.list(ANNA, MODEL) == [status]
-        world.stage.keeper.find(replace(world.stage.found, problem="a", file_problem="b\nc", left_out=("d",)))
+        world.stage.keeper.update(replace(world.stage.found, problem="a", file_problem="b\nc", left_out=("d",)))
         assert world.status.problems[:4] == ("a", "b", "c", "d")
 
 

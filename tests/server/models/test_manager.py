@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from dragoman.export.bundle import BundleError
-from dragoman.server.models import manager as keeper_module
+from dragoman.server.models import manager as manager_module
 from dragoman.server.models.discovery import FoundModel, scan
-from dragoman.server.models.manager import Keeper
+from dragoman.server.models.manager import ModelManager
 from dragoman.server.telemetry.server_metrics import VersionReading
 from tests.server.conftest import until
 
@@ -37,12 +37,12 @@ class FakeModel:
         finally:
             self.num_running -= 1
 
-    def find(self, found: FoundModel) -> None:
+    def update(self, found: FoundModel) -> None:
         if self.error is not None:
             raise self.error
         self.found.append(found)
 
-    def lose(self) -> None:
+    def note_removed(self) -> None:
         self.num_lost += 1
 
     async def settled(self) -> None: ...
@@ -55,6 +55,11 @@ class FakeModel:
         return [VersionReading(self.name, "1", "serving")]
 
 
+async def refresh(manager: ModelManager) -> None:
+    await manager.look()
+    await manager.settled()
+
+
 def put(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).mkdir(parents=True)
@@ -65,7 +70,7 @@ def put(folder: Path, *names: str) -> None:
 async def reconciled(folder: Path, *names: str, poll_seconds: float = 0.0, early: str = "") -> AsyncIterator[tuple[Any, Any]]:
     """Reconcile a folder of models; yield the reconciler and its models. `early` comes before they are led."""
     put(folder, *names)
-    keeper: Keeper = Keeper(folder, scan(folder), lambda found: FakeModel(found), poll_seconds)  # type: ignore[arg-type, return-value]
+    keeper: ModelManager = ModelManager(folder, scan(folder), lambda found: FakeModel(found), poll_seconds)  # type: ignore[arg-type, return-value]
     if early:
         put(folder, early)
         await keeper.look()
@@ -85,7 +90,7 @@ async def test_models_come_and_go_and_come_back(tmp_path: Path) -> None:
     async with reconciled(tmp_path, "alpha", early="beta") as (keeper, models):
         assert [model.num_runs for model in models.values()] == [1, 1]
         put(tmp_path, "gamma")
-        await keeper.refresh()
+        await refresh(keeper)
         assert list(models) == ["alpha", "beta", "gamma"] and models["alpha"].num_lost == 0
         alpha = models["alpha"]
         alpha.ended.set()
@@ -94,7 +99,7 @@ async def test_models_come_and_go_and_come_back(tmp_path: Path) -> None:
         await until(lambda: alpha.num_runs > 1)
         assert models["alpha"] is alpha, "its folder was back when it had just ended"
         shutil.rmtree(tmp_path / "alpha")
-        await keeper.refresh()
+        await refresh(keeper)
         assert alpha.num_lost == 1 and "alpha" in models, "its requests may have to finish"
         alpha.is_gone = True
         alpha.ended.set()
@@ -113,7 +118,7 @@ async def test_scan_that_fails_or_finds_nothing_changes_nothing(
     folder = tmp_path / "models"
     async with reconciled(folder, "alpha", "beta") as (keeper, models):
         with monkeypatch.context() as context:
-            context.setattr(keeper_module, "scan", fail)
+            context.setattr(manager_module, "scan", fail)
             for _ in range(4):
                 await keeper.look()
         await keeper.look()

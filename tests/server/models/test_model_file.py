@@ -1,15 +1,26 @@
-"""`model.toml`: its fields, how errors are reported, and how its settings go before those of the server."""
+"""`model.toml`: its fields, errors, and settings before those of the server; names of versions and their order."""
 
 import json
 import math
 import os
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.models.model_file import NOT_OF_ENGINES, ModelFile, ModelSettings, read_model_file
+from dragoman.server.models.model_file import (
+    NOT_OF_ENGINES,
+    ModelFile,
+    ModelSettings,
+    check_version_name,
+    is_version_name,
+    natural_key,
+    read_model_file,
+)
 
 
 @pytest.fixture
@@ -171,3 +182,37 @@ def test_settings_that_do_not_fit_the_servers_are_refused(own: ModelSettings, re
     server = ServerConfig(models=Path("b"), max_slots_per_request=16, replicas=2, num_threads=2, pin_engines=True)
     with pytest.raises(ConfigError, match=reason):
         own.within(server)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["01", "1", "02", "2", "10", "100"],
+        ["v1.2", "v1.2.9", "v1.2.10", "v1.10", "v2"],
+        ["20231231T2359", "20240105T0000"],
+        ["1", "1-rc1", "1.0", "1.0-rc2", "1.0-rc10", "1a", "2"],
+        ["3", "2023-12-31", "2024-01-05", "2024-1-6", "A", "B", "a", "a2", "a10", "b1", "v1"],
+        ["a1", "a-1", "a-1-2"],
+    ],
+)
+def test_order_of_versions(names: list[str]) -> None:
+    assert sorted(random.Random(1).sample(names, len(names)), key=natural_key) == names
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_any_two_different_names_have_an_order(one: str, other: str) -> None:
+    assert (natural_key(one) == natural_key(other)) == (one == other)
+    assert (natural_key(one) < natural_key(other)) + (natural_key(other) < natural_key(one)) == (one != other)
+
+
+NO_NAMES = ["", ".hidden", "-1", "_1", "a b", "a/b", "1\n", "é", "١", "lost+found", "@eaDir", "0" * 65, "a\x00", "\udcff"]
+
+
+def test_names_of_versions() -> None:
+    for name in ("1", "v1.2.10", "2024-01-05", "stable", "A_b", "0" * 64):
+        assert is_version_name(name) and check_version_name(name) == name
+    for name in NO_NAMES:
+        assert not is_version_name(name)
+        with pytest.raises(ValueError) as refusal:
+            check_version_name(name)
+        assert str(refusal.value).isascii() and str(refusal.value).isprintable() and len(str(refusal.value)) < 300

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.model_file import ModelFile, Versions
-from dragoman.server.models.policy import Overrides, Wanted, wanted
+from dragoman.server.models.policy import MAX_VERSIONS, History, Overrides, Wanted, wanted
 
 
 def found(*names: str) -> list[FoundVersion]:
@@ -113,6 +113,33 @@ def test_versions_wanted(
 def test_model_of_one_bundle_is_one_version_without_a_name() -> None:
     answer = wanted(found(""), ModelFile(), overrides=Overrides(labels={"stable": ""}))
     assert (names(answer), answer.shares, answer.labels, answer.default, answer.problems) == ([""], {"": 1}, {"stable": ""}, "", ())
+
+
+@pytest.mark.parametrize(
+    ("noted", "usable", "before"),
+    [
+        ("", "12", None),
+        ("1", "12", None),
+        ("12", "12", "1"),
+        ("123", "123", "2"),
+        ("123", "13", "1"),
+        ("123", "3", None),
+        ("1232", "123", "1"),
+        ("12321", "123", None),
+        ("1233", "123", "2"),
+        ("12324", "1234", "2"),
+    ],
+)
+def test_rollback_never_goes_forward(noted: str, usable: str, before: str | None) -> None:
+    history = History()
+    for name in noted:
+        history.note(name)
+    assert history.before(usable) == before
+    for number in range(100, 100 + MAX_VERSIONS):
+        history.note(str(number))
+    assert history.before([*usable, "100"]) == "100", "the oldest are forgotten"
+    history.note("new")
+    assert history.before([*usable, "100"]) is None
 
 
 # Any file and any folder.

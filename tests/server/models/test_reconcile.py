@@ -25,13 +25,14 @@ from dragoman.server.models.reconcile import (
     Refuse,
     RollBack,
     Sleep,
-    Why,
+    UnloadCause,
+    is_in,
     next_canary,
     reconcile,
 )
 from dragoman.server.models.registry import Route
 from dragoman.server.models.use import Holding, Outcomes
-from dragoman.server.models.version import NOWHERE, Cause, Refused, State, Version
+from dragoman.server.models.version import NOWHERE, Cause, Opened, Refused, State, Version
 
 NOW = 1000.0
 FILES = {
@@ -223,6 +224,40 @@ def test_versions_of_the_next_canary_check(versions: str, to: str, is_ready: boo
         assert check.began == NOW + has_new, "a check goes on where no version is new"
 
 
+# Versions.
+
+
+def test_version_is_called_as_its_folder_or_as_its_content() -> None:
+    named, flat = Version("en-de", folder("7")), Version("en-de", folder(""))
+    assert (named.label, named.content, flat.label) == ("7", "", "")
+    bundle, nothing = SimpleNamespace(manifest=SimpleNamespace(version="abc")), None
+    for version in (named, flat):
+        version.open(Opened(bundle, nothing, nothing))  # type: ignore[arg-type]
+    assert (named.label, named.content, flat.label) == ("7", "abc", "abc")
+    flat.let_go()
+    assert (flat.label, flat.content, flat.opened) == ("abc", "abc", None)
+
+
+@pytest.mark.parametrize("state", State)
+def test_only_a_version_that_is_being_tried_is_blamed_for_a_death(state: State) -> None:
+    version = Version("en-de", folder("1"), state)
+    version.note_death()
+    assert version.has_died is (state in (State.PROVING, State.STANDBY, State.TRIAL))
+
+
+def test_replicas_get_the_lowest_free_consecutive_numbers() -> None:
+    versions = Loaded("en-de", Idle(60.0, 0.0))
+    one, two, three = (versions.add(folder(name)) for name in "123")
+    for version, num_replicas, expected in ((one, 2, range(0, 2)), (two, 1, range(2, 3)), (three, 2, range(3, 5))):
+        version.replicas = versions.free_replicas(num_replicas)
+        version.loaded = model(version.label)
+        assert version.replicas == expected
+    one.loaded = None
+    assert [versions.free_replicas(number) for number in (0, 2, 3)] == [range(0), range(0, 2), range(5, 8)]
+    route = Route(two.loaded, {"2": two.loaded})  # type: ignore[arg-type, dict-item]
+    assert is_in(two, route) and not is_in(three, route) and not is_in(two, None)
+
+
 # Canary checks.
 
 USUAL = Outcomes(1000, 0, 100.0)
@@ -309,22 +344,22 @@ def seen(now: float, num_held: int = 0, last_used: float = 0.0, *, is_awaited: b
 
 # Seconds since it was loaded; requests, and seconds since the last; whether it is awaited, on probation, to be evicted.
 @pytest.mark.parametrize(
-    ("seconds", "num_held", "used_ago", "is_awaited", "has_canary", "is_asked", "why"),
+    ("seconds", "num_held", "used_ago", "is_awaited", "has_canary", "is_evicted", "why"),
     [
         (59.0, 0, 1e3, False, False, False, None),
-        (60.0, 0, 1e3, False, False, False, Why.IDLE),
+        (60.0, 0, 1e3, False, False, False, UnloadCause.IDLE),
         (90.0, 0, 59.5, False, False, False, None),
-        (90.0, 0, 60.0, False, False, False, Why.IDLE),
+        (90.0, 0, 60.0, False, False, False, UnloadCause.IDLE),
         (90.0, 1, 1e3, False, False, False, None),
         (90.0, 0, 1e3, True, False, False, None),
         (90.0, 0, 1e3, False, True, False, None),
-        (0.0, 3, 1e3, False, False, True, Why.MEMORY),
+        (0.0, 3, 1e3, False, False, True, UnloadCause.MEMORY),
         (0.0, 3, 1e3, True, False, True, None),
         (0.0, 0, 1e3, False, True, True, None),
     ],
 )
 def test_model_is_unloaded_when_it_is_idle_or_evicted(
-    seconds: float, num_held: int, used_ago: float, is_awaited: bool, has_canary: bool, is_asked: bool, why: Why | None
+    seconds: float, num_held: int, used_ago: float, is_awaited: bool, has_canary: bool, is_evicted: bool, why: UnloadCause | None
 ) -> None:
     idle = Idle(60.0, NOW)
     assert idle.is_asleep and idle.pause(seen(NOW)) is None, "it is not loaded at the start"
@@ -332,8 +367,8 @@ def test_model_is_unloaded_when_it_is_idle_or_evicted(
     idle.is_asleep = False
     idle.note_awake(NOW + 5)
     now = NOW + 5 + seconds
-    idle.is_asked, observed = is_asked, seen(now, num_held, now - used_ago, is_awaited=is_awaited)
-    assert idle.why_unload(observed, has_canary=has_canary) is why
+    idle.is_evicted, observed = is_evicted, seen(now, num_held, now - used_ago, is_awaited=is_awaited)
+    assert idle.unload_cause(observed, has_canary=has_canary) is why
     if why is None and not is_awaited:
         assert idle.pause(observed) == pytest.approx(60.0 if num_held else max(0.001, 60.0 - min(seconds, used_ago)))
 
@@ -354,9 +389,9 @@ def test_failed_load_is_retried_with_a_growing_pause() -> None:
 
 def test_model_that_is_always_to_be_loaded_is_retried_by_itself_and_never_unloaded() -> None:
     idle = Idle(math.inf, NOW)
-    idle.is_asked = True
+    idle.is_evicted = True
     later = seen(NOW + 1e9)
-    assert not idle.is_asleep and idle.why_unload(later, has_canary=False) is None and idle.pause(later) is None
+    assert not idle.is_asleep and idle.unload_cause(later, has_canary=False) is None and idle.pause(later) is None
     idle = Idle(60.0, NOW)
     idle.keep_seconds = math.inf
     assert idle.is_wake_due(seen(NOW))

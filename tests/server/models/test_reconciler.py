@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.errors import NotReady, UnknownVersion
-from dragoman.server.models import memory as placement
-from dragoman.server.models import reconcile
-from dragoman.server.models import reconciler as model_keeper
+from dragoman.server.models import executor, memory, reconcile
 from dragoman.server.models.model_file import ModelFile, ModelSettings, Swap, Versions
 from dragoman.server.models.policy import Overrides
 from dragoman.server.models.registry import CannotServe
@@ -22,7 +21,7 @@ from dragoman.server.models.status import status_of
 from dragoman.server.models.version import Cause, Refused
 from dragoman.server.workers.supervisor import EngineCannotStart
 from tests.server.conftest import until
-from tests.server.models.staged import MODEL, WRONG, Stage
+from tests.server.models.staged import MODEL, Stage
 
 
 def kept(time: str, **fields: Any) -> ModelFile:
@@ -140,13 +139,13 @@ async def play(stage: Stage, events: str) -> None:
             case "die":
                 stage.engine(*names).die()
             case "pin" | "unload":
-                stage.keeper.ask(Overrides(pinned=names[0] if names else None, is_unloaded=event == "unload"))
+                stage.keeper.override(Overrides(pinned=names[0] if names else None, is_unloaded=event == "unload"))
             case "forgive":
-                stage.keeper.forgive()
+                stage.keeper.retry_refused()
             case "file":
                 stage.file = FILES[names[0]]
             case "lose":
-                stage.keeper.lose()
+                stage.keeper.note_removed()
             case "ask":
                 await stage.ask_for()
             case "evict":
@@ -163,7 +162,7 @@ async def play(stage: Stage, events: str) -> None:
 
 @pytest.mark.parametrize(("given", "story", "outcomes"), STORIES, ids=[" ".join(row[:2]) for row in STORIES])
 async def test_states_after(monkeypatch: pytest.MonkeyPatch, given: str, story: str, outcomes: dict[str, str]) -> None:
-    monkeypatch.setattr(placement, "MIN_STAY_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "MIN_STAY_SECONDS", 0.0)
     file, *versions = given.split()
     stage = Stage(*versions or ["1"], file=FILES[file])
     await play(stage, ", ".join(takewhile(lambda event: event.startswith(FAULTS), story.split(" =")[0].split(", "))))
@@ -185,39 +184,124 @@ async def test_states_after(monkeypatch: pytest.MonkeyPatch, given: str, story: 
         assert {name: " ".join(map(str, found[name])) for name in outcomes} == outcomes
 
 
-EVENTS = st.tuples(st.sampled_from(["put", "remove", "break", "mend", "pin"]), st.sampled_from("123"))
+NAMES = st.sampled_from("123")
+STEPS = st.sampled_from(["open", "start", "prove", "adopt", "publish"])
+DEFINED = ("at-once", "plain", "two", "restart", "sleepy")
 
 
-@settings(max_examples=25)
-@given(st.lists(EVENTS, min_size=1, max_size=8))
-def test_best_version_that_can_be_served_serves_whatever_comes_and_goes(events: list[tuple[str, str]]) -> None:
-    """The newest proved version, or the pinned one; where none can be served, the one that did goes on."""
+class Rollouts(RuleBasedStateMachine):
+    """Versions come, go, fail and die, and operators and requests interfere: what can be served is, and nothing in use ends."""
 
-    async def run() -> None:
-        broken: set[str] = set()
-        async with Stage("0", file=AT_ONCE).led() as stage:
-            for event, name in events:
-                if event == "put":
-                    stage.put(name)
-                elif event == "remove":
-                    stage.remove(name)
-                elif event == "pin":
-                    pinned = name if stage.keeper.overrides.pinned != name else None
-                    stage.keeper.ask(Overrides(pinned=pinned))
-                else:
-                    (broken.add if event == "break" else broken.discard)(name)
-                    stage.faults = {("prove", one): WRONG for one in broken}
-                    stage.put(*({name} & {one.name for one in stage.versions}))
-                await stage.settle()
-                refused = {label for label, state in stage.shown.items() if state.startswith("refused")}
-                good = [one.name for one in stage.versions if one.name not in refused]
-                expected = stage.keeper.overrides.pinned if stage.keeper.overrides.pinned in good else good[-1]
-                assert stage.serving == expected
-                await until(lambda expected=expected: stage.running() == [expected])
-                assert [label for label, state in stage.shown.items() if state == "serving"] == [expected]
-            assert {number for freed in stage.freed for number in freed} <= {0, 1}, "replica numbers are used again"
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.stage = Stage("0", file=FILES["at-once"])
+        self.led = self.stage.led()
+        self.kept: list[Any] = []
+        self.run(self.led.__aenter__())
 
-    asyncio.run(run())
+    def run(self, work: Any) -> None:
+        self.loop.run_until_complete(asyncio.wait_for(work, 10))
+
+    def settle(self) -> None:
+        self.run(self.stage.settle())
+
+    def teardown(self) -> None:
+        self.release()
+        self.run(self.led.__aexit__(None, None, None))
+        self.loop.close()
+
+    @rule(name=NAMES)
+    def put(self, name: str) -> None:
+        self.stage.put(name)
+        self.settle()
+
+    @rule(name=NAMES)
+    def remove(self, name: str) -> None:
+        self.stage.remove(name)
+        self.settle()
+
+    @rule(step=STEPS, name=NAMES)
+    def put_broken(self, step: str, name: str) -> None:
+        route = self.stage.keeper.route
+        assume(step != "publish" or (route is not None and not route.default.is_asleep))  # else it is tried again after a pause
+        self.stage.fail(step, name)
+        self.put(name)
+        self.stage.faults.clear()  # it is refused until its files change
+
+    @rule(name=NAMES)
+    def die(self, name: str) -> None:
+        for engine in self.stage.engines:
+            if engine.label == name and engine.is_ready:
+                engine.die()
+        self.settle()
+
+    @rule(name=st.none() | NAMES, is_unloaded=st.booleans())
+    def ask(self, name: str | None, is_unloaded: bool) -> None:
+        self.stage.keeper.override(Overrides(pinned=name, is_unloaded=is_unloaded))
+        self.settle()
+
+    @rule(name=st.sampled_from(DEFINED))
+    def define(self, name: str) -> None:
+        self.release()
+        self.stage.file = FILES[name]
+        self.settle()
+
+    @precondition(lambda self: self.stage.serving is not None and self.stage.file != RESTART)
+    @rule()
+    def hold(self) -> None:
+        self.kept.append(self.stage.route.default)
+        self.kept[-1].use.take()
+
+    @rule()
+    def release(self) -> None:
+        while self.kept:
+            self.kept.pop().use.leave(1.0, None)
+        self.settle()
+
+    @rule()
+    def evict(self) -> None:
+        self.stage.keeper.evict()
+        self.settle()
+
+    @rule()
+    def request(self) -> None:
+        """Have a request wait for the model, if it is asleep."""
+        for self.stage.is_asked_for in (True, False):
+            self.stage.keeper.wake()
+            self.settle()
+
+    @invariant()
+    def nothing_is_left_to_do(self) -> None:
+        keeper = self.stage.keeper
+        assert not reconcile.reconcile(keeper.found, keeper.overrides, keeper.loaded, keeper._executor.observe())
+
+    @invariant()
+    def versions_in_use_run(self) -> None:
+        assert all(model.engine.is_ready for model in self.kept)
+        route = self.stage.keeper.route
+        if route is not None and not route.is_stand_in:
+            assert all(model.engine.is_ready for model in route.versions.values())
+
+    @invariant()
+    def best_version_answers(self) -> None:
+        """The newest version that is not refused, or the pinned one; where there is none, the one that did goes on."""
+        stage, asked, route = self.stage, self.stage.keeper.overrides, self.stage.keeper.route
+        refused = {label for label, state in stage.shown.items() if state.startswith("refused")}
+        good = [one.name for one in stage.versions if one.name not in refused]
+        if asked.is_unloaded or not stage.versions:
+            assert route is None
+        elif good:
+            assert route is not None and not route.is_stand_in
+            assert route.default.label == (asked.pinned if asked.pinned in good else good[-1])
+
+    @invariant()
+    def replica_numbers_are_used_again(self) -> None:
+        assert max((number for one in self.stage.freed for number in one), default=0) < 8
+
+
+TestRollouts = Rollouts.TestCase
+TestRollouts.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
 
 
 # The start.
@@ -262,7 +346,7 @@ async def test_start_is_retried_until(ending: str) -> None:
             await until(lambda: stage.shown == {"1": "refused start", "2": "serving"})
             assert stage.steps("1")[-1] == "stop"
         else:
-            stage.keeper.lose()
+            stage.keeper.note_removed()
             await until(lambda: stage.keeper.is_gone and stage.routes[-1] is None)
 
 
@@ -328,7 +412,7 @@ async def test_route_that_cannot_be_published_is_published_later(
     monkeypatch: pytest.MonkeyPatch, change: str, error: Exception | None
 ) -> None:
     """After a pause, or when the model is to be looked at again, but not in a loop."""
-    monkeypatch.setattr(model_keeper, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(executor, "RETRY_SECONDS", 0.05)
     label = "2" if change == "version" else "1"
     async with Stage("1", file=FILES["plain" if change == "rollback" else "at-once"]).led() as stage:
         if change == "rollback":
@@ -381,7 +465,7 @@ def sleepy(*names: str, file: ModelFile = SLEEPY) -> Stage:
 async def test_versions_are_loaded_one_by_one_unloaded_together_and_their_memory_is_free_when_no_request_holds_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(placement, "MIN_STAY_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "MIN_STAY_SECONDS", 0.0)
     fields: dict[str, Any] = {"versions": Versions(latest=2), "labels": {"old": "1"}, "weights": {"1": 0.25}}
     async with Stage("1", "2", file=ModelFile(settings=SLEEPY.settings, **fields), size=50).led() as stage:
         asleep = stage.route
@@ -408,7 +492,7 @@ async def test_reason_why_a_model_cannot_be_loaded_is_told_to_requests_and_it_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reconcile, "MIN_RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(placement, "MIN_STAY_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "MIN_STAY_SECONDS", 0.0)
     async with sleepy("1").led() as stage:
         for fault, reason, told in (
             ("memory", "there is no memory for it now", "it may take 0 MiB, and 0 MiB is free"),

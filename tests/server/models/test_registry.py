@@ -15,7 +15,7 @@ from dragoman.server import errors
 from dragoman.server.errors import UnknownVersion
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import Repository, Route, ServedVersion, choose, resolve
-from dragoman.server.models.use import Held, Outcomes, Use
+from dragoman.server.models.use import Outcomes, Use
 
 
 def version(label: str, name: str = "en-de") -> Any:
@@ -135,10 +135,11 @@ NO_FAULTS: list[BaseException] = [
 
 @pytest.mark.parametrize("error", [*FAULTS, *NO_FAULTS, None], ids=lambda error: type(error).__name__)
 async def test_only_faults_of_a_version_count_against_it(error: BaseException | None) -> None:
-    use = Use()
+    model = version("1")
+    use = model.use
     try:
-        async with Held(lambda: ("model", use)) as model:
-            assert (model, use.num_held) == ("model", 1)
+        async with routed(Route.to(model)).hold("en-de") as held_model:
+            assert held_model is model and use.num_held == 1
             await asyncio.sleep(0.001)
             if error is not None:
                 raise error

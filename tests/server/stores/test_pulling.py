@@ -19,7 +19,7 @@ import pytest
 from dragoman.export.bundle import Bundle, BundleError, FileEntry, hash_file
 from dragoman.export.signing import Keys, sign
 from dragoman.model.errors import InputError
-from dragoman.server.models.version_names import natural_key
+from dragoman.server.models.model_file import natural_key
 from dragoman.server.stores.cache import Cache, Download
 from dragoman.server.stores.store import FolderStore, Found, StoreError, find
 from tests.server.stores.conftest import BIG_BYTES, BIG_FILE, S3, Registry, bring, digest, files, seen
