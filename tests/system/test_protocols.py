@@ -259,7 +259,7 @@ async def test_a_caller_that_leaves_frees_its_slot_within_two_steps(roomy: Serve
         assert answer.counts is not None and answer.counts[1] == num_tokens
         await eventually(lambda: roomy.metric("dragoman_slots_in_use") == 0, "no slot is in use")
         rows_of_neighbour = num_tokens - (left.steps - began.steps)
-        return Work.of(roomy).rows - left.rows - rows_of_neighbour
+        return (await work_once_reported()).rows - left.rows - rows_of_neighbour
 
     async with protocol.connect(roomy) as client, NativeGrpc.connect(roomy) as neighbour:
         for name, method in client.methods.items():
