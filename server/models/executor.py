@@ -424,6 +424,8 @@ class Executor:
             return error
         if isinstance(error, BundleError):
             return Refused(Cause.BUNDLE, str(error))
+        if isinstance(error, CannotServe):  # of the stand-in's route, with `swap.mode = "restart"`
+            return Refused(Cause.FRONT_END, str(error))
         log.error("a version cannot be loaded", model=self._name, exc_info=error)
         return Refused(Cause.START, f"{type(error).__name__}: {error}")
 
