@@ -33,10 +33,10 @@ RETRY_SECONDS = 1.0
 class _Caller:
     """A caller, or an address where callers are not known: its open windows, those in use, and their bytes."""
 
-    __slots__ = ("num_busy", "num_bytes", "num_windows")
+    __slots__ = ("num_busy", "num_bytes", "num_large_bytes", "num_windows")
 
     def __init__(self) -> None:
-        self.num_windows = self.num_busy = self.num_bytes = 0
+        self.num_windows = self.num_busy = self.num_bytes = self.num_large_bytes = 0
 
 
 class InFlight:
@@ -72,17 +72,18 @@ class InFlight:
             num_bytes: Of the call's message, if it is large.
 
         Raises:
-            QueueFull: If the message exceeds the caller's share of bytes; alone it may be of any size.
+            QueueFull: If the large messages of the caller exceed its share of bytes; alone one may be of any size.
         """
         owner = self._callers.setdefault(caller, _Caller())
         owner.num_windows += 1
         window = Window(self, owner, self._max_requests_per_window())
         try:
-            if owner.num_bytes and num_bytes and owner.num_bytes + num_bytes > self._max_bytes // self._num_busy:
+            if owner.num_large_bytes and num_bytes and owner.num_large_bytes + num_bytes > self._max_bytes // self._num_busy:
                 raise QueueFull("request: too many large ones are under way", retry_after_seconds=RETRY_SECONDS)
-            window.hold(num_bytes)
+            window.reserve(num_bytes)
             yield window
         finally:
+            window.reserve(0)
             self._waiting.discard(window)
             self.change(window, -window.num_requests, -window.num_bytes)
             owner.num_windows -= 1
@@ -150,13 +151,13 @@ class Window:
         changed: Set when it may have room again.
     """
 
-    __slots__ = ("_all", "caller", "changed", "max_requests", "num_bytes", "num_requests", "num_unwritten_bytes")
+    __slots__ = ("_all", "_num_reserved", "caller", "changed", "max_requests", "num_bytes", "num_requests", "num_unwritten_bytes")
 
     def __init__(self, in_flight: InFlight, caller: _Caller, max_requests: int) -> None:
         self._all = in_flight
         self.caller = caller
         self.max_requests = max_requests
-        self.num_requests = self.num_bytes = self.num_unwritten_bytes = 0
+        self.num_requests = self.num_bytes = self.num_unwritten_bytes = self._num_reserved = 0
         self.changed = asyncio.Event()
 
     @property
@@ -167,6 +168,12 @@ class Window:
     async def wait(self) -> None:
         """Wait until there is room for another request."""
         await self._all.wait(self)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Set the bytes of the call's large message: its largest size until it is read, then its own."""
+        more, self._num_reserved = num_bytes - self._num_reserved, num_bytes
+        self.caller.num_large_bytes += more
+        self.hold(more)
 
     def hold(self, num_bytes: int) -> None:
         """Count bytes, more or less, of a message whose requests have not begun."""
@@ -362,7 +369,7 @@ class Receiving:
             self._late.discard(task)
             if connection in self._waiting:
                 self._wake(connection)
-            elif not started:
+            elif not started and self._started.get(connection) is started:
                 del self._started[connection]
 
     async def _wait(self, connection: str, started: dict[asyncio.Task[Any], float]) -> None:
@@ -387,8 +394,8 @@ class Receiving:
                 self._waiting[connection].remove(place)
             if not self._waiting.get(connection):
                 self._waiting.pop(connection, None)
-                if not started:
-                    self._started.pop(connection, None)
+                if not started and self._started.get(connection) is started:
+                    del self._started[connection]
 
     def _wake(self, connection: str) -> None:
         if waiting := self._waiting.get(connection):

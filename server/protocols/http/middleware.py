@@ -12,7 +12,7 @@ from dragoman.server.protocols.http.requests import ID_KEY, BodyReader, Endpoint
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import NO_DEADLINES
 from dragoman.server.service.context import Call, RunningCalls
-from dragoman.server.service.in_flight import LARGE_BYTES
+from dragoman.server.service.in_flight import LARGE_BYTES, InFlight
 from dragoman.server.service.service import Core
 
 
@@ -28,6 +28,7 @@ class Middleware:
     def __init__(self, core: Core, max_message_bytes: int, origins: Origins, operators: OperatorCalls | None) -> None:
         self._core, self._origins = core, origins
         self._bodies = BodyReader(max_message_bytes)
+        self._unknown = InFlight(lambda: 1)  # bodies whose callers are not known yet, where callers have to be
         self._operators = None if operators is None else operators.calls
 
     def add(self, app: web.Application, *endpoints: Endpoint) -> None:
@@ -70,9 +71,9 @@ class Middleware:
             except (asyncio.CancelledError, ConnectionError):  # the caller left before the whole body came
                 calls.records.finish(call, Cancelled.code)
                 raise
+            except Exception as error:
+                problem = calls.records.fault(error)
         call.has_items = call.has_items or getattr(exchange.message, "num_requests", 1) > 1
-        if call.has_items and call.window is None:
-            call.window = in_flight.enter_context(self._core.in_flight.window(exchange.owner))
         try:
             with calls.serving(
                 call,
@@ -85,6 +86,8 @@ class Middleware:
             ):
                 if problem is not None:
                     raise problem
+                if call.has_items and call.window is None:
+                    call.window = in_flight.enter_context(self._core.in_flight.window(exchange.owner))
                 return await endpoint.handler(exchange)
         except ServiceError as error:
             if exchange.events is None:
@@ -106,13 +109,20 @@ class Middleware:
         if endpoint.read is None:
             return
         self._origins.check(exchange.http)
+        call, window = exchange.call, None
         if (num_bytes := self._bodies.size(exchange.http)) > LARGE_BYTES:
-            exchange.call.window = in_flight.enter_context(self._core.in_flight.window(exchange.owner, num_bytes))
-        deadlines = self._core.generation.deadlines(exchange.call)
+            is_known = self._core.callers is None or call.caller is not None
+            in_flight_bodies = self._core.in_flight if is_known else self._unknown
+            window = in_flight.enter_context(in_flight_bodies.window(exchange.owner, num_bytes))
+            call.window = window if is_known else None
+        deadlines = self._core.generation.deadlines(call)
         seconds, limit = exchange.remaining_seconds, ""
         if deadlines != NO_DEADLINES:
-            seconds, limit = deadlines.time_left(exchange.call.arrival, seconds)
-        exchange.message = await endpoint.read(exchange.http, await self._bodies.read(exchange.http, seconds, limit))
+            seconds, limit = deadlines.time_left(call.arrival, seconds)
+        body = await self._bodies.read(exchange.http, seconds, limit)
+        if window is not None:
+            window.reserve(len(body))
+        exchange.message = await endpoint.read(exchange.http, body)
 
 
 def _is_read(endpoint: Endpoint, exchange: Exchange, calls: RunningCalls) -> bool:

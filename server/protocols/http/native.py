@@ -166,7 +166,7 @@ def parse(body: bytes, message: Message) -> None:
             raise InvalidRequest(one_line(name), f"{len(value)} items; at most {MAX_ITEMS} are read")
     try:
         json_format.ParseDict(content, message)
-    except json_format.ParseError as error:
+    except (json_format.ParseError, OverflowError) as error:
         raise InvalidRequest("body", one_line(error)) from None
 
 

@@ -154,7 +154,7 @@ def check_content_type(request: web.Request, *kinds: str) -> None:
 
 def one_line(reason: object) -> str:
     """Return the first line of a reason, shortened."""
-    line = " ".join(str(reason).partition("\n")[0].split())
+    line = " ".join(str(reason).partition("\n")[0].split()).encode(errors="backslashreplace").decode()
     return line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "..."
 
 
@@ -179,8 +179,9 @@ def decode_json(body: bytes | memoryview, kind: type[T]) -> T:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise InvalidRequest(one_line(next(key for key in keys if keys.count(key) > 1)), "is given twice")
+        unseen = dict(pairs)
+        twice = next(key for key, _ in pairs if unseen.pop(key, pairs) is pairs)
+        raise InvalidRequest(one_line(twice), "is given twice")
     return content
 
 

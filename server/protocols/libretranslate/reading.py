@@ -146,7 +146,7 @@ async def read_multipart(body: bytes, content_type: str) -> list[tuple[str, str]
         InvalidRequest: If it is malformed, has files or too many fields.
     """
     boundary = parse_mimetype(content_type).parameters.get("boundary", "")
-    if body[: MAX_BOUNDARY_BYTES + 4].partition(b"\r\n")[0] != b"--" + boundary.encode():
+    if not boundary.isascii() or body[: MAX_BOUNDARY_BYTES + 4].partition(b"\r\n")[0] != b"--" + boundary.encode():
         raise InvalidRequest("body", "does not begin with its boundary")  # aiohttp looks for it line by line
     content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), len(body))
     content.feed_data(body)

@@ -427,7 +427,7 @@ def _to_number(name: str, value: Any) -> float:
         raise InvalidRequest(name, "is not a number")
     try:
         number: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
+    except (OverflowError, struct.error):
         number = math.inf
     if not math.isfinite(number):
         raise InvalidRequest(name, "is not a finite number in single precision")

@@ -192,10 +192,17 @@ def test_invalid_short_bodies_are_refused_by_field(body: Any, message: str) -> N
         *[(body, "body") for body in (b'{"nothing": 1}', b'{"text": "a\\ud800"}')],
         *[
             (body, "body")
-            for body in (b'{"maxNewTokens": -1}', b'{"maxNewTokens": 1e400}', b'{"seed": "-1"}', b'{"doSample": "yes"}')
+            for body in (
+                b'{"temperature": 1' + b"0" * 400 + b"}",
+                b'{"maxNewTokens": -1}',
+                b'{"maxNewTokens": 1e400}',
+                b'{"seed": "-1"}',
+                b'{"doSample": "yes"}',
+            )
         ],
         *[(body, "body") for body in (b'{"seed": ' + b"9" * 10_000 + b"}", b"[" * 100_000, b'{"text": ' + b'{"a":' * 60_000)],
         (b'{"text": "a", "text": 7}', "text"),
+        (b'{"\\ud800": 1, "\\ud800": 2}', "\\ud800"),
         (b'{"suppressedTokens": [' + b"1," * 2000 + b"1]}", "suppressedTokens"),
     ],
     ids=lambda value: value[:32].decode("latin-1") if isinstance(value, bytes) else None,
@@ -249,6 +256,7 @@ def test_a_part_of_a_form_has_a_name(head: str, is_read: bool) -> None:
 def test_a_form_begins_with_its_boundary() -> None:
     """The reader of aiohttp would look for it in every line, for seconds in a large body."""
     assert refusal(parts_of, b"\r\n" * 2**21 + b"--a--", PARTS) == "body: does not begin with its boundary"
+    assert refusal(parts_of, b"--a--", "multipart/form-data; boundary=\udcff") == "body: does not begin with its boundary"
 
 
 def sentences(text: str) -> list[str]:

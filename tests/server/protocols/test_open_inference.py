@@ -191,6 +191,7 @@ REFUSED = [
     (document('{"n":' + " " * 70_000 + "1}"), "characters of JSON; at most 65536 are allowed"),
     (document('{"top_p": NaN}'), "sampling_parameters: is not JSON"),
     (document('{"top_p": 1e999}'), "sampling_parameters: top_p: is not a finite number"),
+    (document('{"top_p": 1' + "0" * 400 + "}"), "sampling_parameters: top_p: is not a finite number"),
     (document('{"seed": ' + "9" * 4000 + "}"), "sampling_parameters: seed: is an integer of more than 64 bits"),
     (document('{"n": true}'), "sampling_parameters: n: is not an integer"),
     (document('{"forced_prefix": "\\ud800"}'), "sampling_parameters: forced_prefix: is not UTF-8"),

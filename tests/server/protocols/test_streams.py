@@ -165,6 +165,13 @@ def test_one_callers_large_requests_leave_room_for_others() -> None:
             pass
     with in_flight.window("a", 60), in_flight.window("a", 40):
         pass
+    with in_flight.window("a") as stream, in_flight.window("b", 90) as compressed:
+        stream.begin(40)
+        with in_flight.window("a", 90):  # the only large one of its caller
+            pass
+        compressed.reserve(10)
+        with in_flight.window("b", 40):
+            pass
     assert in_flight.num_bytes == 0
 
 
@@ -335,6 +342,22 @@ async def test_half_sent_messages_lose_their_place_while_others_wait(monkeypatch
     await asyncio.wait([gone, second, *kept])
     assert gone.cancelled() and second.result() and len(began) == Receiving.MAX_MESSAGES + 1
     assert await receiving.receive("a", read) and not receiving._started and not receiving._waiting and not receiving._late
+
+
+async def test_messages_that_come_together_are_all_received_a_bounded_number_at_once() -> None:
+    receiving, num_reading, most = Receiving(), 0, 0
+
+    async def read() -> bool:
+        nonlocal num_reading, most
+        num_reading += 1
+        most = max(most, num_reading)
+        await asyncio.sleep(0)
+        num_reading -= 1
+        return True
+
+    for count in (18, 20, 32, 100):
+        assert all(await asyncio.gather(*(receiving.receive("a", read) for _ in range(count))))
+    assert most == Receiving.MAX_MESSAGES and not receiving._started
 
 
 # Bulk messages
