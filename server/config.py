@@ -484,6 +484,7 @@ def _read_environment() -> dict[str, Any]:
     known = {f"{PREFIX}{name.upper()}" for name in ServerConfig.model_fields}
     ours = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
     unknown = [name for name in ours if name.upper() not in known | OTHER_VARIABLES]
+    unknown = [name for name in unknown if os.environ[name] or name[len(PREFIX) :].lower() not in GONE]
     links = [name for name in ours if os.environ[name].startswith("tcp://")]
     if links:
         # Kubernetes describes a Service called `dragoman` to every pod near it with variables like DRAGOMAN_PORT=tcp://10.0.0.1:8500.

@@ -174,7 +174,8 @@ class Executor:
         new = [one for one in loaded.versions if is_in(one, route) and not is_in(one, before) and not is_in(one, fallback)]
         was_asleep = before is not None and before.default.is_asleep
         is_asleep = route is not None and route.default.is_asleep
-        check = next_canary(loaded, route, self.found.file.swap, self.outcomes, time.monotonic())
+        now = time.monotonic()
+        check = next_canary(loaded, route, self.found.file.swap, self.outcomes, now)
         try:
             await self._tell_frontends(route)
         except CannotServe as error:
@@ -185,6 +186,8 @@ class Executor:
             else:
                 await self._roll_back(new, Refused(Cause.FRONT_END, str(error)), before, "refused", canary)
             return False
+        if check is not None and check.began == now:  # a new one begins once frontends answer by the route
+            check.began, check.usual = time.monotonic(), self.outcomes(check.fallback.default)
         loaded.canary = check
         self._update_states()
         if not (is_asleep or was_asleep):

@@ -11,6 +11,7 @@ import hmac
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -290,17 +291,13 @@ class _Scrapes:
         self._num_waiting += 1
         try:
             async with self._lock:
-                loop = asyncio.get_running_loop()
-                await asyncio.sleep(self._next_at - loop.time())
-                started = loop.time()
+                await asyncio.sleep(self._next_at - time.monotonic())
                 try:
                     # Where this is cancelled the thread goes on, and the next scrape waits for it all the same.
-                    return await loop.run_in_executor(self._thread, self._write, request)
+                    return await asyncio.get_running_loop().run_in_executor(self._thread, self._write, request)
                 except Exception:
                     log.exception("metrics cannot be written out")
                     return _text(HTTPStatus.INTERNAL_SERVER_ERROR, "metrics cannot be written out; the log says why")
-                finally:
-                    self._next_at = loop.time() + min(REST * (loop.time() - started), MAX_REST_SECONDS)
         finally:
             self._num_waiting -= 1
 
@@ -309,6 +306,16 @@ class _Scrapes:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, request: web.BaseRequest) -> web.Response:
+        """Write the metrics; the pause that follows holds also where the client has gone meanwhile."""
+        time.sleep(max(0.0, self._next_at - time.monotonic()))
+        started = time.monotonic()
+        try:
+            return self._write_now(request)
+        finally:
+            ended = time.monotonic()
+            self._next_at = ended + min(REST * (ended - started), MAX_REST_SECONDS)
+
+    def _write_now(self, request: web.BaseRequest) -> web.Response:
         names = request.query.getall("name[]", None)
         encode, content_type = choose_encoder(",".join(request.headers.getall(hdrs.ACCEPT, ())))
         body = encode(self._registry.restricted_registry(names) if names else self._registry)

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 SUMMED_TYPES = ("counter", "histogram")
-SUMMED_GAUGES = ("dragoman_caller_requests_running", "process_resident_memory_bytes")
+SUMMED_GAUGES = ("dragoman_caller_requests_running", "process_resident_memory_bytes", "process_open_fds", "process_max_fds")
 
 # By the name of a metric: its samples' names, labels and values.
 Series = dict[str, list[tuple[str, dict[str, str], float]]]
