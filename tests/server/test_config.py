@@ -151,6 +151,8 @@ def test_a_setting_that_went_is_named_with_what_to_do_wherever_it_is_given(tmp_p
     assert refusal(config_file=file) == f"warmup: is gone: {GONE['warmup']} ({file})"
     monkeypatch.setenv("DRAGOMAN_WARMUP", "true")
     assert refusal() == f"DRAGOMAN_WARMUP: is gone: {GONE['warmup']} (environment)"
+    monkeypatch.setenv("DRAGOMAN_WARMUP", "")
+    load({"models": "bundles"})
 
 
 VALUES = {
