@@ -1,4 +1,4 @@
-"""Requests to a model, as the service makes them: on the dispatcher itself, or on a remote attachment to it."""
+"""Interface between the service and a model's dispatcher, local or remote."""
 
 import asyncio
 import itertools
@@ -13,12 +13,7 @@ from dragoman.server.errors import NotReady
 
 
 class Calls(ABC):
-    """Waiting for the ends of requests.
-
-    Attributes:
-        name: Of the model, for messages.
-        retry_seconds: Hint for callers while the model is not ready.
-    """
+    """Requests to one model, by callback or awaited."""
 
     def __init__(self, name: str, retry_seconds: float) -> None:
         self.name, self.retry_seconds = name, retry_seconds
@@ -27,15 +22,15 @@ class Calls(ABC):
     @property
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether requests are taken now."""
+        """Whether the model accepts requests now."""
 
     @abstractmethod
     def submit(self, request: Request | ScoreRequest, deliver: Callable[[Any], None]) -> None:
-        """Take a request; may deliver its end at once.
+        """Queue a request; its end may be delivered before this returns.
 
         Args:
-            request: Its id is one of `next_id`.
-            deliver: Called with each `Tokens` of a streamed request, and then with its `Finished` or `Scored`; it must not raise.
+            request: Its id comes from `next_id`.
+            deliver: Called with each `Tokens` of a streamed request, then with its `Finished` or `Scored`; must not raise.
 
         Raises:
             NotReady: If the model is not ready.
@@ -43,11 +38,11 @@ class Calls(ABC):
 
     @abstractmethod
     def cancel(self, request_id: int) -> None:
-        """End a request, of which nothing more is delivered; without effect for one that has ended."""
+        """Cancel a request and deliver nothing more of it; no effect if it has ended."""
 
     @abstractmethod
     def ensure_place(self, share: Share) -> None:
-        """Return if the queue probably has a place for a caller's request; so it can be refused before any work is done for it.
+        """Check that the queue probably has room for a caller's request, so that a refusal costs no work.
 
         Raises:
             QueueFull: If it has none.
@@ -56,22 +51,14 @@ class Calls(ABC):
 
     @abstractmethod
     def statistics(self) -> Statistics:
-        """Return the state of queue and engines, as last reported.
-
-        Raises:
-            NotReady: If the model is not ready.
-        """
+        """Return the last reported state of queue and engines; a remote dispatcher raises `NotReady` if the model is not ready."""
 
     @abstractmethod
     def watch(self) -> asyncio.Future[Snapshot]:
-        """Ask every engine for its slots, unless that is under way; return the shared future of the answer, not to be cancelled.
-
-        Raises:
-            NotReady: If the model is not ready.
-        """
+        """Return a shared future of a snapshot of all engines, not to be cancelled; raise `NotReady` if the model is not ready."""
 
     def next_id(self) -> int:
-        """Return an id for a request."""
+        """Return a new request id."""
         return next(self._ids)
 
     async def generate(self, request: Request) -> Finished:
@@ -89,7 +76,7 @@ class Calls(ABC):
                 self.cancel(request.id)
 
     async def score(self, request: ScoreRequest) -> Scored:
-        """Submit a score request and wait for its end; see `generate`."""
+        """Submit a score request and wait for its end, as `generate` does."""
         future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
         self.submit(request, partial(_resolve, future))
         try:
@@ -114,7 +101,7 @@ class Calls(ABC):
             self.cancel(request.id)
 
     def check_ready(self) -> None:
-        """Raise `NotReady` if requests are not taken now."""
+        """Raise `NotReady` if the model does not accept requests now."""
         if not self.is_ready:
             raise NotReady(f"model {self.name!r} is not ready", retry_after_seconds=self.retry_seconds)
 
