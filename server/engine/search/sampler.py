@@ -1,7 +1,7 @@
-"""Sampling exactly as from the whole vocabulary, though only its likeliest part is seen.
+"""Sampling that is exact over the whole vocabulary, though only its likeliest part is known.
 
-The unseen part has a smallest and a largest possible weight. A draw is decided when its outcome is the same at both; otherwise the
-caller draws again from more of the vocabulary, in the end all of it, with the same random number.
+The unseen part has a smallest and a largest possible weight. A draw is decided if its outcome is the same at both; otherwise the
+caller repeats it with the same random number and more candidates, in the end the whole vocabulary.
 """
 
 import math
@@ -14,7 +14,7 @@ from dragoman.server.engine.search.constraints import Options
 
 # Candidates requested without `top_k`.
 NUM_CANDIDATES = 64
-# A draw is far from decided if more than so many times the candidates would be needed.
+# An undecided draw is far if it would need more than this many times the candidates.
 FAR = 16
 # Upper bound of the error of a sum of float32 probabilities: 1e-6 of 5,000 and 1e-5 of 250,000 are usual.
 _ROUNDING, _ROUNDING_PER_TOKEN = 5e-6, 2e-10
@@ -23,9 +23,9 @@ _SUM_ROUNDING = 1e-9
 
 
 class Sampler:
-    """Draws the tokens of one answer, one random number a token.
+    """Draws the tokens of one answer, one random number for each token.
 
-    Numbers come from Philox (Salmon et al., 2011) keyed by the seed and the answer's index, so they depend on nothing else.
+    Random numbers come from Philox (Salmon et al., 2011), keyed by the seed and the answer's index alone.
 
     Attributes:
         is_far: Whether an undecided draw would need many more candidates.
@@ -50,7 +50,7 @@ class Sampler:
         Args:
             options: The likeliest, after the rules; at least one.
             smallest: Largest possible log-probability of an unseen token.
-            unseen_probability: Of all unseen tokens together, by the model; used only if `weighs_unseen`.
+            unseen_probability: Total probability of unseen tokens by the model; used only if `weighs_unseen`.
             num_unseen: Number of unseen tokens.
 
         Returns:
@@ -86,7 +86,7 @@ class Sampler:
         return place
 
     def accept(self) -> None:
-        """Go on to the next random number."""
+        """Advance to the next random number."""
         self._number = None
 
     def _is_model_itself(self, options: Options) -> bool:
@@ -100,7 +100,7 @@ class Sampler:
         temperature, highest = self._sampling.temperature, float(options.values[0])
         least = most = float(out_of_place.sum())
         bounds = self._unseen_weight(smallest - highest, unseen_probability, num_unseen, highest)
-        if options.is_untouched and not self._sampling.top_k:  # only then all unseen tokens have the model's weight
+        if options.is_untouched and not self._sampling.top_k:  # else unseen tokens may lack the model's weight
             least += bounds[0]
         most += bounds[1]
         if options.num_lifted:
@@ -110,10 +110,9 @@ class Sampler:
     def _unseen_weight(self, smallest: float, probability: float, count: int, highest: float) -> tuple[float, float]:
         """Return bounds of the weight of unseen tokens, relative to that of the likeliest option.
 
-        A token of probability p weighs p^(1/temperature), at most as much as the least one seen (`smallest` is its log-probability
-        relative to the likeliest's). The weight of a given total probability depends on its spread: up to a temperature of 1, where
-        the weight is convex in p, it is least when all tokens are equal and most when as few as possible have it all; above 1 it is
-        the opposite.
+        A token of probability p weighs p^(1/temperature), at most as much as the least likely one seen (`smallest`, relative to the
+        likeliest). Of a given total probability the weight is, up to temperature 1, where it is convex in p, least if all tokens
+        are equal and most if as few as possible have it all; above 1 the opposite holds.
         """
         if smallest == -np.inf:
             return 0.0, 0.0
@@ -145,14 +144,9 @@ def _num_in_place(options: Options, smallest: float) -> int:
 
 
 def _find(cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: float, number: float, num_unseen: int) -> int | None:
-    """Return the index at `number` of the total weight, cut to the nucleus; None where it is unseen or uncertain.
+    """Return the index at `number`, in [0, 1), of the total weight cut to the nucleus; None if unseen or uncertain.
 
-    Args:
-        cumulative: Cumulative weights of the options.
-        totals: Bounds of the total weight.
-        top_p: See `Sampling`.
-        number: In [0, 1).
-        num_unseen: 0 if the options are complete; rounding must not lead beyond them then.
+    `totals` are bounds of the total weight; with `num_unseen` 0, rounding must not lead beyond the options.
     """
     last_place = len(cumulative) - 1
     low, high = totals
@@ -168,7 +162,7 @@ def _find(cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: f
             low, high = _nucleus(cumulative, (low, high), top_p, first, num_unseen)
     last = int(cumulative.searchsorted(number * high, side="right"))
     if is_complete:
-        return last if last <= last_place else 0  # a rounding error beyond the last option counts for the likeliest
+        return last if last <= last_place else 0  # a rounding error past the last option: take the likeliest
     is_certain = last <= last_place and (low == high or int(cumulative.searchsorted(number * low, side="right")) == last)
     return last if is_certain else None
 
@@ -178,7 +172,7 @@ def _nucleus(
 ) -> tuple[float, float]:
     """Return bounds of the weight of a nucleus whose end is unknown.
 
-    It is at least `top_p` of the total, but for rounding, and beyond that at most the weight of its last token, which is at or
+    It is at least `top_p` of the total, up to rounding, and exceeds that at most by the weight of its last token, which is at or
     after `first` and thus no heavier than the option there.
     """
     low, high = totals
