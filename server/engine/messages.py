@@ -1,6 +1,6 @@
 """Messages between frontend processes, dispatcher and engines: msgspec structs, MessagePack on the wire.
 
-Times are `time.monotonic()` seconds: both processes are on one machine and share that clock.
+Times are `time.monotonic()` seconds, a clock shared by all processes of a machine.
 """
 
 from typing import Literal
@@ -19,10 +19,10 @@ class Sampling(Struct, frozen=True, array_like=True):
     """Sampling of tokens.
 
     Attributes:
-        seed: 0 to 2^64 - 1; with the answer's index it decides every draw.
-        temperature: Log-probabilities are divided by it; above 0.
-        top_k: Likeliest tokens that are drawn from; 0 for all.
-        top_p: Probability of the likeliest tokens that are drawn from, in (0, 1].
+        seed: 0 to 2^64 - 1; every draw depends only on it and the answer's index.
+        temperature: Divisor of log-probabilities; above 0.
+        top_k: Likeliest tokens drawn from; 0 for all.
+        top_p: Probability of the likeliest tokens drawn from, in (0, 1].
     """
 
     seed: int
@@ -32,23 +32,23 @@ class Sampling(Struct, frozen=True, array_like=True):
 
 
 class SearchOptions(Struct, frozen=True, array_like=True):
-    """Options of a search; the defaults are greedy search. Formulas are in docs/api.md.
+    """Options of a search, by default greedy; docs/api.md has the formulas.
 
     Attributes:
-        num_beams: Hypotheses of beam search; 1 for none.
-        num_answers: Answers wanted: of the beams, drawn, or alternatives.
+        num_beams: 1 for no beam search.
+        num_answers: Answers wanted: of the beams, sampled, or alternatives.
         length_penalty: Exponent of the length in a score.
         is_stopped_early: Whether beam search ends as soon as `num_beams` hypotheses are finished.
-        sampling: Of the tokens; None to take the likeliest.
+        sampling: None to take the likeliest tokens.
         has_alternatives: Whether answers begin, after the forced prefix, with the `num_answers` likeliest tokens.
-        min_new_tokens: Tokens generated before end-of-sequence may be.
-        repetition_penalty: Factor of the log-probabilities of tokens that the answer has already.
-        no_repeat_ngram_size: Length of token sequences that may not occur twice; 0 for no such rule.
+        min_new_tokens: Tokens generated before end-of-sequence is allowed.
+        repetition_penalty: Factor of the log-probabilities of tokens already in the answer.
+        no_repeat_ngram_size: Length of n-grams that may not repeat; 0 for no limit.
         suppressed_tokens: Never generated.
-        forced_prefix: Tokens the answer starts with; not counted in `max_new_tokens`.
+        forced_prefix: First tokens of the answer; not counted in `max_new_tokens`.
         num_top_log_probs: Likeliest tokens reported for each position.
-        num_forced: Tokens of the forced prefix that count in a score's length as if they had been generated.
-        is_end_forced: Whether the last token that `max_new_tokens` allows is end-of-sequence, which adds nothing to a score then.
+        num_forced: Tokens of the forced prefix that count in a score's length.
+        is_end_forced: Whether the last token that `max_new_tokens` allows is end-of-sequence, at no cost in the score.
     """
 
     num_beams: int = 1
@@ -68,7 +68,7 @@ class SearchOptions(Struct, frozen=True, array_like=True):
 
     @property
     def num_slots(self) -> int:
-        """Rows of the decode batch that the search may hold at once."""
+        """Most rows of the decode batch held at once."""
         return max(self.num_beams, self.num_answers)
 
 
@@ -76,13 +76,13 @@ GREEDY = SearchOptions()
 
 
 class Share(Struct, frozen=True, array_like=True):
-    """The caller of a request, and its part of the engines.
+    """The caller of a request, and its share of the engines.
 
     Attributes:
-        caller: Name; requests of unknown callers are all of one caller, the empty name.
-        weight: Among waiting callers, the proportions in which the engines' work is divided; 10^-9 to 10^9.
-        max_slots: Slots that the caller's requests may hold at once; 0 for as many as there are.
-        max_waiting: Requests of the caller that may wait; 0 for as many as the queue takes.
+        caller: Name; empty for all unknown callers together.
+        weight: Proportion of the engines' work among waiting callers; 10^-9 to 10^9.
+        max_slots: Slots that the caller may hold at once; 0 for no limit.
+        max_waiting: Requests of the caller that may wait; 0 for no limit of its own.
     """
 
     caller: str = ""
@@ -98,15 +98,13 @@ class Request(Struct, frozen=True, array_like=True):
     """Validated client input.
 
     Attributes:
-        id: Unique within the front end that sends it.
+        id: Unique within the frontend.
         source_ids: Source tokens, end-of-sequence included.
-        max_new_tokens: Tokens to generate at the most, end-of-sequence included, the forced prefix not.
-        arrival: Time at which the front end received it.
-        deadline: Time at which the answer is no longer wanted; None for never.
-        is_streamed: Whether tokens are reported as they come.
+        max_new_tokens: Limit of generated tokens, with end-of-sequence, without the forced prefix.
+        arrival: Time of receipt by the frontend.
+        deadline: None for never.
+        is_streamed: Whether tokens are reported as they are generated.
         priority: Higher is served first.
-        search: Options of the search.
-        share: Its caller.
         decoder_start_id: First token fed to the decoder; None for the model's.
     """
 
@@ -123,19 +121,13 @@ class Request(Struct, frozen=True, array_like=True):
 
 
 class ScoreRequest(Struct, frozen=True, array_like=True):
-    """A validated request for the scores of a target.
+    """Validated request for the scores of a target; fields not listed are those of `Request`.
 
     Attributes:
-        id: Unique within the front end, among `Request`s too.
-        source_ids: Source tokens, end-of-sequence included.
+        id: Unique within the frontend, among `Request`s too.
         target_ids: Target tokens, end-of-sequence included.
-        arrival: Time at which the front end received it.
-        deadline: Time at which the answer is no longer wanted; None for never.
-        priority: Higher is scored first.
         is_aligned: Whether the alignment matrix is wanted.
         alignment_layer: Decoder layer it is taken from; None for the mean of all.
-        share: Its caller.
-        decoder_start_id: First token fed to the decoder; None for the model's.
     """
 
     id: int
@@ -151,7 +143,7 @@ class ScoreRequest(Struct, frozen=True, array_like=True):
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello"):
-    """Attach to an engine or a dispatcher; it answers `Ready` once it is, an engine perhaps `Fatal`."""
+    """Attach to an engine or a dispatcher; answered by `Ready` once it is ready, or by an engine's `Fatal`."""
 
 
 class Submit(Struct, frozen=True, array_like=True, tag="submit"):
@@ -167,13 +159,13 @@ class Score(Struct, frozen=True, array_like=True, tag="score"):
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
-    """Requests to end; unknown ids are ignored, for they may have just finished."""
+    """Requests to cancel; unknown ids are ignored, since they may have just finished."""
 
     ids: list[int]
 
 
 class Stop(Struct, frozen=True, array_like=True, tag="stop"):
-    """End the process; requests that still run end as `draining`."""
+    """End the process; running requests end as `draining`."""
 
 
 Command = Hello | Submit | Score | Cancel | Watch | Stop
@@ -186,7 +178,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
         device: For example `cpu`.
         max_slots: Rows of the decode batch.
         load_seconds: Time to load the bundle and to warm up.
-        platform: Of its process, which decides the bits of answers where `device` is the CPU.
+        platform: Determines the bits of answers if `device` is the CPU.
     """
 
     device: str
@@ -199,12 +191,11 @@ class Answer(Struct, frozen=True, array_like=True):
     """One generated sequence.
 
     Attributes:
-        token_ids: Tokens, the forced prefix included, end-of-sequence not.
+        token_ids: With the forced prefix, without end-of-sequence.
         log_probs: The model's log-probability of each generated token: without the prefix, with end-of-sequence.
-        score: Rank of beams: the sum of the log-probabilities as the search saw them, over length^length_penalty;
+        score: Sum of the log-probabilities as the search saw them, over length^length_penalty;
             `SearchOptions.num_forced` tokens of the prefix count in that length.
-        reason: Whether it ended by itself.
-        top_ids: For each generated token the likeliest ones at its position, as many as were asked for.
+        top_ids: For each generated token the likeliest ones at its position, as many as requested.
         top_log_probs: Their log-probabilities.
     """
 
@@ -220,18 +211,16 @@ class Finished(Struct, frozen=True, array_like=True):
     """The end of a request; each accepted request gets exactly one.
 
     Attributes:
-        id: Of the request.
-        reason: `eos` and `length`, the first answer's, are answers, everything else is an error.
-        answers: In the order of the answer's message (in full, also when they were streamed); none for an error.
-        num_generated: Tokens generated for the answers, or until the error: end-of-sequence included, the forced prefix not.
+        reason: The first answer's `eos` or `length`; anything else is an error.
+        answers: In the order of the response, in full even if streamed; none for an error.
+        num_generated: Tokens generated, for an error until then; with end-of-sequence, without the forced prefix.
         admitted: Time at which it got its slots; None if it never did.
-        prefill_seconds: Encoder time of the batch it was prefilled in.
-        first_token: Time at which its first token was chosen; None if there was none.
-        ended: Time of the end.
-        incident: Id to quote for `step_failed`, as in the log; empty otherwise.
+        prefill_seconds: Encoder time of its prefill batch.
+        first_token: Time of its first token; None if there was none.
+        incident: Id in the log for `step_failed`; empty otherwise.
         retry_after_seconds: For `queue_full`: until a place is likely; for `lost`: until a retry makes sense.
-        needed_seconds: For `deadline_unmet`: the time it would have taken from now on.
-        limit: For `queue_full`: name of the limit; empty for the queue's own.
+        needed_seconds: For `deadline_unmet`: the time it would have taken.
+        limit: For `queue_full`: name of the caller's own limit; empty for the queue's.
     """
 
     id: int
@@ -249,17 +238,13 @@ class Finished(Struct, frozen=True, array_like=True):
 
 
 class Scored(Struct, frozen=True, array_like=True):
-    """The end of a `ScoreRequest`; each gets exactly one.
+    """The end of a `ScoreRequest`; each gets exactly one. Fields not listed are those of `Finished`.
 
     Attributes:
-        id: Of the request.
-        reason: `eos` for an answer, everything else is an error.
+        reason: `eos` for an answer; anything else is an error.
         log_probs: Of the target's tokens, end-of-sequence included.
-        alignment: `[T, S]` float32 in row-major order, if asked for.
-        ended: Time of the end.
-        incident: See `Finished`.
-        retry_after_seconds: See `Finished`; for `not_loaded`: until loading is tried again.
-        limit: See `Finished`.
+        alignment: `[T, S]` float32 in row-major order, if requested.
+        retry_after_seconds: Also for `not_loaded`: until the next attempt to load the scorer.
     """
 
     id: int
@@ -280,25 +265,19 @@ class Tokens(Struct, frozen=True, array_like=True):
 
 
 class Step(Struct, frozen=True, array_like=True):
-    """One decode step.
-
-    Attributes:
-        num_rows: Rows decoded.
-        seconds: Its duration, search included.
-    """
+    """One decode step; the duration includes the search."""
 
     num_rows: int
     seconds: float
 
 
 class Prefill(Struct, frozen=True, array_like=True):
-    """Work of the encoder between two decode steps.
+    """Prefill work between two decode steps.
 
     Attributes:
-        num_rows: Sources encoded.
-        num_tokens: Their tokens.
-        seconds: Its duration.
-        num_admitted: Requests that got their slots; sources of waiting requests may have been encoded, too.
+        num_rows: Sources encoded, those of waiting requests included, or prompts read from.
+        num_tokens: Tokens encoded or read.
+        num_admitted: Requests that got their slots.
     """
 
     num_rows: int
@@ -308,23 +287,20 @@ class Prefill(Struct, frozen=True, array_like=True):
 
 
 class Statistics(Struct, frozen=True, array_like=True):
-    """State of an engine after an iteration and its work since the last report, or the state of a model with its queue.
+    """State of an engine and its work since the last report, or state of a model with its queue.
 
     Attributes:
         num_waiting: Requests without slots.
-        num_waiting_tokens: Source tokens of those.
-        num_running: Requests in slots.
+        num_waiting_tokens: Source tokens of the waiting requests.
         num_slots: Slots in use.
-        num_places: Requests that can still be submitted before the queue is full; None for an engine.
-        retry_after_seconds: Time until a full queue is likely to have a place again, for a caller that is alone in it.
-        queue_seconds: Time that a request that needs one slot is likely to wait for it if it comes now.
-        cache_bytes_reserved: Memory that the caches have.
-        cache_bytes_used: Of that, in use by rows a few steps ago.
-        steps: Decode steps since the last report.
-        prefills: The encoder's work since the last report.
-        without_claim: Waiting callers that could evict nothing from a full queue, and the time until each is likely to have a place
-            again; None if too many wait or there are plenty of places.
-        at_their_limit: Callers of which no more requests may wait, as far as that is known, with the same time.
+        num_places: Requests accepted before the queue is full; None for an engine.
+        retry_after_seconds: Time until a full queue is likely to have a place, for a caller alone in it.
+        queue_seconds: Likely wait of a new request that needs one slot.
+        cache_bytes_reserved: Memory of the caches.
+        cache_bytes_used: Part of that used by rows a few steps ago.
+        without_claim: Waiting callers that could evict nothing from a full queue, and the time until each is likely to have a
+            place; None if too many wait or there are plenty of places.
+        at_their_limit: Callers known to have reached their `max_waiting`, with the same times.
     """
 
     num_waiting: int = 0
@@ -350,15 +326,10 @@ class Shrunk(Struct, frozen=True, array_like=True):
 
 
 class Report(Struct, frozen=True, array_like=True, tag="report"):
-    """Events since the last report, of an engine or of a dispatcher to a front end; without events it is a sign of life.
+    """Events since the last report, of an engine or of a dispatcher to a frontend; a heartbeat if empty.
 
     Attributes:
-        tokens: New tokens of streamed requests.
-        finished: Requests that ended.
-        statistics: Of the sender.
-        scored: Score requests that ended.
-        num_received: Requests that a front end had ever sent when a dispatcher made `statistics`, without score requests.
-        shrunk: Running requests that have given slots back.
+        num_received: Requests, without score requests, that the frontend had sent before a dispatcher made `statistics`.
     """
 
     tokens: list[Tokens]
@@ -370,21 +341,13 @@ class Report(Struct, frozen=True, array_like=True, tag="report"):
 
 
 class Fatal(Struct, frozen=True, array_like=True, tag="fatal"):
-    """The engine cannot start; the process exits.
-
-    Attributes:
-        reason: One line for the operator.
-    """
+    """The engine cannot start and exits; `reason` is one line for the operator."""
 
     reason: str
 
 
 class Down(Struct, frozen=True, array_like=True, tag="down"):
-    """The last engine of a model is gone, and with it all that ran or waited; `Ready` follows once there is one again.
-
-    Attributes:
-        retry_after_seconds: Hint for callers.
-    """
+    """The last engine of a model is gone, with all its requests; `Ready` follows once there is one again."""
 
     retry_after_seconds: float
 

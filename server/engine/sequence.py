@@ -1,4 +1,4 @@
-"""The engine's state of one request."""
+"""Engine state of one request."""
 
 from dataclasses import dataclass, field
 
@@ -11,14 +11,13 @@ class Sequence:
     """Engine state of one request.
 
     Attributes:
-        request: Validated input.
-        num_slots: Rows it may hold from now on; they are kept for it while it runs.
-        rows: Rows of the decode batch it holds, one a live hypothesis; empty unless running.
-        search: Chooses its tokens; None for plain greedy search, or unless running.
+        num_slots: Rows reserved for it from now on.
+        rows: Rows held, one for each live hypothesis; empty unless running.
+        search: None for plain greedy search, or unless running.
         num_streamed: Tokens reported before the end.
         admitted: Time at which it got its rows.
-        prefill_seconds: Encoder time of the batch it was prefilled in.
-        first_token: Time at which its first token was chosen.
+        prefill_seconds: Duration of its prefill batch, or of reading its prompt.
+        first_token: Time of its first token.
         answers: Set when it ends.
     """
 
@@ -37,7 +36,7 @@ class Sequence:
 
     @property
     def num_source_tokens(self) -> int:
-        """Tokens the encoder has to read."""
+        """Number of source tokens."""
         return len(self.request.source_ids)
 
     def finished(self, reason: FinishReason, now: float, num_generated: int, incident: str = "") -> Finished:
