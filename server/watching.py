@@ -25,24 +25,15 @@ log = structlog.get_logger("dragoman.watching")
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """Files that belong together, such as a certificate and its key.
+    """Files that belong together, such as a certificate and its key."""
 
-    Attributes:
-        name: In log and metrics.
-        load: Reads the files, in a thread; raises `InputError` if they are invalid.
-        use: Applies the result of `load`, on the event loop.
-        used: Fingerprint of the content in use.
-        seen: Fingerprint of the content at the last check.
-        refused: Fingerprint of invalid content; None while the files are in use.
-    """
-
-    name: str
+    name: str  # in log and metrics
     paths: Sequence[Path]
-    load: Callable[[], Any]
-    use: Callable[[Any], None] = lambda _: None
-    used: bytes = b""
-    seen: bytes = b""
-    refused: bytes | None = field(default=None)
+    load: Callable[[], Any]  # reads the files, in a thread; raises `InputError` if they are invalid
+    use: Callable[[Any], None] = lambda _: None  # applies the result of `load`, on the event loop
+    used: bytes = b""  # fingerprint of the content in use
+    seen: bytes = b""  # fingerprint of the content at the last check
+    refused: bytes | None = field(default=None)  # fingerprint of invalid content; None while the files are in use
 
 
 class Watcher:

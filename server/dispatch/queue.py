@@ -41,21 +41,14 @@ class QueueIsFull(Exception):
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Requests assigned to one engine, in units: slots, or tokens for score requests.
-
-    Attributes:
-        capacity: Units that the engine runs at once.
-        lookahead: Units assigned beyond that, so that it does not idle while a report travels, and can prefetch.
-        last_heard: Time of its last report.
-        num_tokens: Source tokens assigned, an estimate of the answers' lengths.
-    """
+    """Requests assigned to one engine, in units: slots, or tokens for score requests."""
 
     index: int
-    capacity: int
-    lookahead: int
-    last_heard: float
+    capacity: int  # units that the engine runs at once
+    lookahead: int  # units assigned beyond that, so that it does not idle while a report travels, and can prefetch
+    last_heard: float  # time of its last report
     num_units: int = 0
-    num_tokens: int = 0
+    num_tokens: int = 0  # source tokens assigned, an estimate of the answers' lengths
 
     def takes(self, num_units: int) -> bool:
         """Return whether the engine may be assigned a request of this size now."""
@@ -71,20 +64,13 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A request from submission to its end.
-
-    Attributes:
-        deliver: Called with its streamed tokens and its end.
-        num_tokens: Tokens counted against limits and charged to the caller.
-        num_slots: Slots held while running; 0 for a score request.
-        load: Load of its engine; None while waiting.
-    """
+    """A request from submission to its end."""
 
     request: Request | ScoreRequest
-    deliver: Callable[[Any], None]
-    num_tokens: int
-    num_slots: int
-    load: Load | None = None
+    deliver: Callable[[Any], None]  # called with its streamed tokens and its end
+    num_tokens: int  # tokens counted against limits and charged to the caller
+    num_slots: int  # slots held while running; 0 for a score request
+    load: Load | None = None  # load of its engine; None while waiting
     is_waiting: bool = False
 
     @property

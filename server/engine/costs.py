@@ -24,19 +24,12 @@ MAX_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of an encoder run, in seconds or any other unit.
+    """Costs of an encoder run, in seconds or any other unit."""
 
-    Attributes:
-        run: Fixed cost.
-        token: For each source token.
-        cell: For each of `B · S` positions, tokens and padding.
-        pair: For each token and position of the longest source: attention's padding.
-    """
-
-    run: float
-    token: float
-    cell: float
-    pair: float
+    run: float  # fixed cost
+    token: float  # for each source token
+    cell: float  # for each of `B · S` positions, tokens and padding
+    pair: float  # for each token and position of the longest source: attention's padding
 
     def of(self, num_rows: int, longest: int, num_tokens: int) -> float:
         """Return the cost of a batch."""

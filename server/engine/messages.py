@@ -16,55 +16,31 @@ FinishReason = Literal[
 
 
 class Sampling(Struct, frozen=True, array_like=True):
-    """Sampling of tokens.
+    """Sampling of tokens."""
 
-    Attributes:
-        seed: 0 to 2^64 - 1; every draw depends only on it and the answer's index.
-        temperature: Divisor of log-probabilities; above 0.
-        top_k: Likeliest tokens drawn from; 0 for all.
-        top_p: Probability of the likeliest tokens drawn from, in (0, 1].
-    """
-
-    seed: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    seed: int  # 0 to 2^64 - 1; every draw depends only on it and the answer's index
+    temperature: float = 1.0  # divisor of log-probabilities; above 0
+    top_k: int = 0  # likeliest tokens drawn from; 0 for all
+    top_p: float = 1.0  # probability of the likeliest tokens drawn from, in (0, 1]
 
 
 class SearchOptions(Struct, frozen=True, array_like=True):
-    """Options of a search, by default greedy; docs/api.md has the formulas.
+    """Options of a search, by default greedy; docs/api.md has the formulas."""
 
-    Attributes:
-        num_beams: 1 for no beam search.
-        num_answers: Answers wanted: of the beams, sampled, or alternatives.
-        length_penalty: Exponent of the length in a score.
-        is_stopped_early: Whether beam search ends as soon as `num_beams` hypotheses are finished.
-        sampling: None to take the likeliest tokens.
-        has_alternatives: Whether answers begin, after the forced prefix, with the `num_answers` likeliest tokens.
-        min_new_tokens: Tokens generated before end-of-sequence is allowed.
-        repetition_penalty: Factor of the log-probabilities of tokens already in the answer.
-        no_repeat_ngram_size: Length of n-grams that may not repeat; 0 for no limit.
-        suppressed_tokens: Never generated.
-        forced_prefix: First tokens of the answer; not counted in `max_new_tokens`.
-        num_top_log_probs: Likeliest tokens reported for each position.
-        num_forced: Tokens of the forced prefix that count in a score's length.
-        is_end_forced: Whether the last token that `max_new_tokens` allows is end-of-sequence, at no cost in the score.
-    """
-
-    num_beams: int = 1
-    num_answers: int = 1
-    length_penalty: float = 1.0
-    is_stopped_early: bool = False
-    sampling: Sampling | None = None
-    has_alternatives: bool = False
-    min_new_tokens: int = 0
-    repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    suppressed_tokens: list[int] = []
-    forced_prefix: list[int] = []
-    num_top_log_probs: int = 0
-    num_forced: int = 0
-    is_end_forced: bool = False
+    num_beams: int = 1  # 1 for no beam search
+    num_answers: int = 1  # answers wanted: of the beams, sampled, or alternatives
+    length_penalty: float = 1.0  # exponent of the length in a score
+    is_stopped_early: bool = False  # whether beam search ends as soon as `num_beams` hypotheses are finished
+    sampling: Sampling | None = None  # None to take the likeliest tokens
+    has_alternatives: bool = False  # whether answers begin, after the forced prefix, with the `num_answers` likeliest tokens
+    min_new_tokens: int = 0  # tokens generated before end-of-sequence is allowed
+    repetition_penalty: float = 1.0  # factor of the log-probabilities of tokens already in the answer
+    no_repeat_ngram_size: int = 0  # length of n-grams that may not repeat; 0 for no limit
+    suppressed_tokens: list[int] = []  # never generated
+    forced_prefix: list[int] = []  # first tokens of the answer; not counted in `max_new_tokens`
+    num_top_log_probs: int = 0  # likeliest tokens reported for each position
+    num_forced: int = 0  # tokens of the forced prefix that count in a score's length
+    is_end_forced: bool = False  # whether the last token that `max_new_tokens` allows is end-of-sequence, at no cost in the score
 
     @property
     def num_slots(self) -> int:
@@ -76,68 +52,43 @@ GREEDY = SearchOptions()
 
 
 class Share(Struct, frozen=True, array_like=True):
-    """The caller of a request, and its share of the engines.
+    """The caller of a request, and its share of the engines."""
 
-    Attributes:
-        caller: Name; empty for all unknown callers together.
-        weight: Proportion of the engines' work among waiting callers; 10^-9 to 10^9.
-        max_slots: Slots that the caller may hold at once; 0 for no limit.
-        max_waiting: Requests of the caller that may wait; 0 for no limit of its own.
-    """
-
-    caller: str = ""
-    weight: float = 1.0
-    max_slots: int = 0
-    max_waiting: int = 0
+    caller: str = ""  # name; empty for all unknown callers together
+    weight: float = 1.0  # proportion of the engines' work among waiting callers; 10^-9 to 10^9
+    max_slots: int = 0  # slots that the caller may hold at once; 0 for no limit
+    max_waiting: int = 0  # requests of the caller that may wait; 0 for no limit of its own
 
 
 ANYBODY = Share()
 
 
 class Request(Struct, frozen=True, array_like=True):
-    """Validated client input.
+    """Validated client input."""
 
-    Attributes:
-        id: Unique within the frontend.
-        source_ids: Source tokens, end-of-sequence included.
-        max_new_tokens: Limit of generated tokens, with end-of-sequence, without the forced prefix.
-        arrival: Time of receipt by the frontend.
-        deadline: None for never.
-        is_streamed: Whether tokens are reported as they are generated.
-        priority: Higher is served first.
-        decoder_start_id: First token fed to the decoder; None for the model's.
-    """
-
-    id: int
-    source_ids: list[int]
-    max_new_tokens: int
-    arrival: float
-    deadline: float | None = None
-    is_streamed: bool = False
-    priority: int = 0
+    id: int  # unique within the frontend
+    source_ids: list[int]  # source tokens, end-of-sequence included
+    max_new_tokens: int  # limit of generated tokens, with end-of-sequence, without the forced prefix
+    arrival: float  # time of receipt by the frontend
+    deadline: float | None = None  # None for never
+    is_streamed: bool = False  # whether tokens are reported as they are generated
+    priority: int = 0  # higher is served first
     search: SearchOptions = GREEDY
     share: Share = ANYBODY
-    decoder_start_id: int | None = None
+    decoder_start_id: int | None = None  # first token fed to the decoder; None for the model's
 
 
 class ScoreRequest(Struct, frozen=True, array_like=True):
-    """Validated request for the scores of a target; fields not listed are those of `Request`.
+    """Validated request for the scores of a target; fields not listed are those of `Request`."""
 
-    Attributes:
-        id: Unique within the frontend, among `Request`s too.
-        target_ids: Target tokens, end-of-sequence included.
-        is_aligned: Whether the alignment matrix is wanted.
-        alignment_layer: Decoder layer it is taken from; None for the mean of all.
-    """
-
-    id: int
+    id: int  # unique within the frontend, among `Request`s too
     source_ids: list[int]
-    target_ids: list[int]
+    target_ids: list[int]  # target tokens, end-of-sequence included
     arrival: float
     deadline: float | None = None
     priority: int = 0
-    is_aligned: bool = False
-    alignment_layer: int | None = None
+    is_aligned: bool = False  # whether the alignment matrix is wanted
+    alignment_layer: int | None = None  # decoder layer it is taken from; None for the mean of all
     share: Share = ANYBODY
     decoder_start_id: int | None = None
 
@@ -172,88 +123,54 @@ Command = Hello | Submit | Score | Cancel | Watch | Stop
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):
-    """The engine has been loaded and warmed up.
+    """The engine has been loaded and warmed up."""
 
-    Attributes:
-        device: For example `cpu`.
-        max_slots: Rows of the decode batch.
-        load_seconds: Time to load the bundle and to warm up.
-        platform: Determines the bits of answers if `device` is the CPU.
-    """
-
-    device: str
-    max_slots: int
-    load_seconds: float
-    platform: Platform = Platform()
+    device: str  # for example `cpu`
+    max_slots: int  # rows of the decode batch
+    load_seconds: float  # time to load the bundle and to warm up
+    platform: Platform = Platform()  # determines the bits of answers if `device` is the CPU
 
 
 class Answer(Struct, frozen=True, array_like=True):
-    """One generated sequence.
+    """One generated sequence."""
 
-    Attributes:
-        token_ids: With the forced prefix, without end-of-sequence.
-        log_probs: The model's log-probability of each generated token: without the prefix, with end-of-sequence.
-        score: Sum of the log-probabilities as the search saw them, over length^length_penalty;
-            `SearchOptions.num_forced` tokens of the prefix count in that length.
-        top_ids: For each generated token the likeliest ones at its position, as many as requested.
-        top_log_probs: Their log-probabilities.
-    """
-
-    token_ids: list[int]
-    log_probs: list[float]
+    token_ids: list[int]  # with the forced prefix, without end-of-sequence
+    log_probs: list[float]  # the model's log-probability of each generated token: without the prefix, with end-of-sequence
+    # Sum of the log-probabilities as the search saw them, over length^length_penalty; `SearchOptions.num_forced` tokens of the
+    # prefix count in that length.
     score: float
     reason: Literal["eos", "length"]
-    top_ids: list[list[int]] = []
-    top_log_probs: list[list[float]] = []
+    top_ids: list[list[int]] = []  # for each generated token the likeliest ones at its position, as many as requested
+    top_log_probs: list[list[float]] = []  # their log-probabilities
 
 
 class Finished(Struct, frozen=True, array_like=True):
-    """The end of a request; each accepted request gets exactly one.
-
-    Attributes:
-        reason: The first answer's `eos` or `length`; anything else is an error.
-        answers: In the order of the response, in full even if streamed; none for an error.
-        num_generated: Tokens generated, for an error until then; with end-of-sequence, without the forced prefix.
-        admitted: Time at which it got its slots; None if it never did.
-        prefill_seconds: Encoder time of its prefill batch.
-        first_token: Time of its first token; None if there was none.
-        incident: Id in the log for `step_failed`; empty otherwise.
-        retry_after_seconds: For `queue_full`: until a place is likely; for `lost`: until a retry makes sense.
-        needed_seconds: For `deadline_unmet`: the time it would have taken.
-        limit: For `queue_full`: name of the caller's own limit; empty for the queue's.
-    """
+    """The end of a request; each accepted request gets exactly one."""
 
     id: int
-    reason: FinishReason
-    answers: list[Answer]
-    num_generated: int
-    admitted: float | None
-    prefill_seconds: float
-    first_token: float | None
+    reason: FinishReason  # the first answer's `eos` or `length`; anything else is an error
+    answers: list[Answer]  # in the order of the response, in full even if streamed; none for an error
+    num_generated: int  # tokens generated, for an error until then; with end-of-sequence, without the forced prefix
+    admitted: float | None  # time at which it got its slots; None if it never did
+    prefill_seconds: float  # encoder time of its prefill batch
+    first_token: float | None  # time of its first token; None if there was none
     ended: float
-    incident: str = ""
-    retry_after_seconds: float = 0.0
-    needed_seconds: float = 0.0
-    limit: str = ""
+    incident: str = ""  # id in the log for `step_failed`; empty otherwise
+    retry_after_seconds: float = 0.0  # for `queue_full`: until a place is likely; for `lost`: until a retry makes sense
+    needed_seconds: float = 0.0  # for `deadline_unmet`: the time it would have taken
+    limit: str = ""  # for `queue_full`: name of the caller's own limit; empty for the queue's
 
 
 class Scored(Struct, frozen=True, array_like=True):
-    """The end of a `ScoreRequest`; each gets exactly one. Fields not listed are those of `Finished`.
-
-    Attributes:
-        reason: `eos` for an answer; anything else is an error.
-        log_probs: Of the target's tokens, end-of-sequence included.
-        alignment: `[T, S]` float32 in row-major order, if requested.
-        retry_after_seconds: Also for `not_loaded`: until the next attempt to load the scorer.
-    """
+    """The end of a `ScoreRequest`; each gets exactly one. Fields not listed are those of `Finished`."""
 
     id: int
-    reason: FinishReason
-    log_probs: list[float]
-    alignment: bytes
+    reason: FinishReason  # `eos` for an answer; anything else is an error
+    log_probs: list[float]  # of the target's tokens, end-of-sequence included
+    alignment: bytes  # `[T, S]` float32 in row-major order, if requested
     ended: float
     incident: str = ""
-    retry_after_seconds: float = 0.0
+    retry_after_seconds: float = 0.0  # also for `not_loaded`: until the next attempt to load the scorer
     limit: str = ""
 
 
@@ -272,50 +189,32 @@ class Step(Struct, frozen=True, array_like=True):
 
 
 class Prefill(Struct, frozen=True, array_like=True):
-    """Prefill work between two decode steps.
+    """Prefill work between two decode steps."""
 
-    Attributes:
-        num_rows: Sources encoded, those of waiting requests included, or prompts read from.
-        num_tokens: Tokens encoded or read.
-        num_admitted: Requests that got their slots.
-    """
-
-    num_rows: int
-    num_tokens: int
+    num_rows: int  # sources encoded, those of waiting requests included, or prompts read from
+    num_tokens: int  # tokens encoded or read
     seconds: float
-    num_admitted: int
+    num_admitted: int  # requests that got their slots
 
 
 class Statistics(Struct, frozen=True, array_like=True):
-    """State of an engine and its work since the last report, or state of a model with its queue.
+    """State of an engine and its work since the last report, or state of a model with its queue."""
 
-    Attributes:
-        num_waiting: Requests without slots.
-        num_waiting_tokens: Source tokens of the waiting requests.
-        num_slots: Slots in use.
-        num_places: Requests accepted before the queue is full; None for an engine.
-        retry_after_seconds: Time until a full queue is likely to have a place, for a caller alone in it.
-        queue_seconds: Likely wait of a new request that needs one slot.
-        cache_bytes_reserved: Memory of the caches.
-        cache_bytes_used: Part of that used by rows a few steps ago.
-        without_claim: Waiting callers that could evict nothing from a full queue, and the time until each is likely to have a
-            place; None if too many wait or there are plenty of places.
-        at_their_limit: Callers known to have reached their `max_waiting`, with the same times.
-    """
-
-    num_waiting: int = 0
-    num_waiting_tokens: int = 0
+    num_waiting: int = 0  # requests without slots
+    num_waiting_tokens: int = 0  # source tokens of the waiting requests
     num_running: int = 0
-    num_slots: int = 0
-    num_places: int | None = None
-    retry_after_seconds: float = 0.0
-    queue_seconds: float = 0.0
-    cache_bytes_reserved: int = 0
-    cache_bytes_used: int = 0
+    num_slots: int = 0  # slots in use
+    num_places: int | None = None  # requests accepted before the queue is full; None for an engine
+    retry_after_seconds: float = 0.0  # time until a full queue is likely to have a place, for a caller alone in it
+    queue_seconds: float = 0.0  # likely wait of a new request that needs one slot
+    cache_bytes_reserved: int = 0  # memory of the caches
+    cache_bytes_used: int = 0  # part of that used by rows a few steps ago
     steps: list[Step] = []
     prefills: list[Prefill] = []
+    # Waiting callers that could evict nothing from a full queue, and the time until each is likely to have a place; None if too
+    # many wait or there are plenty of places.
     without_claim: dict[str, float] | None = {}
-    at_their_limit: dict[str, float] = {}
+    at_their_limit: dict[str, float] = {}  # callers known to have reached their `max_waiting`, with the same times
 
 
 class Shrunk(Struct, frozen=True, array_like=True):
@@ -326,17 +225,13 @@ class Shrunk(Struct, frozen=True, array_like=True):
 
 
 class Report(Struct, frozen=True, array_like=True, tag="report"):
-    """Events since the last report, of an engine or of a dispatcher to a frontend; a heartbeat if empty.
-
-    Attributes:
-        num_received: Requests, without score requests, that the frontend had sent before a dispatcher made `statistics`.
-    """
+    """Events since the last report, of an engine or of a dispatcher to a frontend; a heartbeat if empty."""
 
     tokens: list[Tokens]
     finished: list[Finished]
     statistics: Statistics
     scored: list[Scored] = []
-    num_received: int = 0
+    num_received: int = 0  # requests, without score requests, that the frontend had sent before a dispatcher made `statistics`
     shrunk: list[Shrunk] = []
 
 

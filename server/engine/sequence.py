@@ -8,28 +8,17 @@ from dragoman.server.engine.search.search import Search
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Engine state of one request.
-
-    Attributes:
-        num_slots: Rows reserved for it from now on.
-        rows: Rows held, one for each live hypothesis; empty unless running.
-        search: None for plain greedy search, or unless running.
-        num_streamed: Tokens reported before the end.
-        admitted: Time at which it got its rows.
-        prefill_seconds: Duration of its prefill batch, or of reading its prompt.
-        first_token: Time of its first token.
-        answers: Set when it ends.
-    """
+    """Engine state of one request."""
 
     request: Request
-    num_slots: int = 0
-    rows: list[int] = field(default_factory=list)
-    search: Search | None = None
-    num_streamed: int = 0
-    admitted: float | None = None
-    prefill_seconds: float = 0.0
-    first_token: float | None = None
-    answers: list[Answer] = field(default_factory=list)
+    num_slots: int = 0  # rows reserved for it from now on
+    rows: list[int] = field(default_factory=list)  # rows held, one for each live hypothesis; empty unless running
+    search: Search | None = None  # none for plain greedy search, or unless running
+    num_streamed: int = 0  # tokens reported before the end
+    admitted: float | None = None  # time at which it got its rows
+    prefill_seconds: float = 0.0  # duration of its prefill batch, or of reading its prompt
+    first_token: float | None = None  # time of its first token
+    answers: list[Answer] = field(default_factory=list)  # set when it ends
 
     def __post_init__(self) -> None:
         self.num_slots = self.request.search.num_slots

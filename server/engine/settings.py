@@ -15,76 +15,49 @@ USUAL_SLOTS_PER_REQUEST = 16
 
 
 class DeviceSettings(msgspec.Struct, frozen=True):
-    """Device of a model.
+    """Device of a model."""
 
-    Attributes:
-        name: `auto`, `cpu`, `cuda` or `cuda:N`.
-        max_memory_bytes: Limit on a CUDA device; 0 for nine tenths of the free memory.
-        weights_cache: Folder through which engines on the CPU share weights; empty for copies of their own.
-    """
-
-    name: str = "auto"
-    max_memory_bytes: int = 0
-    weights_cache: str = ""
+    name: str = "auto"  # `auto`, `cpu`, `cuda` or `cuda:N`
+    max_memory_bytes: int = 0  # limit on a CUDA device; 0 for nine tenths of the free memory
+    weights_cache: str = ""  # folder through which engines on the CPU share weights; empty for copies of their own
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one engine.
+    """Limits of one engine."""
 
-    Attributes:
-        max_slots: Rows of the decode batch.
-        prefill_tokens_per_step: Source tokens prefilled between two decode steps, which bounds stalls of running requests; a larger
-            single source is still encoded, alone, unless it can be read in pieces.
-        max_prefetch: Waiting requests whose sources may be encoded ahead, see `prefill.py`.
-    """
-
-    max_slots: int
+    max_slots: int  # rows of the decode batch
+    # Source tokens prefilled between two decode steps, which bounds stalls of running requests; a larger single source is still
+    # encoded, alone, unless it can be read in pieces.
     prefill_tokens_per_step: int = PREFILL_TOKENS_PER_STEP
-    max_prefetch: int = 0
+    max_prefetch: int = 0  # waiting requests whose sources may be encoded ahead, see `prefill.py`
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits of a model's queue.
+    """Limits of a model's queue."""
 
-    Attributes:
-        max_waiting_requests: Waiting requests, beyond those that free slots are about to take.
-        max_waiting_tokens: Tokens of the waiting requests; a larger single request still fits an empty queue.
-    """
-
-    max_waiting_requests: int
-    max_waiting_tokens: int
+    max_waiting_requests: int  # waiting requests, beyond those that free slots are about to take
+    max_waiting_tokens: int  # tokens of the waiting requests; a larger single request still fits an empty queue
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """Settings of an engine; fields not listed are those of `Limits`, `QueueLimits` and `dragoman.server.config`.
+    """Settings of an engine; fields not listed are those of `Limits`, `QueueLimits` and `dragoman.server.config`."""
 
-    Attributes:
-        endpoint: ZeroMQ address to bind.
-        bundle: Directory of the model.
-        num_threads: Threads of ONNX Runtime.
-        version: Version of the bundle that the frontend has read; the engine refuses any other. Empty for any.
-        digest: SHA-256 of the manifest that the frontend has checked; the engine refuses any other. Empty for any.
-        cores: Cores that the process is pinned to; empty for all.
-        max_slots_per_request: 0 for the default, see `slots_per_request`.
-        is_warmed_up: Whether the model is run on dummy sources before `Ready`.
-    """
-
-    endpoint: str
-    bundle: str
-    num_threads: int
+    endpoint: str  # ZeroMQ address to bind
+    bundle: str  # directory of the model
+    num_threads: int  # threads of ONNX Runtime
     max_slots: int
     max_waiting_requests: int
     max_waiting_tokens: int
     log_level: str
     log_format: LogFormat
-    version: str = ""
-    digest: str = ""
+    version: str = ""  # version of the bundle that the frontend has read; the engine refuses any other. Empty for any
+    digest: str = ""  # SHA-256 of the manifest that the frontend has checked; the engine refuses any other. Empty for any
     device: DeviceSettings = DeviceSettings()
-    cores: tuple[int, ...] = ()
-    max_slots_per_request: int = 0
-    is_warmed_up: bool = True
+    cores: tuple[int, ...] = ()  # cores that the process is pinned to; empty for all
+    max_slots_per_request: int = 0  # 0 for the default, see `slots_per_request`
+    is_warmed_up: bool = True  # whether the model is run on dummy sources before `Ready`
 
     @property
     def slots_per_request(self) -> int:

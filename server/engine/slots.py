@@ -17,17 +17,12 @@ class Move(NamedTuple):
 
 
 class Inheritance(NamedTuple):
-    """Copy of a row whose hypothesis is continued more than once.
-
-    Attributes:
-        parent: Index of the continued hypothesis.
-        predecessor: Index of the hypothesis that had the target row before; None for a new row.
-    """
+    """Copy of a row whose hypothesis is continued more than once."""
 
     source: int
     target: int
-    parent: int
-    predecessor: int | None
+    parent: int  # index of the continued hypothesis
+    predecessor: int | None  # index of the hypothesis that had the target row before; None for a new row
 
 
 class Slots:

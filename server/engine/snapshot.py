@@ -11,20 +11,13 @@ MAX_CALLERS = 64
 
 
 class SlotUse(Struct, frozen=True, array_like=True):
-    """A slot held by a request.
+    """A slot held by a request."""
 
-    Attributes:
-        slot: Row of the decode batch.
-        request: Number of the request, the same for all its slots and unique in the engine.
-        is_prefill: Whether its source is still being read.
-        num_tokens: Tokens generated so far, without the forced prefix.
-    """
-
-    slot: int
-    request: int
-    is_prefill: bool
+    slot: int  # row of the decode batch
+    request: int  # number of the request, the same for all its slots and unique in the engine
+    is_prefill: bool  # whether its source is still being read
     num_source_tokens: int
-    num_tokens: int
+    num_tokens: int  # tokens generated so far, without the forced prefix
     max_new_tokens: int
 
 
@@ -37,16 +30,11 @@ class CallerUse(Struct, frozen=True, array_like=True):
 
 
 class StepTotals(Struct, frozen=True, array_like=True):
-    """Decode steps, counted only while snapshots are taken: only differences between snapshots are meaningful.
-
-    Attributes:
-        num_rows: Rows decoded in all steps, a token each.
-        seconds: Total duration.
-    """
+    """Decode steps, counted only while snapshots are taken: only differences between snapshots are meaningful."""
 
     num_steps: int = 0
-    num_rows: int = 0
-    seconds: float = 0.0
+    num_rows: int = 0  # rows decoded in all steps, a token each
+    seconds: float = 0.0  # total duration
 
 
 class EngineSnapshot(Struct, frozen=True, array_like=True):
@@ -59,15 +47,10 @@ class EngineSnapshot(Struct, frozen=True, array_like=True):
 
 
 class Snapshot(Struct, frozen=True, array_like=True, tag="snapshot"):
-    """State of a model, the answer to one `Watch`.
+    """State of a model, the answer to one `Watch`."""
 
-    Attributes:
-        engines: Ready engines, by number.
-        callers: At most `MAX_CALLERS` callers with requests, most first, and one entry for the rest.
-    """
-
-    engines: list[EngineSnapshot]
-    callers: list[CallerUse]
+    engines: list[EngineSnapshot]  # ready engines, by number
+    callers: list[CallerUse]  # at most `MAX_CALLERS` callers with requests, most first, and one entry for the rest
 
 
 class Watch(Struct, frozen=True, array_like=True, tag="watch"):

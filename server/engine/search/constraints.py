@@ -25,23 +25,14 @@ Option = tuple[int, float, float]
 
 
 class Options(Struct, frozen=True, eq=False):
-    """Candidates of a hypothesis after the rules, without impossible ones: best first, ties by the lower id.
+    """Candidates of a hypothesis after the rules, without impossible ones: best first, ties by the lower id."""
 
-    Attributes:
-        ids: `[K']` int64.
-        log_probs: `[K']` float64, the model's.
-        values: `[K']` float64, after the rules.
-        is_untouched: Whether there are no rules, so that unseen tokens keep the model's values, too.
-        num_lifted: Most unseen tokens that a penalty below 1 has made more likely.
-        lift: Factor of their log-probabilities.
-    """
-
-    ids: NDArray[np.int64]
-    log_probs: NDArray[np.float64]
-    values: NDArray[np.float64]
-    is_untouched: bool = False
-    num_lifted: int = 0
-    lift: float = 1.0
+    ids: NDArray[np.int64]  # `[K']` int64
+    log_probs: NDArray[np.float64]  # `[K']` float64, the model's
+    values: NDArray[np.float64]  # `[K']` float64, after the rules
+    is_untouched: bool = False  # whether there are no rules, so that unseen tokens keep the model's values, too
+    num_lifted: int = 0  # most unseen tokens that a penalty below 1 has made more likely
+    lift: float = 1.0  # factor of their log-probabilities
 
     def ceiling(self, smallest: float) -> float:
         """Return the largest possible value of an unseen token, given its largest log-probability."""

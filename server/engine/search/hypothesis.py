@@ -10,20 +10,13 @@ from dragoman.server.engine.messages import Answer
 
 @dataclass(frozen=True, slots=True)
 class TargetSide:
-    """Target side of a model.
+    """Target side of a model."""
 
-    Attributes:
-        vocab_size: V of the target.
-        decoder_start_id: First input of the decoder.
-        max_tokens: Longest target, end-of-sequence included.
-        num_choices: Most candidates of a step, fewer than V with a shortlist; 0 becomes V.
-    """
-
-    vocab_size: int
+    vocab_size: int  # V of the target
     eos_id: int
-    decoder_start_id: int
-    max_tokens: int
-    num_choices: int = 0
+    decoder_start_id: int  # first input of the decoder
+    max_tokens: int  # longest target, end-of-sequence included
+    num_choices: int = 0  # most candidates of a step, fewer than V with a shortlist; 0 becomes V
 
     def __post_init__(self) -> None:
         if not self.num_choices:
@@ -35,25 +28,15 @@ BLOCK = 64
 
 
 class Hypothesis(Struct, frozen=True, gc=False):
-    """Immutable token sequence of a search; it contains no reference cycles, hence `gc=False`.
+    """Immutable token sequence of a search; it contains no reference cycles, hence `gc=False`."""
 
-    Attributes:
-        token_ids: With the forced prefix, without end-of-sequence.
-        log_probs: The model's log-probability of each generated token, end-of-sequence included.
-        total: Sum of the log-probabilities after the repetition penalty.
-        index: Index of the answer, where answers are independent.
-        is_eos: Whether it ended with end-of-sequence.
-        top_ids: For each generated token the likeliest at its position, if requested.
-        top_log_probs: Their log-probabilities.
-    """
-
-    token_ids: list[int]
-    log_probs: list[float] = []
-    total: float = 0.0
-    index: int = 0
-    is_eos: bool = False
-    top_ids: list[list[int]] = []
-    top_log_probs: list[list[float]] = []
+    token_ids: list[int]  # with the forced prefix, without end-of-sequence
+    log_probs: list[float] = []  # the model's log-probability of each generated token, end-of-sequence included
+    total: float = 0.0  # sum of the log-probabilities after the repetition penalty
+    index: int = 0  # index of the answer, where answers are independent
+    is_eos: bool = False  # whether it ended with end-of-sequence
+    top_ids: list[list[int]] = []  # for each generated token the likeliest at its position, if requested
+    top_log_probs: list[list[float]] = []  # their log-probabilities
 
     @property
     def num_generated(self) -> int:
