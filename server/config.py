@@ -371,7 +371,6 @@ class ServerConfig(BaseSettings):
         return self
 
     def _contradictions(self) -> Iterator[str]:
-        """Yield one line for each contradiction between settings."""
         for certificate, key in (("tls_certificate", "tls_key"), ("metrics_tls_certificate", "metrics_tls_key")):
             given = [name for name in (certificate, key) if getattr(self, name) is not None]
             if len(given) == 1:
@@ -427,11 +426,7 @@ class ServerConfig(BaseSettings):
         return ReadyRule.parse(self.ready_when)
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Return a copy with other, valid values, such as a model's own.
-
-        Raises:
-            ConfigError: If the settings contradict each other.
-        """
+        """Return a copy with other, valid values, such as a model's own; raise `ConfigError` if they contradict each other."""
         changed = self.model_copy(update=dict(changes))
         for contradiction in changed._contradictions():
             raise ConfigError(contradiction)
@@ -441,9 +436,7 @@ class ServerConfig(BaseSettings):
 def load(overrides: Mapping[str, Any], config_file: Path | None = None) -> ServerConfig:
     """Read the settings; flags precede the environment, then the file, then the defaults.
 
-    Args:
-        overrides: Flags by setting name; None means the flag was not given.
-        config_file: TOML file; by default the one that DRAGOMAN_CONFIG names, if any.
+    `overrides` are flags by setting name, None if not given; the file is by default the one that DRAGOMAN_CONFIG names, if any.
 
     Raises:
         ConfigError: Naming every wrong setting and its origin.

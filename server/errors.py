@@ -9,16 +9,10 @@ from typing import ClassVar, Self
 
 
 class ServiceError(Exception):
-    """Error reported to the caller.
+    """Error reported to the caller; `retry_after_seconds` is None if a retry does not help."""
 
-    Attributes:
-        code: Name of the status.
-        refusal: Metrics reason if the request was refused before any work; empty otherwise.
-        retry_after_seconds: None if a retry does not help.
-    """
-
-    code: ClassVar[str] = "UNKNOWN"
-    refusal: ClassVar[str] = ""
+    code: ClassVar[str] = "UNKNOWN"  # name of the status
+    refusal: ClassVar[str] = ""  # metrics reason if refused before any work
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)

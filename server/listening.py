@@ -42,9 +42,7 @@ def cannot_listen(setting: str, host: str, port: int, error: BaseException | Non
 
 
 def read_dates(context: ssl.SSLContext, certificate: bytes) -> tuple[float, float]:
-    """Return a certificate's validity, begin and end in seconds since 1970, from an in-memory handshake.
-
-    `context` is a server's that uses the PEM `certificate`.
+    """Return a certificate's validity, begin and end in seconds since 1970, from an in-memory handshake with its server context.
 
     Raises:
         ssl.SSLError: If no client could accept the certificate.

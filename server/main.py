@@ -93,11 +93,7 @@ class Service:
         terminal: Terminal,
         sampler: Sampler,
     ) -> None:
-        """Make everything that can fail on a bad setting; nothing runs yet.
-
-        Raises:
-            InputError: If a setting or every version of a model cannot be used.
-        """
+        """Make everything that can fail on a bad setting; raise `InputError` if a setting or model cannot be used."""
         self.config, self._source = config, source
         self._terminal = terminal
         tracer = make_tracer(config, _version()) if config.front_ends == 1 else None
@@ -186,12 +182,10 @@ class Service:
         log.info("listening", host=self.config.host, **self._ports(admin), pid=os.getpid())
 
     def _ports(self, admin: AdminServer) -> dict[str, Any]:
-        """Return the open ports by name, for the log."""
         ports = {"port": self.front.port, "http_port": self.front.http_port, "metrics_port": admin.port}
         return {name: port for name, port in ports.items() if port is not None}
 
     def _console(self) -> dict[str, str]:
-        """Return the console's address for the log, unless it is off."""
         if not (self.config.http and self.config.console):
             return {}
         scheme = "http" if self.config.tls_certificate is None else "https"
@@ -251,12 +245,10 @@ class Service:
             stopping.set()
 
     async def _look_for_models(self) -> None:
-        """Serve the changes in the store and in the folder."""
         await self._source.look(self.manager.look)
         await self.manager.look()
 
     def _watch(self) -> None:
-        """Watch the files that may change at run time."""
         for source in (*self.front.sources(), *self._operators.sources()):
             self._watcher.add(source)
         if (access := self._metrics_access).paths:
@@ -296,7 +288,6 @@ class Service:
         self._placement.note()
 
     def _on_change(self, name: str) -> None:
-        """Publish a change in the readiness of a model's engines."""
         self._publish(name)
         if (model := self.manager.models.get(name)) is not None:
             model.wake()
@@ -309,7 +300,6 @@ class Service:
         self.front.update_health()
 
     def _describe(self, name: str) -> None:
-        """Describe a published model in the metrics."""
         route = self.repository.route(name)
         model, num_slots = route.default, sum(version.max_slots for version in route.versions.values())
         num_engines = 0 if model.is_asleep else 1  # no alert for a model that is asleep

@@ -33,11 +33,7 @@ class OfflineTranslator:
         weights_cache: str = "",
         is_warmed_up: bool = False,
     ) -> None:
-        """Load a bundle; `num_threads` 0 means one thread per core.
-
-        Raises:
-            BundleError: If the bundle cannot be served.
-        """
+        """Load a bundle, or raise `BundleError`; `num_threads` 0 means one thread per core."""
         self.bundle = Bundle.open(directory)
         self.tokenizers = self.bundle.tokenizers()
         self.frames = PromptTemplates(self.bundle.manifest)
@@ -63,13 +59,7 @@ class OfflineTranslator:
         search: SearchOptions | None = None,
         wanted: GenerateRequest = ANYTHING,
     ) -> list[str]:
-        """Return the best translation of each text.
-
-        Args:
-            texts: Source texts.
-            max_new_tokens: None for the model's default.
-            search: None for the options in `wanted`, completed by the model's defaults.
-            wanted: Languages, and options of a search.
+        """Return the best translation of each text, with languages and options from `wanted`, or from `search` if given.
 
         Raises:
             InputError: As `run`, or if `wanted` is not supported by the model.
@@ -109,13 +99,7 @@ class OfflineTranslator:
         search: SearchOptions = GREEDY,
         decoder_start_id: int | None = None,
     ) -> list[Finished]:
-        """Decode sources, all submitted at once.
-
-        Args:
-            sources: Token ids with end-of-sequence, or prompts without their last token.
-            max_new_tokens: None for the model's default.
-            search: Options of the search.
-            decoder_start_id: First input of the decoder, such as a prompt's last token; None for the model's.
+        """Decode sources with end-of-sequence, or prompts without their last token, all submitted at once.
 
         Raises:
             InputError: If a source or an answer may exceed the model's limits, or the search needs too many slots.
@@ -161,12 +145,10 @@ class OfflineTranslator:
             raise InputError(f"{search.num_slots} hypotheses need more than the {max_slots} slots there are")
 
     def _room(self, source: Sequence[int], search: SearchOptions) -> int:
-        """Return how many tokens can be generated for a source."""
         return self.manifest.max_target_tokens - len(search.forced_prefix) - (len(source) if self.manifest.has_prompts else 0)
 
 
 def _framed(search: SearchOptions, frame: PromptTemplate) -> SearchOptions:
-    """Return a search whose answers begin with the template's forced prefix."""
     if not frame.target_prefix:
         return search
     prefix = [*frame.target_prefix, *search.forced_prefix]

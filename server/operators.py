@@ -25,11 +25,7 @@ class Operators:
     """Admin service over gRPC and HTTP; does nothing unless `admin_port` or `http_admin` is set."""
 
     def __init__(self, config: ServerConfig, manager: ModelManager, metrics: Metrics, counted: CallerMetrics) -> None:
-        """Read the operators' tokens; no port is open yet. `counted` counts operators, who are not callers of models.
-
-        Raises:
-            ConfigError: If the file of operators cannot be used.
-        """
+        """Read the operators' tokens, or raise `ConfigError`; `counted` counts operators, who are not callers of models."""
         self._config = config
         self._administrator = Administrator(manager)
         is_there = config.admin_port is not None or config.http_admin
@@ -49,11 +45,7 @@ class Operators:
         return OperatorCalls(self._calls, self._administrator.carry_out) if self._config.http_admin else None
 
     async def start(self) -> None:
-        """Listen and answer; changes are made only after `begin`.
-
-        Raises:
-            ConfigError: If the port is taken or credentials cannot be used.
-        """
+        """Listen and answer; changes are made only after `begin`. Raise `ConfigError` if the port or credentials cannot be used."""
         config, has_tokens = self._config, self._callers is not None and self._callers.has_tokens
         if config.http_admin and has_tokens and config.tls_key is None and not is_loopback(config.http_host):
             log.warning("operators' tokens travel unencrypted over HTTP: set tls_certificate and tls_key")

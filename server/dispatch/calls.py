@@ -13,7 +13,7 @@ from dragoman.server.errors import NotReady
 
 
 class Calls(ABC):
-    """Requests to one model, by callback or awaited."""
+    """Requests to one model; submission, `ensure_place` and `watch` raise `NotReady` while the model is not ready."""
 
     def __init__(self, name: str, retry_seconds: float) -> None:
         self.name, self.retry_seconds = name, retry_seconds
@@ -26,14 +26,9 @@ class Calls(ABC):
 
     @abstractmethod
     def submit(self, request: Request | ScoreRequest, deliver: Callable[[Any], None]) -> None:
-        """Queue a request; its end may be delivered before this returns.
+        """Queue a request, whose id comes from `next_id`; its end may be delivered before this returns.
 
-        Args:
-            request: Its id comes from `next_id`.
-            deliver: Called with each `Tokens` of a streamed request, then with its `Finished` or `Scored`; must not raise.
-
-        Raises:
-            NotReady: If the model is not ready.
+        `deliver` gets each `Tokens` of a streamed request, then its `Finished` or `Scored`; it must not raise.
         """
 
     @abstractmethod
@@ -42,31 +37,22 @@ class Calls(ABC):
 
     @abstractmethod
     def ensure_place(self, share: Share) -> None:
-        """Check that the queue probably has room for a caller's request, so that a refusal costs no work.
-
-        Raises:
-            QueueFull: If it has none.
-            NotReady: If the model is not ready.
-        """
+        """Raise `QueueFull` if the queue probably has no room for a caller's request, before any work is done for it."""
 
     @abstractmethod
     def statistics(self) -> Statistics:
-        """Return the last reported state of queue and engines; a remote dispatcher raises `NotReady` if the model is not ready."""
+        """Return the last reported state of queue and engines."""
 
     @abstractmethod
     def watch(self) -> asyncio.Future[Snapshot]:
-        """Return a shared future of a snapshot of all engines, not to be cancelled; raise `NotReady` if the model is not ready."""
+        """Return a shared future of a snapshot of all engines, not to be cancelled."""
 
     def next_id(self) -> int:
         """Return a new request id."""
         return next(self._ids)
 
     async def generate(self, request: Request) -> Finished:
-        """Submit a request and wait for its end; cancelling the waiting task cancels the request.
-
-        Raises:
-            NotReady: If the model is not ready.
-        """
+        """Submit a request and wait for its end; cancelling the waiting task cancels the request."""
         future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self.submit(request, partial(_resolve, future))
         try:
@@ -86,11 +72,7 @@ class Calls(ABC):
                 self.cancel(request.id)
 
     async def stream(self, request: Request) -> AsyncGenerator[Tokens | Finished, None]:
-        """Submit a request and yield its tokens and its end; closing the iterator early cancels the request.
-
-        Raises:
-            NotReady: If the model is not ready.
-        """
+        """Submit a request and yield its tokens and its end; closing the iterator early cancels the request."""
         queue: asyncio.Queue[Tokens | Finished] = asyncio.Queue()
         self.submit(request, queue.put_nowait)
         try:

@@ -50,8 +50,6 @@ WATCH_PATIENCE_SECONDS = 0.1
 
 @dataclass(slots=True, eq=False)
 class _Engine:
-    """A ready engine and its link."""
-
     ready: Ready
     send: Callable[[Command], None]
     statistics: Statistics = field(default_factory=Statistics)
@@ -63,9 +61,8 @@ class _Engine:
 class Dispatcher(Calls):
     """Queue of one model: assigns each request to one engine and delivers its tokens and its end.
 
-    Attributes:
-        device: Device of the engines; empty until one was ready once.
-        listeners: Called after every report, change of readiness, deadline or submission.
+    `device` is empty until an engine was ready once; `listeners` are called after reports, changes of readiness, submissions and
+    deadlines.
     """
 
     def __init__(
@@ -293,7 +290,6 @@ class Dispatcher(Calls):
         entry.deliver(ending(entry.request, reason, self._clock(), **details))
 
     def _schedule(self) -> None:
-        """Schedule `_go_on` for the next turn of the event loop."""
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._on_turn)

@@ -40,17 +40,10 @@ def num_slots_ahead(queue: FairQueue[T], share: Share, at: float, priority: int)
 
 
 def evicted(queue: FairQueue[T], share: Share, size: int, num: int, num_tokens: int) -> list[T]:
-    """Return the items to evict from a full queue for a new one: the last of the caller with most, by weight.
+    """Return the items to evict from a full queue for a new one of `size` tokens: the last of the caller with most, by weight.
 
-    Args:
-        queue: Full queue.
-        share: Share of the new item's caller.
-        size: Tokens of the new item.
-        num: Items to evict at least.
-        num_tokens: Tokens to evict at least.
-
-    Returns:
-        As few items as needed; none unless their caller keeps more than the new item's caller until the last item goes.
+    At least `num` items with `num_tokens` tokens have to go: as few as possible, and none unless their caller has more than the new
+    item's caller until the last of them goes.
     """
 
     def amount(one: CallerQueue[T]) -> int:

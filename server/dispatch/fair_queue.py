@@ -38,12 +38,10 @@ class CallerQueue(Generic[T]):
     """One caller's waiting items, and the tokens served to it, in integer parts of a token so that counts do not drift.
 
     Attributes:
-        share: Share of the caller's newest item.
         parts_per_token: Count of a token at the caller's weight.
         parts_of_weight: The weight in parts.
         served: Tokens served, in parts; `settle` brings it up to date.
         num_slots: Slots held by the caller.
-        num_tokens: Tokens of the waiting items.
         num_waiting_slots: Slots that the waiting items will hold.
         num_held_back: Part of these denied by the caller's own limit, as last computed.
         turn: Key in the heap of turns; None without an eligible item.
@@ -190,17 +188,14 @@ class FairQueue(Generic[T]):
     """Weighted fair queue over all callers.
 
     Among callers: lowest count first, ties by the earlier first item. The priority of a caller's first item gives it a lead of
-    `TOKENS_PER_PRIORITY` for each level, which gains no caller more than its weight's share in the long run.
-
-    Within a caller: by position, ties in order of arrival.
+    `TOKENS_PER_PRIORITY` for each level, which gains no caller more than its weight's share in the long run. Within a caller: by
+    position, ties in order of arrival.
 
     A caller whose first item exceeds its `max_slots` is skipped until it fits. An item that exceeds the limit alone, possible after
     the limit was lowered, runs when its caller holds no slots.
 
     Attributes:
-        num_tokens: Tokens of all waiting items.
-        num_slots: Slots that the waiting items will hold.
-        num_held_back: Part of these denied by callers' own limits now.
+        num_held_back: Slots of waiting items denied by callers' own limits now; part of `num_slots`.
         parts_of_weight: Sum of the weights of the waiting callers.
     """
 
@@ -252,16 +247,12 @@ class FairQueue(Generic[T]):
         self._update_held_back(queue)
 
     def first(self) -> T | None:
-        """Return the next item; None if callers' own limits block all."""
+        """Return the next item; None if no item waits, or callers' own limits block all."""
         turn = self._first_turn()
         return None if turn is None else turn[-1].first.item
 
     def charge(self, share: Share, size: int, num_slots: int) -> bool:
-        """Charge a caller for an item that bypasses the empty queue, as `push` and `take` would.
-
-        Returns:
-            False, without a charge, if the caller's `max_slots` blocks the item.
-        """
+        """Charge a caller for an item that bypasses the empty queue; return False, without a charge, if `max_slots` blocks it."""
         assert not self._num_waiting
         queue = self._queues.get(share.caller)
         if queue is None:

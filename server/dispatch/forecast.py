@@ -71,9 +71,7 @@ class Forecast:
     def seconds_until_place(self, num_waiting: int, part: float = 1.0) -> float:
         """Estimate when a full queue accepts a caller's request again: when a tenth of its requests, at least one, has completed.
 
-        Args:
-            num_waiting: The caller's waiting requests.
-            part: The caller's part of the completions.
+        `part` is the caller's part of the completions.
         """
         if not self._completion_seconds.count:
             return 1.0

@@ -28,11 +28,7 @@ MIN_STALE = 64
 
 
 class QueueIsFull(Exception):
-    """One more request would exceed a limit.
-
-    Attributes:
-        limit: Field of the caller's `Share`; empty for the queue's own limit.
-    """
+    """A limit would be exceeded: `limit`, a field of the caller's `Share`, or the queue's own if empty."""
 
     def __init__(self, limit: str = "") -> None:
         super().__init__(limit)
@@ -48,7 +44,7 @@ class Load:
     lookahead: int  # units assigned beyond that, so that it does not idle while a report travels, and can prefetch
     last_heard: float  # time of its last report
     num_units: int = 0
-    num_tokens: int = 0  # source tokens assigned, an estimate of the answers' lengths
+    num_tokens: int = 0  # tokens assigned, an estimate of the answers' lengths
 
     def takes(self, num_units: int) -> bool:
         """Return whether the engine may be assigned a request of this size now."""
@@ -80,13 +76,7 @@ class Entry:
 
 
 class RequestQueue:
-    """Queue of a model for one kind of request, in front of all its engines.
-
-    Attributes:
-        forecast: Durations over all engines.
-        num_used: Units assigned to engines.
-        capacity: Units that all engines run at once.
-    """
+    """Queue of a model for one kind of request; `num_used` of `capacity` units are assigned to its engines."""
 
     def __init__(self, limits: QueueLimits, *, has_slots: bool) -> None:
         """Start without engines; with `has_slots`, free capacity counts as places of the queue."""
@@ -141,19 +131,13 @@ class RequestQueue:
         return lost
 
     def heard(self, index: int, now: float, num_steps: int) -> None:
-        """Record an engine's report and its decode steps.
-
-        Engines step independently: callers are charged a tick for every as many steps as there are engines.
-        """
+        """Record a report; callers are charged a tick for every as many steps as there are engines, which step independently."""
         self._loads[index].last_heard = now
         num_ticks, self._num_steps = divmod(self._num_steps + num_steps, len(self._loads))
         self._fair.tick(num_ticks)
 
     def submit(self, entry: Entry, now: float) -> list[Entry]:
-        """Queue a request, or assign it at once if none waits and an engine has room.
-
-        Returns:
-            Requests evicted from a full queue.
+        """Queue a request, or assign it at once if none waits and an engine has room; return requests evicted from a full queue.
 
         Raises:
             QueueIsFull: If a limit would be exceeded.
@@ -250,10 +234,7 @@ class RequestQueue:
         return seconds + forecast.seconds_of(request)
 
     def queue_seconds(self) -> float:
-        """Return the estimated wait of a new request for one slot; 0 before the first completion.
-
-        Waiting requests blocked only by their caller's own `max_slots` are not counted.
-        """
+        """Return the estimated wait for one slot, without requests blocked by `max_slots`; 0 before any completion."""
         num_needed = self.num_used + self._fair.num_slots - self._fair.num_held_back + 1
         return self.forecast.seconds_until_free(num_needed, self.capacity)
 
@@ -306,7 +287,6 @@ class RequestQueue:
             self._fair.give_back(entry.request.share.caller, num_units)
 
     def _make_place(self, share: Share, num_tokens: int) -> list[Entry]:
-        """Return the entries to evict for a new one."""
         if share.max_waiting and eviction.is_at_limit(self._fair, share, self._num_free):
             raise QueueIsFull("max_waiting")
         tokens_over = self.num_waiting_tokens + num_tokens - self.limits.max_waiting_tokens if num_tokens and len(self._fair) else 0

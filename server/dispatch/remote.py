@@ -61,7 +61,6 @@ class _FrontEnd:
     scored: list[Scored] = field(default_factory=list)
 
     def deliver(self, request_id: int, event: Tokens | Finished | Scored) -> None:
-        """Add a request's event to the next report."""
         event = replace(event, id=request_id)
         if isinstance(event, Tokens):
             self.tokens.append(event)
@@ -73,7 +72,6 @@ class _FrontEnd:
             self.scored.append(event)
 
     def report(self, now: float, statistics: Statistics) -> None:
-        """Send the pending events with statistics."""
         self.send(Report(self.tokens, self.finished, statistics, self.scored, self.num_received))
         self.tokens, self.finished, self.scored = [], [], []
         self.last_report = now
@@ -83,11 +81,7 @@ class DispatcherServer:
     """ROUTER socket of a dispatcher; frontend processes attach with `Hello`, identified by name."""
 
     def __init__(self, endpoint: str, dispatcher: Dispatcher) -> None:
-        """Bind the endpoint, on the dispatcher's event loop.
-
-        Raises:
-            zmq.ZMQError: If it cannot be bound.
-        """
+        """Bind the endpoint, on the dispatcher's event loop; raise `zmq.ZMQError` if that fails."""
         self.endpoint = endpoint
         self._dispatcher = dispatcher
         self._loop = asyncio.get_running_loop()
@@ -189,12 +183,7 @@ class DispatcherServer:
 
 
 class RemoteDispatcher(Calls):
-    """Client of a dispatcher in the parent process, for a frontend process.
-
-    Attributes:
-        ready: `Ready` message of an engine; None while the model is not ready.
-        device: Device of the engines; empty until the model was ready once.
-    """
+    """Client of a dispatcher in the parent process, for a frontend process; `device` is empty until the model was ready once."""
 
     def __init__(
         self,
@@ -281,7 +270,7 @@ class RemoteDispatcher(Calls):
             self._schedule()
 
     def statistics(self) -> Statistics:
-        """Return the last reported statistics."""
+        """Return the last reported statistics; raise `NotReady` while the model is not ready."""
         self.check_ready()
         return self._statistics
 

@@ -80,16 +80,10 @@ def grouped(sequences: Ordered[Sequence], costs: Costs) -> list[list[Sequence]]:
 def measured(
     encode: Callable[[list[int]], None], max_rows: int, max_tokens: int, clock: Callable[[], float] = time.thread_time
 ) -> Costs:
-    """Measure an encoder that pads only in attention: one source, several alike, and one long beside short ones.
+    """Return costs in seconds of an encoder that pads only in attention; `PACKED` if the model is too small or noise prevails.
 
-    Args:
-        encode: Encodes sources of these lengths as one batch.
-        max_rows: Most sources of a batch.
-        max_tokens: Most tokens of a source.
-        clock: In seconds; by default this thread's processor time.
-
-    Returns:
-        Costs in seconds; `PACKED` if the model is too small, or the machine too busy to measure.
+    Measures one source, several alike, and one long beside short ones. `encode` encodes sources of these lengths as one batch; the
+    clock is by default this thread's processor time.
     """
     num_rows, short = min(NUM_ROWS, max_rows), min(SHORT, max_tokens)
     long = min(LONG, max_tokens, (num_rows - 1) * short)

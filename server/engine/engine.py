@@ -187,7 +187,6 @@ class Engine:
         )
 
     def _counted(self) -> StepTotals:
-        """Return the totals with the steps since the last report."""
         totals, steps = self._totals, self._steps
         return StepTotals(
             totals.num_steps + len(steps),
@@ -196,7 +195,6 @@ class Engine:
         )
 
     def _retire(self) -> None:
-        """End sequences whose deadline has passed."""
         if (now := self._clock()) < self._next_deadline:
             return
         self._next_deadline = math.inf
@@ -241,7 +239,6 @@ class Engine:
         return admitted
 
     def _start(self, sequence: Sequence) -> None:
-        """Start the answer of a prefilled sequence."""
         request = sequence.request
         sequence.search = search_for(request, self._target)
         is_plain = sequence.search is None
@@ -315,7 +312,6 @@ class Engine:
         return choices
 
     def _refetch_candidates(self, step_seconds: float, choices: list[Choice]) -> None:
-        """Do the refetches there is time for, and resume the searches that can choose."""
         self._refetch.hold()
         is_anyone_else = len(self._refetch) < len(self.running)
         for sequence in self._refetch.take(
@@ -378,7 +374,6 @@ class Engine:
                 self._tokens.append(Tokens(sequence.request.id, new))
 
     def _end(self, sequence: Sequence, reason: FinishReason, incident: str = "") -> None:
-        """Remove a sequence, free its rows, and report its end."""
         if sequence.answers:
             num_generated = sum(len(answer.log_probs) for answer in sequence.answers)
         else:
@@ -396,13 +391,11 @@ class Engine:
         self._finished.append(sequence.finished(reason, self._clock(), num_generated, incident))
 
     def _num_generated(self, sequence: Sequence) -> int:
-        """Return the number of tokens generated for a sequence; 0 if it never ran."""
         if sequence.search is not None:
             return sequence.search.num_generated
         return self._rows.num_generated(sequence.rows[0]) if sequence.rows else 0
 
     def _refuse(self, sequence: Sequence) -> None:
-        """End a sequence for whose source there is no memory."""
         self._end(sequence, "queue_full")
 
     def _fail(self, sequences: list[Sequence], event: str) -> None:

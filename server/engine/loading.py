@@ -46,12 +46,7 @@ def load_engine(
 
 
 def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: DeviceSettings, *, is_warmed_up: bool) -> Runner:
-    """Choose the device, load a bundle's graphs there and, if requested, capture its decode steps.
-
-    Raises:
-        ImportError: If ONNX Runtime is not installed.
-        DeviceError: If the device cannot be used, or the model does not fit.
-    """
+    """Choose the device, load a bundle's graphs there and, if requested, capture its decode steps; raises as `load_engine`."""
     # Imported here, so that a missing library is reported like any other failure to start.
     from dragoman.server.runtime.providers import choose_device
 
@@ -89,11 +84,7 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
 
 
 def platform_of_engine() -> Platform:
-    """Return the platform that determines the bits of this process's results on the CPU.
-
-    Raises:
-        ImportError: If ONNX Runtime is not installed.
-    """
+    """Return the platform that determines the bits of results on the CPU; raise `ImportError` without ONNX Runtime."""
     from dragoman.export.session import this_platform
 
     return this_platform()

@@ -24,11 +24,7 @@ MAX_PREFETCH_BYTES = 2**26
 
 
 class Prefiller(ABC):
-    """Fills rows, at once or over several iterations.
-
-    Attributes:
-        done: Work since the last report.
-    """
+    """Fills rows, at once or over several iterations; `done` is the work since the last report."""
 
     def __init__(
         self,
@@ -39,11 +35,8 @@ class Prefiller(ABC):
     ) -> None:
         """Start with nothing.
 
-        Args:
-            limits: Limits of prefetched sources, and of tokens read between two steps.
-            clock: In seconds.
-            fail: Ends sequences whose prefill has raised, while the exception is being handled.
-            refuse: Ends a sequence whose source does not fit in memory even alone.
+        `fail` ends sequences whose prefill has raised, while the exception is being handled; `refuse` ends a sequence whose source
+        does not fit in memory even alone.
         """
         self._limits, self._clock, self._fail, self._refuse = limits, clock, fail, refuse
         self.done: list[Prefill] = []
@@ -60,11 +53,9 @@ class Prefiller(ABC):
 
     @abstractmethod
     def fill(self, admitted: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
-        """Do one iteration's work; return the sequences whose rows are filled now.
+        """Do one iteration's work for sequences that have just got their rows; return the sequences whose rows are filled now.
 
-        Args:
-            admitted: Sequences that have just got their rows.
-            waiting: Sequences without rows, the next one first.
+        Waiting sequences, the next one first, may be prefetched.
         """
 
     @abstractmethod
@@ -116,7 +107,6 @@ class EncoderPrefiller(Prefiller):
         return [sequence for sequence in admitted if sequence in filled]
 
     def _choose(self, missing: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
-        """Return the waiting sequences to encode along with admitted ones."""
         budget = self._good_tokens - sum(sequence.num_source_tokens for sequence in missing)
         chosen: list[Sequence] = []
         num_bytes = self._num_bytes
@@ -152,7 +142,7 @@ class EncoderPrefiller(Prefiller):
         return set(own)
 
     def _prefetch(self, group: list[Sequence]) -> dict[Sequence, Held] | None:
-        """Encode a batch, hold waiting sequences' sources, return the others'; on failure return None and mark the waiting ones."""
+        """Encode a batch and hold waiting sequences' sources; return the others', or None on failure."""
         holder = self._runner.holder
         assert holder is not None
         waiting = [sequence for sequence in group if sequence.admitted is None]
@@ -160,7 +150,7 @@ class EncoderPrefiller(Prefiller):
             encoded = dict(zip(group, holder.encode([sequence.request.source_ids for sequence in group]), strict=True))
         except Exception as error:
             log.warning("sources cannot be encoded ahead", num_requests=len(waiting), reason=f"{type(error).__name__}: {error}")
-            self._refused.update(waiting)
+            self._refused.update(waiting)  # waiting sequences are not retried; the caller encodes the others without them
             return None
         for sequence in waiting:
             held = encoded.pop(sequence)
@@ -184,7 +174,6 @@ class EncoderPrefiller(Prefiller):
         return set(encoded)
 
     def _take(self, sequence: Sequence) -> Held | None:
-        """Remove and return a sequence's encoded source."""
         self._refused.discard(sequence)
         if (held := self._held.pop(sequence, None)) is not None:
             self._num_bytes -= held.nbytes

@@ -1,7 +1,7 @@
 """Engine process: its ZeroMQ socket, its loop, and its exit.
 
 Run as `python -m dragoman.server.engine.process` with its settings as one JSON argument. It exits on `Stop`, when its standard
-input closes (the parent has ended), or when the engine is broken; the exit code tells the supervisor which.
+input closes (the parent has ended), or when the engine is broken; the supervisor distinguishes these by exit code.
 """
 
 import contextlib
@@ -145,7 +145,6 @@ class EngineLoop:
         return engine, scoring, ready
 
     def _serve(self, engine: Engine, scoring: Scoring, ready: Ready) -> int:
-        """Alternate between messages and steps; sleep without work."""
         scoring.on_done = self._wake_up.set
         self._last_work = time.monotonic()
         try:
@@ -188,11 +187,9 @@ class EngineLoop:
         return self._socket in ready
 
     def _is_quiet(self, scoring: Scoring) -> bool:
-        """Return whether nothing has run for `QUIET_SECONDS`."""
         return not scoring.num_waiting and time.monotonic() >= self._last_work + QUIET_SECONDS
 
     def _receive(self, engine: Engine, scoring: Scoring, ready: Ready) -> None:
-        """Process all messages that have arrived."""
         while True:
             try:
                 origin, payload = self._socket.recv_multipart(zmq.NOBLOCK)

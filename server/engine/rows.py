@@ -42,14 +42,9 @@ class Rows:
         *,
         is_plain: bool,
     ) -> None:
-        """Prepare a row for a new answer.
+        """Prepare a row for a new answer of at most `max_new_tokens` after the forced prefix.
 
-        Args:
-            row: Row number.
-            max_new_tokens: Limit of generated tokens, without the forced prefix.
-            decoder_start_id: First input token; None for the model's.
-            search: Options; for a plain row only the forced prefix and the score's length apply.
-            is_plain: Whether the answer is kept here rather than in a search.
+        The answer of a plain row is kept here, with the options' forced prefix, end and score; a search keeps any other.
         """
         self._starts[row] = self._target.decoder_start_id if decoder_start_id is None else decoder_start_id
         self.feed(row, int(self._starts[row]), 0)

@@ -32,8 +32,6 @@ NICENESS = 10
 
 
 class _Outcome(NamedTuple):
-    """Result or error of a computed score request."""
-
     request: ScoreRequest
     ended: float
     log_probs: list[float]
@@ -44,10 +42,8 @@ class _Outcome(NamedTuple):
 class Scoring:
     """Score requests that have not ended, and the results to report.
 
-    Long work is one job at a time on another thread. Requests wait while the scorer is not loaded, unless loading has failed.
-
-    Attributes:
-        on_done: Called, perhaps on another thread, when `step` has work.
+    Long work is one job at a time on another thread; `on_done`, called perhaps there, signals work for `step`. Requests wait while
+    the scorer is not loaded, unless loading has failed.
     """
 
     def __init__(
@@ -57,13 +53,10 @@ class Scoring:
         clock: Callable[[], float] = time.monotonic,
         executor: Executor | None = None,
     ) -> None:
-        """Start with nothing waiting.
+        """Start with nothing waiting; `scorer` is used by one thread at a time, except for `interrupt`.
 
-        Args:
-            scorer: Used by one thread at a time, except for `interrupt`.
-            turn_tokens: Most tokens of both sides in a turn; a single larger request is scored alone.
-            clock: In seconds, as deadlines are; thread-safe.
-            executor: For long work; None for a low-priority thread.
+        A turn has at most `turn_tokens` of both sides, or one larger request. The clock must be thread-safe; without an `executor`,
+        a low-priority thread does long work.
         """
         self.on_done: Callable[[], None] = lambda: None
         self._scorer, self._turn_tokens, self._clock = scorer, turn_tokens, clock
@@ -140,7 +133,7 @@ class Scoring:
             self._scorer.interrupt()
 
     def step(self, is_generating: bool = False) -> None:
-        """Process a finished job and start the next; `is_generating` tells whether tokens were generated since the last call."""
+        """Process a finished job and start the next; `is_generating` is whether tokens were generated since the last call."""
         self._retire()
         self._settle(is_generating)
         if self._job is None:
@@ -153,7 +146,6 @@ class Scoring:
         return scored
 
     def _retire(self) -> None:
-        """End requests whose deadline has passed."""
         if (now := self._clock()) < self._next_deadline:
             return
         self._next_deadline = math.inf
@@ -176,7 +168,6 @@ class Scoring:
             on_done(future)
 
     def _begin(self) -> None:
-        """Start the next job, if one is due: a loading attempt, or a turn."""
         if not self._scorer.is_loaded:
             if self._clock() >= self._next_try:
                 self._start(self._scorer.check, self._on_checked)
@@ -269,7 +260,6 @@ class Scoring:
             self._end(request, "step_failed", incident=incident)
 
     def _end(self, request: ScoreRequest, reason: FinishReason, **details: Any) -> None:
-        """Remove a request and report its end."""
         del self._requests[request.id]
         self._waiting.pop(request.id, None)
         fields: dict[str, Any] = {"log_probs": [], "alignment": b"", "ended": self._clock()} | details

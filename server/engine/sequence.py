@@ -13,7 +13,7 @@ class Sequence:
     request: Request
     num_slots: int = 0  # rows reserved for it from now on
     rows: list[int] = field(default_factory=list)  # rows held, one for each live hypothesis; empty unless running
-    search: Search | None = None  # none for plain greedy search, or unless running
+    search: Search | None = None  # None for plain greedy search, or unless running
     num_streamed: int = 0  # tokens reported before the end
     admitted: float | None = None  # time at which it got its rows
     prefill_seconds: float = 0.0  # duration of its prefill batch, or of reading its prompt

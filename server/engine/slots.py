@@ -69,13 +69,10 @@ class Slots:
         sequence.rows.remove(row)
 
     def inherit(self, sequence: Sequence, parents: list[int]) -> list[Inheritance]:
-        """Assign a row to each new hypothesis of a sequence, given the index of its parent, and update `rows`.
+        """Assign a row to each new hypothesis, given its parent's index, and update `rows`; return the copies, in any order.
 
         A hypothesis keeps its parent's row unless another already does; a twin gets the row of a hypothesis that is not continued,
-        or a new row. Remaining rows are freed.
-
-        Returns:
-            Copies to make, in any order: no row is both source and target.
+        or a new row. Remaining rows are freed. No row is both source and target.
         """
         old = sequence.rows.copy()
         if parents == list(range(len(old))):

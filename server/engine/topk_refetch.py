@@ -54,8 +54,6 @@ class TimeBudget:
 
 
 class _Place(NamedTuple):
-    """A row to fetch K candidates for."""
-
     sequence: Sequence
     hypothesis: int
     num_candidates: int

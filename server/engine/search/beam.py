@@ -20,13 +20,9 @@ Extension = tuple[int, Option]
 def ranked(
     totals: NDArray[np.float64], ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int
 ) -> list[Iterable[Extension]]:
-    """Return the best `num_wanted` extensions of each search, best first; ties by the better hypothesis, then the lower id.
+    """Return the best `num_wanted` extensions of each of G searches, best first; ties by the better hypothesis, then the lower id.
 
-    Args:
-        totals: `[G, B]`, of the B live hypotheses of G searches, best first.
-        ids: `[G, B, K]`, likeliest first.
-        log_probs: `[G, B, K]`.
-        num_wanted: Extensions of each search.
+    `totals` `[G, B]` are those of B live hypotheses, best first; `ids` and `log_probs` are `[G, B, K]`, likeliest first.
     """
     num_searches, num_live, width = ids.shape
     values = log_probs.astype(np.float64)
@@ -85,7 +81,6 @@ class BeamSearch(Search):
 
     @property
     def num_wanted(self) -> int:
-        """Extensions that each choice considers."""
         return 2 * self.options.num_beams
 
     @property
@@ -146,7 +141,6 @@ class BeamSearch(Search):
         return self._take(self._extensions(candidates), candidates)
 
     def _take(self, extensions: Iterable[Extension], candidates: Candidates | None) -> list[int]:
-        """Choose among extensions; returns as `advance`."""
         width, eos_id = self.options.num_beams, self._target.eos_id
         live: list[Hypothesis] = []
         parents: list[int] = []

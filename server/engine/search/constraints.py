@@ -1,6 +1,6 @@
 """Rules on the candidates of a hypothesis: excluded tokens, and tokens made more or less likely.
 
-A search that needs the best n requests a few more than n, since rules seldom affect many. The least likely candidate tells whether
+A search that needs the best n requests a few more than n, since rules seldom affect many. The least likely candidate shows whether
 the result equals that over the whole vocabulary; otherwise more candidates are needed.
 """
 
@@ -67,7 +67,6 @@ class Constraints:
         return min(num_wanted + min(num_spoilt, most), self._num_choices)
 
     def forces_end(self, hypothesis: Hypothesis) -> bool:
-        """Return whether end-of-sequence is forced next."""
         return hypothesis.num_generated >= self._length_before_end
 
     def end(self, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> Option | None:
@@ -152,7 +151,6 @@ class Constraints:
         return are_marked
 
     def _banned(self, hypothesis: Hypothesis) -> frozenset[int] | set[int]:
-        """Return the tokens that may not come next."""
         if not self._ngram_size and hypothesis.num_generated >= self._min_new_tokens:
             return self._suppressed
         banned = set(self._suppressed)

@@ -25,10 +25,8 @@ _SUM_ROUNDING = 1e-9
 class Sampler:
     """Draws the tokens of one answer, one random number for each token.
 
-    Random numbers come from Philox (Salmon et al., 2011), keyed by the seed and the answer's index alone.
-
-    Attributes:
-        is_far: Whether an undecided draw would need many more candidates.
+    Random numbers come from Philox (Salmon et al., 2011), keyed by the seed and the answer's index alone. `is_far` is whether an
+    undecided draw would need many more candidates.
     """
 
     def __init__(self, sampling: Sampling, index: int) -> None:
@@ -45,16 +43,15 @@ class Sampler:
         return not (are_all_in_place and 0 < self._sampling.top_k <= len(options.ids))
 
     def draw(self, options: Options, smallest: float, unseen_probability: float, num_unseen: int) -> int | None:
-        """Draw one of the options.
+        """Draw from the likeliest options after the rules; return an index, or None if the outcome depends on unseen tokens.
+
+        The random number stays the same until `accept`.
 
         Args:
-            options: The likeliest, after the rules; at least one.
+            options: At least one.
             smallest: Largest possible log-probability of an unseen token.
             unseen_probability: Total probability of unseen tokens by the model; used only if `weighs_unseen`.
             num_unseen: Number of unseen tokens.
-
-        Returns:
-            Its index; None if it depends on unseen tokens. The random number stays the same until `accept`.
         """
         sampling = self._sampling
         self.is_far = False
@@ -86,11 +83,9 @@ class Sampler:
         return place
 
     def accept(self) -> None:
-        """Advance to the next random number."""
         self._number = None
 
     def _is_model_itself(self, options: Options) -> bool:
-        """Return whether draws are from the model's own distribution."""
         return options.is_untouched and not self._sampling.top_k and self._sampling.temperature == 1
 
     def _weight_beyond(
@@ -108,12 +103,9 @@ class Sampler:
         return least, most
 
     def _unseen_weight(self, smallest: float, probability: float, count: int, highest: float) -> tuple[float, float]:
-        """Return bounds of the weight of unseen tokens, relative to that of the likeliest option.
-
-        A token of probability p weighs p^(1/temperature), at most as much as the least likely one seen (`smallest`, relative to the
-        likeliest). Of a given total probability the weight is, up to temperature 1, where it is convex in p, least if all tokens
-        are equal and most if as few as possible have it all; above 1 the opposite holds.
-        """
+        """Return bounds of the weight of unseen tokens, relative to that of the likeliest option, as `smallest` is."""
+        # A token of probability p weighs p^(1/temperature), at most as much as the least likely one seen. Up to temperature 1
+        # (convex) a total weighs least if all tokens are equal and most if few have it all; above 1 the opposite holds.
         if smallest == -np.inf:
             return 0.0, 0.0
         temperature, log_count = self._sampling.temperature, float(np.log(count))
@@ -144,10 +136,7 @@ def _num_in_place(options: Options, smallest: float) -> int:
 
 
 def _find(cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: float, number: float, num_unseen: int) -> int | None:
-    """Return the index at `number`, in [0, 1), of the total weight cut to the nucleus; None if unseen or uncertain.
-
-    `totals` are bounds of the total weight; with `num_unseen` 0, rounding must not lead beyond the options.
-    """
+    """Return the index at `number`, in [0, 1), of the total weight cut to the nucleus; None if unseen or uncertain."""
     last_place = len(cumulative) - 1
     low, high = totals
     is_complete = not num_unseen
@@ -170,11 +159,8 @@ def _find(cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: f
 def _nucleus(
     cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: float, first: int, num_unseen: int
 ) -> tuple[float, float]:
-    """Return bounds of the weight of a nucleus whose end is unknown.
-
-    It is at least `top_p` of the total, up to rounding, and exceeds that at most by the weight of its last token, which is at or
-    after `first` and thus no heavier than the option there.
-    """
+    """Return bounds of the weight of a nucleus that ends at or after option `first`."""
+    # It is at least `top_p` of the total, up to rounding, and exceeds that by its last token at most.
     low, high = totals
     place = min(first, len(cumulative) - 1)
     largest = float(cumulative[place] - (cumulative[place - 1] if place else 0.0))

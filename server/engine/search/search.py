@@ -144,7 +144,6 @@ class Search(ABC):
         self.wanted[row] = num_choices if is_far or wider * WIDENING // 2 >= num_choices else wider
 
     def _set_num_candidates(self) -> None:
-        """Set the number of candidates that the next choice needs."""
         if self._constraints.is_idle:  # all need the same
             needed = self._constraints.num_needed(self.live[0], self._num_wanted)
         else:

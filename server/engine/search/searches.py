@@ -47,12 +47,10 @@ class SeparateSearch(Search):
 
     @property
     def certain_tokens(self) -> list[int]:
-        """All tokens of the first answer."""
         first = next(hypothesis for hypothesis in (*self.live, *self._finished) if hypothesis.index == 0)
         return first.token_ids
 
     def answers(self) -> list[Answer]:
-        """Return the answers by index."""
         finished = sorted(self._finished, key=lambda hypothesis: hypothesis.index)
         return [self._answer(hypothesis) for hypothesis in finished]
 
