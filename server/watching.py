@@ -1,7 +1,7 @@
 """Hot reload of files, such as certificates and tokens.
 
 Changes are detected by content: Kubernetes swaps a link above a secret's files, which does not change their attributes. Invalid
-content is logged and counted, and the previous content stays in use.
+content is logged and shown as stale in the metrics, and the previous content stays in use.
 """
 
 import asyncio
