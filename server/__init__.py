@@ -1,4 +1,4 @@
-"""Imported as `dragoman.server`, by that name alone: under two names each class here would exist twice."""
+"""Server package, importable only as `dragoman.server`: under two names each class would exist twice."""
 
 if __name__ != "dragoman.server":
     raise ImportError("import dragoman.server instead", name=__name__)

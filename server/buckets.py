@@ -1,15 +1,10 @@
-"""A token bucket that may owe: tokens are taken even if there are none left."""
+"""Token bucket whose level may become negative."""
 
 from collections.abc import Callable
 
 
 class Bucket:
-    """Fills at a rate, up to its burst; not thread-safe.
-
-    Attributes:
-        rate: Tokens a second, above 0.
-        burst: Most tokens, above 0.
-    """
+    """Token bucket with `rate` in tokens per second, and `burst`, both above 0; not thread-safe."""
 
     __slots__ = ("_clock", "_filled", "_level", "burst", "rate")
 
@@ -21,7 +16,7 @@ class Bucket:
 
     @property
     def state(self) -> tuple[float, float]:
-        """The level and its time, from which another bucket can continue."""
+        """Level and its time, from which another bucket can continue."""
         return self._level, self._filled
 
     @state.setter
@@ -30,14 +25,14 @@ class Bucket:
 
     @property
     def level(self) -> float:
-        """Tokens now; negative while it owes."""
+        """Tokens now; negative after taking more than there were."""
         now = self._clock()
         self._level = min(self.burst, self._level + (now - self._filled) * self.rate)
         self._filled = now
         return self._level
 
     def take(self, amount: float) -> None:
-        """Take an amount, available or not; a negative one is given back."""
+        """Take an amount, even if it is not available; a negative amount is given back."""
         self._level = min(self.burst, self.level - amount)
 
     def seconds_until(self, amount: float) -> float:
@@ -46,7 +41,7 @@ class Bucket:
         return max(0.0, missing / self.rate)
 
     def change(self, rate: float, burst: float) -> None:
-        """Change rate and burst, and keep the level; a debt remains."""
+        """Change rate and burst; the level, or debt, is kept."""
         level = self.level
         self.rate, self.burst = rate, burst
         self._level = min(burst, level)

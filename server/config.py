@@ -1,8 +1,7 @@
-"""Settings of the server, read once from flags, environment, a TOML file and defaults, in this order, and immutable afterwards.
+"""Server settings from flags, environment, a TOML file and defaults, in this order of precedence; immutable.
 
-A setting has one name everywhere: `max_slots` in the file is `DRAGOMAN_MAX_SLOTS` in the environment and `--max-slots` on the
-command line. An unknown or impossible setting stops the start; the error names it and its source. The tables of settings in
-docs/operations.md and in the chart's schema are generated from the fields below (`make chart`).
+`max_slots` in the file is `DRAGOMAN_MAX_SLOTS` in the environment and `--max-slots` on the command line. An unknown or impossible
+setting stops the start. The tables in docs/operations.md and the chart's schema are generated from the fields below (`make chart`).
 """
 
 import difflib
@@ -47,7 +46,7 @@ OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, *(f"{PREFIX}{name}" for name 
 # A file may be a pipe, so its size is not known before it is read.
 MAX_FILE_BYTES = 1 << 16
 
-# Settings that were removed, each with the reason why none is needed or with the place of its job.
+# Removed settings, with the reason or the replacement.
 GONE = {
     **dict.fromkeys(("gpu_row_buckets", "gpu_capacity_buckets"), "sizes follow from max_slots and the model's lengths"),
     **dict.fromkeys(("max_watches", "max_watches_per_connection"), "1,024 health watches, 16 of a connection, are allowed"),
@@ -74,7 +73,7 @@ GONE = {
     "warmup": "a model is always warmed up before it is ready",
 }
 
-# Addresses that stand for every interface.
+# Wildcard addresses.
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -103,19 +102,15 @@ class ConfigError(InputError):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
+    """Return whether an address is reachable from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # any other name may come to mean any address
+    except ValueError:  # any other name may resolve to any address
         return False
 
 
 def parse_duration(text: object) -> float:
-    """Return a time such as `90s`, `10m` or `1.5h`, or infinity for `always`, in seconds.
-
-    Raises:
-        ValueError: If it is neither, or has no unit.
-    """
+    """Return a duration such as `90s`, `10m` or `1.5h`, or `always`, in seconds; raise `ValueError` for anything else."""
     if text == ALWAYS:
         return math.inf
     if not isinstance(text, str) or (found := DURATION.fullmatch(text)) is None:
@@ -144,19 +139,14 @@ ALL, ANY = "all", "any"
 
 @dataclass(frozen=True, slots=True)
 class ReadyRule:
-    """The setting `ready_when`.
-
-    Attributes:
-        word: `all` or `any`; empty where models are named.
-        names: Names of those models.
-    """
+    """The setting `ready_when`: `word` is `all` or `any`, or empty if `names` are given."""
 
     word: str = ANY
     names: frozenset[str] = frozenset()
 
     @classmethod
     def parse(cls, text: str) -> "ReadyRule":
-        """Return the rule of a setting: a word, or names separated by commas; raise `ValueError` if it is neither."""
+        """Return the rule of a setting: a word, or comma-separated names; raise `ValueError` for anything else."""
         names = frozenset(name for part in text.split(",") if (name := part.strip()))
         if names in ({ALL}, {ANY}):
             return cls("".join(names))
@@ -165,7 +155,7 @@ class ReadyRule:
         return cls("", names)
 
     def needs(self, name: str, is_ready_needed: bool | None = None) -> bool:
-        """Return whether a model, which may say so itself, must have been ready once before the server first is."""
+        """Return whether a model must have been ready once before the server is; its own `is_ready_needed` takes precedence."""
         return bool(self.word) or name in self.names if is_ready_needed is None else is_ready_needed
 
 
@@ -330,7 +320,7 @@ class ServerConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave the reading of sources to `load`, which knows where a value came from."""
+        """Disable pydantic's sources: `load` reads them, to know each value's origin."""
         return (init_settings,)
 
     @field_validator("http_allowed_hosts", "http_allowed_origins", mode="before")
@@ -381,7 +371,6 @@ class ServerConfig(BaseSettings):
         return self
 
     def _contradictions(self) -> Iterator[str]:
-        """Yield what does not fit together, a line each."""
         for certificate, key in (("tls_certificate", "tls_key"), ("metrics_tls_certificate", "metrics_tls_key")):
             given = [name for name in (certificate, key) if getattr(self, name) is not None]
             if len(given) == 1:
@@ -411,37 +400,33 @@ class ServerConfig(BaseSettings):
         ports += [("admin_port", self.admin_host, self.admin_port)] if self.admin_port else []
         for (name, host, port), (other, other_host, other_port) in itertools.combinations(ports, 2):
             is_same_host = host == other_host or host in ANY_ADDRESS or other_host in ANY_ADDRESS
-            # A name may stand for several addresses, of which one would be free.
+            # A name may resolve to several addresses, one of which is free.
             is_same_host |= "localhost" in (host, other_host) and is_loopback(host) and is_loopback(other_host)
             if port == other_port != 0 and is_same_host:
                 yield f"{name} and {other} are both {port}"
 
     @property
     def gpu_memory_bytes(self) -> int:
-        """`gpu_memory_gib`; anything above 0 is a limit."""
+        """`gpu_memory_gib` in bytes; rounded up, so that anything above 0 is a limit."""
         return math.ceil(self.gpu_memory_gib * 2**30)
 
     @property
     def models_memory_bytes(self) -> int:
-        """`models_memory_gib`; anything above 0 is a limit."""
+        """`models_memory_gib` in bytes; rounded up, so that anything above 0 is a limit."""
         return math.ceil(self.models_memory_gib * 2**30)
 
     @property
     def keep_loaded_seconds(self) -> float:
-        """`keep_loaded`; infinite for always."""
+        """`keep_loaded` in seconds; infinite for `always`."""
         return parse_duration(self.keep_loaded)
 
     @property
     def ready_rule(self) -> ReadyRule:
-        """`ready_when`."""
+        """`ready_when`, parsed."""
         return ReadyRule.parse(self.ready_when)
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Return these settings with other, valid values, such as a model's own.
-
-        Raises:
-            ConfigError: If they do not fit together.
-        """
+        """Return a copy with other, valid values, such as a model's own; raise `ConfigError` if they contradict each other."""
         changed = self.model_copy(update=dict(changes))
         for contradiction in changed._contradictions():
             raise ConfigError(contradiction)
@@ -449,14 +434,12 @@ class ServerConfig(BaseSettings):
 
 
 def load(overrides: Mapping[str, Any], config_file: Path | None = None) -> ServerConfig:
-    """Read the settings; flags win over the environment, the environment over the file, the file over the defaults.
+    """Read the settings; flags precede the environment, then the file, then the defaults.
 
-    Args:
-        overrides: Flags by setting name; None means the flag was not given.
-        config_file: TOML file; without it, the one that DRAGOMAN_CONFIG names, if any.
+    `overrides` are flags by setting name, None if not given; the file is by default the one that DRAGOMAN_CONFIG names, if any.
 
     Raises:
-        ConfigError: Naming every wrong setting and where it came from.
+        ConfigError: Naming every wrong setting and its origin.
     """
     if config_file is None and (named := os.environ.get(CONFIG_FILE_VARIABLE)):
         config_file = Path(named)
@@ -476,11 +459,7 @@ def load(overrides: Mapping[str, Any], config_file: Path | None = None) -> Serve
 
 
 def _read_environment() -> dict[str, Any]:
-    """Return the settings that the environment holds, by name.
-
-    Raises:
-        ConfigError: Naming every variable with our prefix that is not a setting.
-    """
+    """Return the settings in the environment, by name; raise `ConfigError` naming unknown variables with our prefix."""
     known = {f"{PREFIX}{name.upper()}" for name in ServerConfig.model_fields}
     ours = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
     unknown = [name for name in ours if name.upper() not in known | OTHER_VARIABLES]
@@ -498,11 +477,7 @@ def _read_environment() -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Return what a TOML file says.
-
-    Raises:
-        ConfigError: If it cannot be read or is not TOML.
-    """
+    """Return the settings of a TOML file; raise `ConfigError` if it is unreadable or invalid."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -519,7 +494,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _explain(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
-    """Return one line about a wrong setting, or about several that do not fit together."""
+    """Return one line about a wrong setting, or about contradicting ones."""
     if not detail["loc"]:
         return str(detail["ctx"]["error"])
     name = str(detail["loc"][0])

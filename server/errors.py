@@ -1,7 +1,7 @@
-"""The two families of errors that callers see: client faults and server faults.
+"""Client faults and server faults.
 
-Each class has the name of its status, one of `google.rpc.Code`, which each protocol maps to its own in one place. The message is
-for the caller: it names the field or the limit and never contains internal text.
+Each class has a `google.rpc.Code` name, which each protocol maps to its own status in one place. Messages are for the caller: they
+name the field or the limit and never contain internal text.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,10 @@ from typing import ClassVar, Self
 
 
 class ServiceError(Exception):
-    """An error for the caller.
+    """Error reported to the caller; `retry_after_seconds` is None if a retry does not help."""
 
-    Attributes:
-        code: Name of the status.
-        refusal: Reason in the metrics of a request refused before any work; empty otherwise.
-        retry_after_seconds: When to retry; None for never.
-    """
-
-    code: ClassVar[str] = "UNKNOWN"
-    refusal: ClassVar[str] = ""
+    code: ClassVar[str] = "UNKNOWN"  # name of the status
+    refusal: ClassVar[str] = ""  # metrics reason if refused before any work
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -26,14 +20,14 @@ class ServiceError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
     def copy(self, message: str = "") -> Self:
-        """Return a copy, with another message if one is given: each waiting task raises an error of its own."""
+        """Return a copy, with another message if given; each waiting task raises its own error."""
         other = Exception.__new__(type(self), message or self.message)
         vars(other).update(vars(self), message=message or self.message)
         return other
 
 
 class ClientFault(ServiceError):
-    """A fault of the request."""
+    """Fault of the request."""
 
 
 class InvalidRequest(ClientFault):
@@ -47,7 +41,7 @@ class InvalidRequest(ClientFault):
 
 
 class UnknownModel(ClientFault):
-    """No such model is loaded."""
+    """The model is not loaded."""
 
     code = "NOT_FOUND"
     refusal = "unknown_model"
@@ -61,7 +55,7 @@ class UnknownModel(ClientFault):
 
 
 class UnknownPair(ClientFault):
-    """No model translates between two languages."""
+    """No model translates between the two languages."""
 
     code = "NOT_FOUND"
     refusal = "unknown_model"
@@ -71,13 +65,12 @@ class UnknownPair(ClientFault):
 
 
 class UnknownVersion(ClientFault):
-    """The model has no such version, or several."""
+    """The model has no such version, or the name is ambiguous."""
 
     code = "NOT_FOUND"
     refusal = "unknown_version"
 
     def __init__(self, model: str, asked: str, served: list[str], meant: Sequence[str] = ()) -> None:
-        """Name the versions served; `meant` are those that an ambiguous name may mean."""
         if meant:
             super().__init__(f"model_version: {asked!r} of model {model} may be {' or '.join(meant)}; ask for one by its name")
         else:
@@ -85,7 +78,7 @@ class UnknownVersion(ClientFault):
 
 
 class NotInRepository(ClientFault):
-    """An operator names a model, version or label that does not exist."""
+    """An operator's request names a model, version or label that does not exist."""
 
     code = "NOT_FOUND"
 
@@ -94,13 +87,13 @@ class NotInRepository(ClientFault):
 
 
 class NotPossible(ClientFault):
-    """An operator requests a change that is not possible now; nothing has changed."""
+    """An operator's change is not possible now; nothing has changed."""
 
     code = "FAILED_PRECONDITION"
 
 
 class UnknownService(ClientFault):
-    """Health of a service that is not served."""
+    """Health check of a service that is not served."""
 
     code = "NOT_FOUND"
 
@@ -109,7 +102,7 @@ class UnknownService(ClientFault):
 
 
 class NotOffered(ClientFault):
-    """A method of the protocol that this server does not implement."""
+    """The server does not implement the method."""
 
     code = "UNIMPLEMENTED"
 
@@ -128,7 +121,7 @@ class DeadlineExceeded(ClientFault):
 
 
 class IdleStream(DeadlineExceeded):
-    """A stream without requests for too long."""
+    """A stream had no requests for too long."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"nothing was asked for {seconds:g} s; open another stream")
@@ -147,11 +140,7 @@ class Cancelled(ClientFault):
 
 
 class QueueFull(ClientFault):
-    """The queue is full; refused before any work.
-
-    Attributes:
-        limit: Name of the caller's own limit that was reached; empty for the queue's.
-    """
+    """The queue is full; refused before any work. `limit` names the caller's own limit; empty for the queue's."""
 
     code = "RESOURCE_EXHAUSTED"
     refusal = "queue_full"
@@ -173,14 +162,14 @@ class LimitReached(ClientFault):
 
 
 class ConnectionLimit(ClientFault):
-    """A limit of one connection, or of all, is reached; the message begins with its name."""
+    """A connection limit is reached; the message begins with its name."""
 
     code = "RESOURCE_EXHAUSTED"
     refusal = "connection_limit"
 
 
 class ServerFault(ServiceError):
-    """A fault of the server."""
+    """Fault of the server."""
 
 
 class Unavailable(ServerFault):
@@ -202,7 +191,7 @@ class Draining(Unavailable):
 
 
 class UnexpectedFault(ServerFault):
-    """An unexpected exception; the caller gets an incident id, which the log has too, and nothing else."""
+    """Unexpected exception; the caller gets only an incident id, which is in the log."""
 
     code = "INTERNAL"
 

@@ -1,4 +1,4 @@
-"""Listening ports: addresses, dates of certificates, bearer tokens."""
+"""Helpers for listening ports: addresses, certificate dates, bearer tokens."""
 
 import errno
 import hashlib
@@ -8,16 +8,16 @@ from typing import NoReturn
 
 from dragoman.server.config import ConfigError
 
-# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name: dates of expired certificates are read, too.
+# X509_V_FLAG_NO_CHECK_TIME of OpenSSL, not named by Python: accept expired certificates to read their dates.
 _NO_CHECK_TIME = 0x200000
 MAX_TOKEN_CHARACTERS = 4096
 
 
 def addresses_of(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
-    """Return the addresses that gRPC listens on: each of a name's; for all of IPv4 that of all of IPv6, which accepts both.
+    """Return the addresses that gRPC listens on: all of a name's; for any-IPv4, any-IPv6 if that accepts both.
 
     Raises:
-        OSError: If there is no such host.
+        OSError: If the host does not exist.
         UnicodeError: If IDNA cannot encode the name.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -28,12 +28,12 @@ def addresses_of(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple
 
 
 def in_url(host: str) -> str:
-    """Return a host as in URLs: an address of IPv6 in brackets."""
+    """Return a host as in URLs: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def cannot_listen(setting: str, host: str, port: int, error: BaseException | None) -> ConfigError:
-    """Return the error that names the setting of a port; `error` is an `OSError`, or the name is not valid."""
+    """Return the error that names the setting of a port; without an `OSError`, the host name is invalid."""
     if not isinstance(error, OSError):
         return ConfigError(f"{setting}: cannot listen on {host}:{port}: no such host")
     if error.errno == errno.EADDRINUSE:
@@ -42,11 +42,7 @@ def cannot_listen(setting: str, host: str, port: int, error: BaseException | Non
 
 
 def read_dates(context: ssl.SSLContext, certificate: bytes) -> tuple[float, float]:
-    """Return the begin and end of a certificate's validity in seconds since 1970, from a handshake in memory.
-
-    Args:
-        context: A server's, with the certificate.
-        certificate: PEM.
+    """Return a certificate's validity, begin and end in seconds since 1970, from an in-memory handshake with its server context.
 
     Raises:
         ssl.SSLError: If no client could accept the certificate.
@@ -75,20 +71,20 @@ def _is_done(end: ssl.SSLObject) -> bool:
 
 
 def text_of(certificates: bytes) -> str:
-    """Return certificates as text, without comments in other characters."""
+    """Return PEM certificates as text, without non-ASCII characters."""
     return certificates.decode("ascii", errors="ignore")
 
 
 def is_token(text: str) -> bool:
-    """Return whether a text can be a token: printable ASCII without spaces, at most `MAX_TOKEN_CHARACTERS`."""
+    """Return whether a text is a valid token: printable ASCII without spaces, at most `MAX_TOKEN_CHARACTERS`."""
     return 0 < len(text) <= MAX_TOKEN_CHARACTERS and text.isascii() and text.isprintable() and " " not in text
 
 
 def digest_of(token: str) -> bytes:
-    """Return the SHA-256 digest of a token, or of any text that a caller sends as one."""
+    """Return the SHA-256 digest of a token, even an invalid one."""
     return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 
 def no_password() -> NoReturn:
-    """Password callback of keys: raises `ValueError`, since an encrypted key cannot be used."""
+    """Raise `ValueError`: password callback for keys, which must not be encrypted."""
     raise ValueError("the key is encrypted")

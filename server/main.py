@@ -1,7 +1,7 @@
-"""The server process: assembly of its parts, signals, drain and exit.
+"""Server process: assembly, signals, drain and exit.
 
-The exit code is 0 after a drain, 1 if an engine or a front end cannot start or a store does not answer, 2 if a setting or a bundle
-cannot be used.
+Exit codes: 0 after a drain, 1 if an engine or frontend cannot start or a store does not answer, 2 if a setting or bundle is
+unusable.
 """
 
 import asyncio
@@ -44,22 +44,18 @@ from dragoman.server.workers.frontend_workers import FrontendWorkers
 from dragoman.server.workers.processors import Terminal, end_process, freeze_heap, give_back_large_blocks
 from dragoman.server.workers.supervisor import CannotStart, EngineCannotStart
 
-# How long a closing terminal may still exist after its SIGHUP.
+# Time for which a closing terminal may still exist after its SIGHUP.
 HANGUP_SECONDS = 1.0
 
 log = structlog.get_logger("dragoman")
 
 
 def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
-    """Serve until SIGTERM or SIGINT, or until the terminal is gone, and end the process.
-
-    Args:
-        overrides: Settings given as flags, by name.
-        config_file: TOML file of settings.
+    """Serve until SIGTERM, SIGINT or loss of the terminal, then end the process.
 
     Raises:
         InputError: If a setting or a bundle cannot be used.
-        StoreError: If there is no bundle here, and the store of `models` does not answer.
+        StoreError: If there is no local bundle, and the store of `models` does not answer.
     """
     config = settings.load(overrides, config_file)
     sampler = logs.configure_logging(config.log_level, config.log_format)
@@ -77,7 +73,7 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
 
 
 def _before_start(terminal: Terminal, number: int, _: object) -> None:
-    """End while bundles are still being checked; without a handler, process 1 of a container ignores signals."""
+    """Exit while bundles are being checked; without a handler, process 1 of a container ignores signals."""
     if number == signal.SIGHUP and not terminal.is_gone:
         log.info("nothing is in use yet that could be read again")
         return
@@ -97,19 +93,7 @@ class Service:
         terminal: Terminal,
         sampler: Sampler,
     ) -> None:
-        """Make everything that can fail on a bad setting; nothing runs yet.
-
-        Args:
-            config: The settings.
-            source: Source of the folder of models.
-            found: Models in the folder.
-            keys: Keys that bundles must be signed with; None if they need not be signed.
-            terminal: Controlling terminal of the process.
-            sampler: Limits other libraries' log lines.
-
-        Raises:
-            InputError: If a setting or every version of a model cannot be used.
-        """
+        """Make everything that can fail on a bad setting; raise `InputError` if a setting or model cannot be used."""
         self.config, self._source = config, source
         self._terminal = terminal
         tracer = make_tracer(config, _version()) if config.front_ends == 1 else None
@@ -198,12 +182,10 @@ class Service:
         log.info("listening", host=self.config.host, **self._ports(admin), pid=os.getpid())
 
     def _ports(self, admin: AdminServer) -> dict[str, Any]:
-        """Return the open ports, by their names in the log."""
         ports = {"port": self.front.port, "http_port": self.front.http_port, "metrics_port": admin.port}
         return {name: port for name, port in ports.items() if port is not None}
 
     def _console(self) -> dict[str, str]:
-        """Return the address of the console for the log, unless it is off."""
         if not (self.config.http and self.config.console):
             return {}
         scheme = "http" if self.config.tls_certificate is None else "https"
@@ -211,7 +193,7 @@ class Service:
         return {"console": f"{scheme}://{host}:{self.front.http_port}/"}
 
     async def _start_engines(self) -> None:
-        """Start the engines of all models; return when those that `ready_when` asks for are ready."""
+        """Start the engines of all models; return when those required by `ready_when` are ready."""
         needed = []
         for model in self.manager.models.values():
             if self.config.ready_rule.needs(model.name, model.found.file.settings.is_ready_needed):
@@ -222,12 +204,12 @@ class Service:
         await self.front.until_ready()
 
     async def _start_beside(self, model: ModelReconciler) -> None:
-        """Start the engines of a model that the server does not wait for; failures are logged where they are retried."""
+        """Start the engines of an optional model; failures are logged where they are retried."""
         with contextlib.suppress(EngineCannotStart):
             await model.start(is_persistent=True)
 
     async def _unless(self, stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-        """Await `work` unless a signal comes first, which cancels it; return whether it was done."""
+        """Await `work` unless a signal comes first and cancels it; return whether it was done."""
         working, signalled = asyncio.create_task(work), asyncio.create_task(stopping.wait())
         either: list[asyncio.Future[Any]] = [working, signalled]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -240,10 +222,7 @@ class Service:
         return False
 
     def _on_signal(self, number: int, stopping: asyncio.Event) -> None:
-        """Drain; on SIGHUP read files again, unless the terminal is gone.
-
-        A second signal ends the process at once, except SIGHUP, which a closing terminal may send more than once.
-        """
+        """Drain, or reload on SIGHUP; a second signal ends the process, except SIGHUP, which a closing terminal may repeat."""
         if number == signal.SIGHUP:
             if not stopping.is_set() and (self._terminal.is_gone or not self._is_hang_up_due):
                 self._is_hang_up_due = True
@@ -255,9 +234,9 @@ class Service:
         stopping.set()
 
     async def _hang_up(self, stopping: asyncio.Event) -> None:
-        """Drain if the terminal is gone, else read files again; a shell may signal its jobs just before its terminal closes."""
+        """Drain if the terminal is gone, else reload; a shell may signal its jobs just before its terminal closes."""
         if not self._terminal.is_gone:
-            async with self._reading_again:  # signals before it begins count as one
+            async with self._reading_again:  # signals until then count as one
                 self._is_hang_up_due = False
                 log.info("reading again what has changed")
                 await asyncio.gather(self._watcher.check(), self._look_for_models())
@@ -266,12 +245,10 @@ class Service:
             stopping.set()
 
     async def _look_for_models(self) -> None:
-        """Serve what has changed in the store and in the folder."""
         await self._source.look(self.manager.look)
         await self.manager.look()
 
     def _watch(self) -> None:
-        """Watch the files that may change while the server runs."""
         for source in (*self.front.sources(), *self._operators.sources()):
             self._watcher.add(source)
         if (access := self._metrics_access).paths:
@@ -284,17 +261,12 @@ class Service:
             self._watcher.add(Source("metrics_access", access.paths, access.reload, tell_expiry))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _open_models(self) -> None:
-        """Open the models to be served from the start; requests wait for them.
-
-        Raises:
-            InputError: If no version of a model can be opened, or settings do not fit the models.
-        """
+        """Open the models to be served from the start, for which requests wait; raise `InputError` if one cannot be."""
         self.manager.check_ready_rule(self.config.ready_rule)
         own: dict[str, ServerConfig] = {}
         bundles = []
@@ -310,26 +282,24 @@ class Service:
                 self.metrics.set_ready(name, model.route.default.engine.is_ready)
 
     def _on_awaited(self) -> None:
-        """Reconsider which models to load, because requests wait for others than before."""
+        """Reconsider which models to load, as the set of models with waiting requests has changed."""
         for model in self.manager.models.values():
             model.wake()
         self._placement.note()
 
     def _on_change(self, name: str) -> None:
-        """Publish a change in the readiness of a model's engines."""
         self._publish(name)
         if (model := self.manager.models.get(name)) is not None:
             model.wake()
 
     def _publish(self, name: str) -> None:
-        """Publish a model's state to health and metrics; a model that workers do not all serve yet has none."""
+        """Publish a model's state to health and metrics, unless workers do not all serve it yet."""
         if (route := self.repository.find(name)) is not None:
             self._describe(name)
             self.metrics.set_ready(name, route.default.engine.is_ready)
         self.front.update_health()
 
     def _describe(self, name: str) -> None:
-        """Describe a published model in the metrics."""
         route = self.repository.route(name)
         model, num_slots = route.default, sum(version.max_slots for version in route.versions.values())
         num_engines = 0 if model.is_asleep else 1  # no alert for a model that is asleep
@@ -338,7 +308,7 @@ class Service:
 
 
 def _signals() -> list[signal.Signals]:
-    """Return the signals with a handler: SIGHUP among them, unless nohup ignores it."""
+    """Return the signals to handle: SIGHUP among them, unless nohup ignores it."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGTERM, signal.SIGINT, *([] if is_ignored else [signal.SIGHUP])]
 

@@ -1,4 +1,4 @@
-"""An engine driven directly, without processes or sockets: evaluation of a bundle, and benchmarks of the bare loop."""
+"""Offline translation with an in-process engine, for evaluation of a bundle and benchmarks of the bare loop."""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ ANYTHING = GenerateRequest()
 
 
 class OfflineTranslator:
-    """A bundle that translates lists of texts in this thread."""
+    """Translates lists of texts with a bundle, in the calling thread."""
 
     def __init__(
         self,
@@ -33,18 +33,7 @@ class OfflineTranslator:
         weights_cache: str = "",
         is_warmed_up: bool = False,
     ) -> None:
-        """Load a bundle.
-
-        Args:
-            directory: Of the bundle.
-            max_slots: Sequences decoded at once.
-            num_threads: That compute; 0 for one a core.
-            weights_cache: See `DeviceSettings`.
-            is_warmed_up: See `load_engine`.
-
-        Raises:
-            BundleError: If the bundle cannot be served.
-        """
+        """Load a bundle, or raise `BundleError`; `num_threads` 0 means one thread per core."""
         self.bundle = Bundle.open(directory)
         self.tokenizers = self.bundle.tokenizers()
         self.frames = PromptTemplates(self.bundle.manifest)
@@ -55,12 +44,12 @@ class OfflineTranslator:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return self.manifest.name
 
     @property
     def manifest(self) -> Manifest:
-        """What the bundle says of itself."""
+        """Manifest of the bundle."""
         return self.bundle.manifest
 
     def translate(
@@ -70,16 +59,10 @@ class OfflineTranslator:
         search: SearchOptions | None = None,
         wanted: GenerateRequest = ANYTHING,
     ) -> list[str]:
-        """Translate, each text to its best answer; they come in the order of `texts`.
-
-        Args:
-            texts: What to translate.
-            max_new_tokens: Tokens of an answer at the most; None for the model's default.
-            search: How tokens are chosen; None for what `wanted` says, and the model's defaults for what it does not.
-            wanted: Languages, and fields of a search.
+        """Return the best translation of each text, with languages and options from `wanted`, or from `search` if given.
 
         Raises:
-            InputError: As `run`, or if something is wanted that the model cannot.
+            InputError: As `run`, or if `wanted` is not supported by the model.
         """
         try:
             frame = self.frames.find(wanted.source_language, wanted.target_language)
@@ -116,17 +99,11 @@ class OfflineTranslator:
         search: SearchOptions = GREEDY,
         decoder_start_id: int | None = None,
     ) -> list[Finished]:
-        """Decode sources, end-of-sequence included, or prompts without their last token, all submitted at once.
-
-        Args:
-            sources: Their ids.
-            max_new_tokens: Tokens of an answer at the most; None for the model's default.
-            search: How tokens are chosen.
-            decoder_start_id: What the decoder is fed first; None for the model's start token.
+        """Decode sources with end-of-sequence, or prompts without their last token, all submitted at once.
 
         Raises:
-            InputError: If a source or an answer may be longer than the model takes, or the search needs more slots than there are.
-            RuntimeError: If a step raised; the log says why.
+            InputError: If a source or an answer may exceed the model's limits, or the search needs too many slots.
+            RuntimeError: If a step raised; the log has the error.
         """
         limit = default_max_new_tokens(self.manifest) if max_new_tokens is None else max_new_tokens
         now = time.monotonic()
@@ -135,7 +112,7 @@ class OfflineTranslator:
         )
 
     def _run(self, requests: Sequence[Request]) -> list[Finished]:
-        """Answer requests, numbered from 0, all submitted at once; raises as `run`."""
+        """Run requests numbered from 0, all submitted at once; raises as `run`."""
         for request in requests:
             self._check(request)
         for request in requests:
@@ -149,7 +126,7 @@ class OfflineTranslator:
         return [finished[i] for i in range(len(requests))]
 
     def _check(self, request: Request) -> None:
-        """Refuse what the model, or this engine, cannot do."""
+        """Raise `InputError` if the model or this engine cannot run a request."""
         manifest, search, source, limit = self.manifest, request.search, request.source_ids, request.max_new_tokens
         if len(source) + manifest.has_prompts > manifest.max_source_tokens:
             count = len(source) + manifest.has_prompts
@@ -168,12 +145,10 @@ class OfflineTranslator:
             raise InputError(f"{search.num_slots} hypotheses need more than the {max_slots} slots there are")
 
     def _room(self, source: Sequence[int], search: SearchOptions) -> int:
-        """Return how many tokens can be generated for a source."""
         return self.manifest.max_target_tokens - len(search.forced_prefix) - (len(source) if self.manifest.has_prompts else 0)
 
 
 def _framed(search: SearchOptions, frame: PromptTemplate) -> SearchOptions:
-    """Return a search whose answers begin with what the frame forces."""
     if not frame.target_prefix:
         return search
     prefix = [*frame.target_prefix, *search.forced_prefix]

@@ -1,7 +1,4 @@
-"""The way in for operators, where settings open one: the admin service, who may use it, and its end.
-
-It lives in the process that was started, whether that answers callers itself or has front ends for that.
-"""
+"""Administration endpoint: the admin service, its authentication and its shutdown, in the parent process."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -25,20 +22,10 @@ log = structlog.get_logger("dragoman.operators")
 
 
 class Operators:
-    """See above; does nothing where neither `admin_port` nor `http_admin` is set."""
+    """Admin service over gRPC and HTTP; does nothing unless `admin_port` or `http_admin` is set."""
 
     def __init__(self, config: ServerConfig, manager: ModelManager, metrics: Metrics, counted: CallerMetrics) -> None:
-        """Read who may come; nothing listens yet.
-
-        Args:
-            config: The settings.
-            manager: Of all models.
-            metrics: Of the server.
-            counted: Where operators are counted, who are no callers of models.
-
-        Raises:
-            ConfigError: If the file of operators cannot be used.
-        """
+        """Read the operators' tokens, or raise `ConfigError`; `counted` counts operators, who are not callers of models."""
         self._config = config
         self._administrator = Administrator(manager)
         is_there = config.admin_port is not None or config.http_admin
@@ -49,20 +36,16 @@ class Operators:
 
     @property
     def port(self) -> int | None:
-        """Where the service listens; None if it does not."""
+        """Port of the gRPC service; None if it does not listen."""
         return None if self._server is None else self._server.port
 
     @property
     def over_http(self) -> OperatorCalls | None:
-        """The way in over HTTP; None where settings do not open it."""
+        """Calls of operators over HTTP; None if `http_admin` is off."""
         return OperatorCalls(self._calls, self._administrator.carry_out) if self._config.http_admin else None
 
     async def start(self) -> None:
-        """Listen and answer; changes are made from `begin` on.
-
-        Raises:
-            ConfigError: If the port is taken or credentials cannot be used.
-        """
+        """Listen and answer; changes are made only after `begin`. Raise `ConfigError` if the port or credentials cannot be used."""
         config, has_tokens = self._config, self._callers is not None and self._callers.has_tokens
         if config.http_admin and has_tokens and config.tls_key is None and not is_loopback(config.http_host):
             log.warning("operators' tokens travel unencrypted over HTTP: set tls_certificate and tls_key")
@@ -73,23 +56,23 @@ class Operators:
         log.info("admin service listens", host=self._config.admin_host, port=self._server.port)
 
     def sources(self) -> Iterator[Source]:
-        """Yield the files that may change while it is open."""
+        """Yield the files to watch while the service is open."""
         if self._server is not None and (tls := self._server.tls) is not None:
             yield Source("admin_tls", tls.paths, tls.reload)
         if (path := self._config.admin_tokens_file) is not None and self._callers is not None:
             yield Source("operators", (path,), partial(read_operators_book, self._config), self._callers.replace)
 
     def begin(self) -> None:
-        """Make changes from now on."""
+        """Start making changes."""
         self._administrator.begin()
 
     def drain(self) -> None:
-        """Refuse everything new; who waits for a change is told that the server ends."""
+        """Refuse new calls, and end those that wait for a change."""
         self._calls.draining.set()
         self._calls.end_all()
 
     async def end(self) -> None:
-        """End changes that are under way where they are, and give whoever asked a moment to hear of it."""
+        """Abandon changes in progress, and wait briefly for calls to be answered."""
         self.drain()
         await self._administrator.end()
         await self._calls.wait_ended(CLOSE_SECONDS)

@@ -1,7 +1,7 @@
-"""Files that may change while the server runs: read again when they change, and used if they are valid.
+"""Hot reload of files, such as certificates and tokens.
 
-Changes are detected by content: Kubernetes swaps a link above the files of a secret, which does not show in their attributes. A
-file that is not valid changes nothing: the content before stays in use, with one line in the log and a metric.
+Changes are detected by content: Kubernetes swaps a link above a secret's files, which does not change their attributes. Invalid
+content is logged and shown as stale in the metrics, and the previous content stays in use.
 """
 
 import asyncio
@@ -25,29 +25,19 @@ log = structlog.get_logger("dragoman.watching")
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """Files that belong together, such as a certificate and its key.
+    """Files that belong together, such as a certificate and its key."""
 
-    Attributes:
-        name: In log and metrics.
-        paths: The files.
-        load: Reads them, in a thread; raises `InputError` (`ConfigError`) if they are not valid.
-        use: Takes the result of `load`, on the event loop.
-        used: Fingerprint of the content in use.
-        seen: Fingerprint of the content at the last check.
-        refused: Fingerprint of content that was not valid; None while the files are in use.
-    """
-
-    name: str
+    name: str  # in log and metrics
     paths: Sequence[Path]
-    load: Callable[[], Any]
-    use: Callable[[Any], None] = lambda _: None
-    used: bytes = b""
-    seen: bytes = b""
-    refused: bytes | None = field(default=None)
+    load: Callable[[], Any]  # reads the files, in a thread; raises `InputError` if they are invalid
+    use: Callable[[Any], None] = lambda _: None  # applies the result of `load`, on the event loop
+    used: bytes = b""  # fingerprint of the content in use
+    seen: bytes = b""  # fingerprint of the content at the last check
+    refused: bytes | None = field(default=None)  # fingerprint of invalid content; None while the files are in use
 
 
 class Watcher:
-    """Polls sources (`run`), and checks them at once on demand (`check`)."""
+    """Polls sources (`run`), and checks them immediately on demand (`check`)."""
 
     def __init__(self, metrics: ReloadMetrics, poll_seconds: float = POLL_SECONDS) -> None:
         """Start without sources."""
@@ -63,12 +53,12 @@ class Watcher:
         self._metrics.set_stale(source.name, False)
 
     async def run(self) -> None:
-        """Poll forever. Content is used when two polls have found the same: a file may be half written at the first."""
+        """Poll forever; content must be the same in two polls, as a file may be half written at the first."""
         while True:
             await asyncio.sleep(self._poll_seconds)
             try:
                 await self.look()
-            except Exception:  # such as no memory for a thread: the next poll may succeed
+            except Exception:  # for example no memory for a thread; the next poll may succeed
                 log.exception("cannot look whether files have changed")
 
     async def look(self) -> None:
@@ -83,7 +73,7 @@ class Watcher:
                     await self._load(source, found)
 
     async def check(self) -> None:
-        """Read changed files, and those that were not valid, at once."""
+        """Reload changed files, and invalid ones, immediately."""
         async with self._checking:
             for source in self._sources:
                 source.seen = await asyncio.to_thread(fingerprint, source.paths)
@@ -94,7 +84,7 @@ class Watcher:
                     await self._load(source, source.seen)
 
     def _settle(self, source: Source) -> None:
-        """Note that the content is in use, possibly again after content that was not valid."""
+        """Record that the content is in use, possibly again after invalid content."""
         if source.refused is not None:
             source.refused = None
             self._metrics.set_stale(source.name, False)
@@ -120,7 +110,7 @@ class Watcher:
 
 
 def fingerprint(paths: Sequence[Path]) -> bytes:
-    """Return a digest of the content of files; unreadable files have one, too."""
+    """Return a digest of the files' content; an unreadable file counts by its error."""
     total = hashlib.sha256()
     for path in paths:
         try:

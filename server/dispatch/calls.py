@@ -1,4 +1,4 @@
-"""Requests to a model, as the service makes them: on the dispatcher itself, or on a remote attachment to it."""
+"""Interface between the service and a model's dispatcher, local or remote."""
 
 import asyncio
 import itertools
@@ -13,12 +13,7 @@ from dragoman.server.errors import NotReady
 
 
 class Calls(ABC):
-    """Waiting for the ends of requests.
-
-    Attributes:
-        name: Of the model, for messages.
-        retry_seconds: Hint for callers while the model is not ready.
-    """
+    """Requests to one model; submission, `ensure_place` and `watch` raise `NotReady` while the model is not ready."""
 
     def __init__(self, name: str, retry_seconds: float) -> None:
         self.name, self.retry_seconds = name, retry_seconds
@@ -27,59 +22,37 @@ class Calls(ABC):
     @property
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether requests are taken now."""
+        """Whether the model accepts requests now."""
 
     @abstractmethod
     def submit(self, request: Request | ScoreRequest, deliver: Callable[[Any], None]) -> None:
-        """Take a request; may deliver its end at once.
+        """Queue a request, whose id comes from `next_id`; its end may be delivered before this returns.
 
-        Args:
-            request: Its id is one of `next_id`.
-            deliver: Called with each `Tokens` of a streamed request, and then with its `Finished` or `Scored`; it must not raise.
-
-        Raises:
-            NotReady: If the model is not ready.
+        `deliver` gets each `Tokens` of a streamed request, then its `Finished` or `Scored`; it must not raise.
         """
 
     @abstractmethod
     def cancel(self, request_id: int) -> None:
-        """End a request, of which nothing more is delivered; without effect for one that has ended."""
+        """Cancel a request and deliver nothing more of it; no effect if it has ended."""
 
     @abstractmethod
     def ensure_place(self, share: Share) -> None:
-        """Return if the queue probably has a place for a caller's request; so it can be refused before any work is done for it.
-
-        Raises:
-            QueueFull: If it has none.
-            NotReady: If the model is not ready.
-        """
+        """Raise `QueueFull` if the queue probably has no room for a caller's request, before any work is done for it."""
 
     @abstractmethod
     def statistics(self) -> Statistics:
-        """Return the state of queue and engines, as last reported.
-
-        Raises:
-            NotReady: If the model is not ready.
-        """
+        """Return the last reported state of queue and engines."""
 
     @abstractmethod
     def watch(self) -> asyncio.Future[Snapshot]:
-        """Ask every engine for its slots, unless that is under way; return the shared future of the answer, not to be cancelled.
-
-        Raises:
-            NotReady: If the model is not ready.
-        """
+        """Return a shared future of a snapshot of all engines, not to be cancelled."""
 
     def next_id(self) -> int:
-        """Return an id for a request."""
+        """Return a new request id."""
         return next(self._ids)
 
     async def generate(self, request: Request) -> Finished:
-        """Submit a request and wait for its end; cancelling the waiting task cancels the request.
-
-        Raises:
-            NotReady: If the model is not ready.
-        """
+        """Submit a request and wait for its end; cancelling the waiting task cancels the request."""
         future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self.submit(request, partial(_resolve, future))
         try:
@@ -89,7 +62,7 @@ class Calls(ABC):
                 self.cancel(request.id)
 
     async def score(self, request: ScoreRequest) -> Scored:
-        """Submit a score request and wait for its end; see `generate`."""
+        """Submit a score request and wait for its end, as `generate` does."""
         future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
         self.submit(request, partial(_resolve, future))
         try:
@@ -99,11 +72,7 @@ class Calls(ABC):
                 self.cancel(request.id)
 
     async def stream(self, request: Request) -> AsyncGenerator[Tokens | Finished, None]:
-        """Submit a request and yield its tokens and its end; closing the iterator early cancels the request.
-
-        Raises:
-            NotReady: If the model is not ready.
-        """
+        """Submit a request and yield its tokens and its end; closing the iterator early cancels the request."""
         queue: asyncio.Queue[Tokens | Finished] = asyncio.Queue()
         self.submit(request, queue.put_nowait)
         try:
@@ -114,7 +83,7 @@ class Calls(ABC):
             self.cancel(request.id)
 
     def check_ready(self) -> None:
-        """Raise `NotReady` if requests are not taken now."""
+        """Raise `NotReady` if the model does not accept requests now."""
         if not self.is_ready:
             raise NotReady(f"model {self.name!r} is not ready", retry_after_seconds=self.retry_seconds)
 

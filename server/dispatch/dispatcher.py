@@ -1,9 +1,7 @@
-"""One model's dispatcher: the one queue before however many engines run it, and the table of requests in flight.
+"""Dispatcher of one model: its request queues and the table of requests in flight, in front of all its engines.
 
-It lives in the only frontend process, which calls it directly, or with several in their parent process (`remote.py`). Everything is
-called on one event loop. Engines are given what they can run and a little more; `queue.py` decides which requests and where.
-Requests submitted in one turn of the event loop leave as one message to each engine; one message of an engine reaches all waiting
-callers in one pass.
+Runs on one event loop: in the only frontend process, or with several in their parent (`remote.py`). Requests submitted in one turn
+of the loop are batched into one message to each engine.
 """
 
 import asyncio
@@ -36,24 +34,22 @@ from dragoman.server.engine.snapshot import CallerUse, EngineSnapshot, Snapshot,
 from dragoman.server.errors import QueueFull
 
 ANSWERS = ("eos", "length")
+# Retry hint for requests lost with their engine while other engines are open.
 LOST_RETRY_SECONDS = 0.1
-"""Retry hint for requests that were lost with their engine, while others are there."""
+# Least lookahead of an engine, in slots.
 MIN_LOOKAHEAD = 2
-"""Slots' worth of requests that an engine is given beyond its slots, at the least."""
+# Lookahead is a quarter of the slots: those freed while a report travels, and sources to prefetch.
 SLOTS_PER_LOOKAHEAD = 4
-"""One more for so many slots: those that become free while a report travels, and sources that are encoded ahead meanwhile."""
+# Lookahead of score requests, in turns, so that the next turn is queued when one ends.
 SCORE_LOOKAHEAD = 2
-"""Turns of score requests that an engine is given at once: the next is there when one ends."""
+# Age up to which a snapshot is reused by the next `watch`.
 WATCH_SECONDS = 0.2
-"""Age of a snapshot up to which it answers the next `watch` too."""
+# A snapshot waits no longer for engines; the last one of an engine that has not answered is used.
 WATCH_PATIENCE_SECONDS = 0.1
-"""Time after which an engine that has not answered is left out of a snapshot."""
 
 
 @dataclass(slots=True, eq=False)
 class _Engine:
-    """An engine that is ready: `send` is its link, `commands` what this turn of the event loop adds to the next messages."""
-
     ready: Ready
     send: Callable[[Command], None]
     statistics: Statistics = field(default_factory=Statistics)
@@ -63,11 +59,10 @@ class _Engine:
 
 
 class Dispatcher(Calls):
-    """Takes requests, gives each to one engine, and delivers their tokens and ends.
+    """Queue of one model: assigns each request to one engine and delivers its tokens and its end.
 
-    Attributes:
-        device: Device that the engines run on; empty until one was ready once.
-        listeners: Called after anything has happened: a report, a change of readiness, deadlines.
+    `device` is empty until an engine was ready once; `listeners` are called after reports, changes of readiness, submissions and
+    deadlines.
     """
 
     def __init__(
@@ -81,16 +76,9 @@ class Dispatcher(Calls):
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start without engines.
+        """Start without engines; `limits` apply to generation and score requests separately.
 
-        Args:
-            name: Of the model.
-            limits: Of each of the two queues.
-            score_turn_tokens: Tokens of the score requests that an engine scores between two rests.
-            retry_seconds: Hint for callers while there is no engine.
-            on_statistics: Called with those of the model after each report of an engine, and when one is gone.
-            on_change: Called when `is_ready` has changed.
-            clock: In seconds, as deadlines are.
+        `on_statistics` is called after each engine report and when an engine is closed, `on_change` when `is_ready` changes.
         """
         super().__init__(name, retry_seconds)
         self._on_statistics, self._on_change = on_statistics, on_change
@@ -110,16 +98,16 @@ class Dispatcher(Calls):
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an engine."""
+        """Whether an engine is open."""
         return bool(self._engines)
 
     @property
     def ready(self) -> Ready | None:
-        """Message of the first engine that is ready; None if none is."""
+        """`Ready` message of the first open engine; None if there is none."""
         return next((engine.ready for engine in self._engines.values()), None)
 
     def ensure_place(self, share: Share) -> None:
-        """See `Calls`."""
+        """Raise `QueueFull` if the queue has no room for the caller."""
         self.check_ready()
         try:
             self._requests.check_place(share)
@@ -127,7 +115,7 @@ class Dispatcher(Calls):
             raise QueueFull("too many requests are waiting", self._requests.seconds_until_place(share), limit=full.limit) from None
 
     def submit(self, request: Request | ScoreRequest, deliver: Callable[[Any], None]) -> None:
-        """See `Calls`."""
+        """Queue a request, or refuse it by delivering its end."""
         self.check_ready()
         if isinstance(request, Request):
             queue, entry = self._requests, Entry(request, deliver, len(request.source_ids), request.search.num_slots)
@@ -150,7 +138,7 @@ class Dispatcher(Calls):
         self._schedule()
 
     def cancel(self, request_id: int) -> None:
-        """See `Calls`. A request that an engine has keeps its slots until the engine reports its end."""
+        """Cancel a request; a running one keeps its slots until the engine reports its end."""
         if (entry := self._entries.get(request_id)) is None:
             return
         entry.deliver = _ignore
@@ -162,13 +150,7 @@ class Dispatcher(Calls):
         self._schedule()
 
     def open_engine(self, index: int, ready: Ready, send: Callable[[Command], None]) -> None:
-        """Give work to an engine from now on.
-
-        Args:
-            index: Number of the engine among the model's.
-            ready: Its message.
-            send: Sends it a command.
-        """
+        """Assign requests to a ready engine from now on; `send` sends it a command."""
         now = self._clock()
         self._engines[index] = _Engine(ready, send)
         self.device = self.device or ready.device
@@ -180,12 +162,7 @@ class Dispatcher(Calls):
         self._go_on(now)
 
     def close_engine(self, index: int, retry_after_seconds: float) -> None:
-        """End what an engine had as `lost`, and with the last engine everything; without effect for one that is not open.
-
-        Args:
-            index: Number of the engine.
-            retry_after_seconds: Hint for callers where it was the last.
-        """
+        """End an engine's requests as `lost`, and all others too if it was the last; no effect if it is not open."""
         if self._engines.pop(index, None) is None:
             return
         is_last = not self._engines
@@ -199,7 +176,7 @@ class Dispatcher(Calls):
         self._go_on(self._clock())
 
     def hear(self, index: int, report: Report) -> None:
-        """Take in the report of an engine; of one that is not open nothing."""
+        """Process an engine's report; ignored if the engine is not open."""
         if (engine := self._engines.get(index)) is None:
             return
         now, entries, requests, scores = self._clock(), self._entries, self._requests, self._scores
@@ -221,7 +198,7 @@ class Dispatcher(Calls):
                 requests.remove(entry)
                 if finished.reason in ANSWERS:
                     requests.forecast.observe_completion(now, finished.admitted)
-                elif finished.reason == "queue_full":  # there is no memory for its source
+                elif finished.reason == "queue_full":  # no memory for its source
                     seconds = requests.seconds_until_place(entry.request.share)
                     finished = replace(finished, retry_after_seconds=seconds)
                 entry.deliver(finished)
@@ -236,7 +213,7 @@ class Dispatcher(Calls):
         self._go_on(now)
 
     def statistics(self) -> Statistics:
-        """See `Calls`."""
+        """Return the state of the queues and the sum over the engines."""
         requests, scores = self._requests, self._scores
         engines = [engine.statistics for engine in self._engines.values()]
         return Statistics(
@@ -252,12 +229,12 @@ class Dispatcher(Calls):
         )
 
     def statistics_for_callers(self) -> Statistics:
-        """Return the same with the callers that have no place in the queue, for attachments that refuse requests themselves."""
+        """Return statistics with the callers that would be refused, for remote dispatchers."""
         requests = self._requests
         return replace(self.statistics(), without_claim=requests.without_claim(), at_their_limit=requests.at_their_limit())
 
     def watch(self) -> asyncio.Future[Snapshot]:
-        """See `Calls`. Engines are asked at most once in `WATCH_SECONDS`; one that hangs holds up nobody."""
+        """Return a future of a snapshot, requested at most once in `WATCH_SECONDS` and without waiting for an engine that hangs."""
         self.check_ready()
         now, watching = self._clock(), self._watching
         if watching is not None and (not watching.done() or now < self._watched_at + WATCH_SECONDS):
@@ -273,7 +250,7 @@ class Dispatcher(Calls):
         return watching
 
     def hear_snapshot(self, index: int, snapshot: Snapshot) -> None:
-        """Take in the snapshot of an engine; of one that is not open nothing."""
+        """Process an engine's snapshot; ignored if the engine is not open."""
         if (engine := self._engines.get(index)) is not None:
             engine.is_asked = False
             engine.snapshots = tuple(of_replica(one, index) for one in snapshot.engines)
@@ -286,7 +263,7 @@ class Dispatcher(Calls):
                 self._answer_watch(self._watching)
 
     def _answer_watch(self, watching: asyncio.Future[Snapshot]) -> None:
-        """Resolve a watch with the last snapshots; requests that are in no slot yet count as waiting."""
+        """Resolve a watch with the last snapshots; assigned requests without a slot count as waiting."""
         if watching.done():
             return
         self._awaited.clear()
@@ -308,12 +285,11 @@ class Dispatcher(Calls):
         self._end(entry, "queue_full", retry_after_seconds=queue.seconds_until_place(entry.request.share), limit=limit)
 
     def _end(self, entry: Entry, reason: FinishReason, **details: Any) -> None:
-        """Deliver the end of a request that no engine has."""
+        """Deliver the end of a request that no engine holds."""
         self._entries.pop(entry.request.id, None)
         entry.deliver(ending(entry.request, reason, self._clock(), **details))
 
     def _schedule(self) -> None:
-        """Have `_go_on` called in the next turn of the event loop."""
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._on_turn)
@@ -323,7 +299,7 @@ class Dispatcher(Calls):
         self._go_on(self._clock())
 
     def _go_on(self, now: float) -> None:
-        """End what is late, send engines what they have room for, and tell listeners."""
+        """Expire requests, send engines their next requests and cancellations, and call the listeners."""
         for queue in self._queues:
             if queue.next_deadline <= now:
                 for entry in queue.expire(now):
@@ -341,7 +317,7 @@ class Dispatcher(Calls):
             listener()
 
     def _send(self, entries: list[Entry], message: Callable[[list[Any]], Command]) -> None:
-        """Send each engine its part of what it has been given; entries that were lost meanwhile have no engine."""
+        """Send each engine its requests; skip entries whose engine was lost meanwhile."""
         by_engine: defaultdict[int, list[Request | ScoreRequest]] = defaultdict(list)
         for entry in entries:
             if entry.load is not None:
@@ -350,11 +326,11 @@ class Dispatcher(Calls):
             self._engines[index].send(message(requests))
 
     def _set_alarm(self) -> None:
-        """Have `_go_on` called when the next deadline of a waiting request passes."""
+        """Schedule `_go_on` for the next deadline of a waiting request."""
         at = min(self._requests.next_deadline, self._scores.next_deadline)
         if self._alarm is not None:
             if self._alarm.when() <= at:
-                return  # it is set anew when it rings
+                return  # the callback sets the next alarm
             self._alarm.cancel()
             self._alarm = None
         if at < math.inf:
@@ -366,4 +342,4 @@ class Dispatcher(Calls):
 
 
 def _ignore(event: Any) -> None:
-    """Deliver nothing: the caller is gone."""
+    """Discard an event of a cancelled request."""

@@ -1,6 +1,6 @@
-"""A crowded fair queue as one caller meets it: slots that come before a new item, items to evict, and its part of the service.
+"""Admission to a full fair queue: queue position estimates, eviction, callers' limits.
 
-Only where an item may have to be evicted are all waiting callers looked at; else never more than `MAX_CALLERS`.
+Only `evicted` iterates over all waiting callers; the others look at `MAX_CALLERS` at most.
 """
 
 from itertools import islice
@@ -12,23 +12,23 @@ MAX_CALLERS = 64
 
 
 def num_own_ahead(own: CallerQueue[T], at: float, priority: int) -> tuple[int, int]:
-    """Return the slots and the tokens of the items before a new one in its caller's own queue."""
-    if not len(own) or priority <= own.least_priority:  # all of them came earlier and have no less priority
+    """Return the slots and tokens of the caller's own items ahead of a new one."""
+    if not len(own) or priority <= own.least_priority:  # all came earlier with no lower priority
         return own.num_waiting_slots, own.num_tokens
     ahead = [place for place in own.places() if place.at <= at]
     return sum(place.num_slots for place in ahead), sum(place.size for place in ahead)
 
 
 def num_slots_ahead(queue: FairQueue[T], share: Share, at: float, priority: int) -> int:
-    """Return the slots of the items that will be taken before a new one, at the least.
+    """Return a lower bound of the slots of the items that will be taken before a new one.
 
-    Those are the items before it in its caller's queue, and those that others are due until these have been served, estimated
-    from the sizes of waiting items. Callers with a limit of slots may get less than they are due, and are not counted.
+    Counts the caller's earlier items, and what other callers are due meanwhile, estimated from the sizes of waiting items; callers
+    with a limit of slots may get less than they are due, and are not counted.
     """
     own = queue.of(share.caller)
     num_slots, num_tokens = (0, 0) if own is None else num_own_ahead(own, at, priority)
     if len(queue.waiting) <= (own is not None and len(own) > 0):
-        return num_slots  # nobody else waits
+        return num_slots  # no other caller waits
     own_parts = num_tokens * round(PARTS_PER_TOKEN / share.weight)
     end = queue.served(share.caller) + own_parts - priority * TOKENS_PER_PRIORITY * PARTS_PER_TOKEN
     for other in islice(queue.waiting, MAX_CALLERS):
@@ -40,17 +40,10 @@ def num_slots_ahead(queue: FairQueue[T], share: Share, at: float, priority: int)
 
 
 def evicted(queue: FairQueue[T], share: Share, size: int, num: int, num_tokens: int) -> list[T]:
-    """Return the items that a new one may evict from a full queue: the last of the caller with most, by weight.
+    """Return the items to evict from a full queue for a new one of `size` tokens: the last of the caller with most, by weight.
 
-    Args:
-        queue: The full queue.
-        share: Of the new item's caller.
-        size: Tokens of the new item.
-        num: Items that have to leave for it.
-        num_tokens: Tokens that have to leave for it.
-
-    Returns:
-        As few as are needed; none where that caller does not have more than the new item's, up to the last item that has to go.
+    At least `num` items with `num_tokens` tokens have to go: as few as possible, and none unless their caller has more than the new
+    item's caller until the last of them goes.
     """
 
     def amount(one: CallerQueue[T]) -> int:
@@ -70,7 +63,7 @@ def evicted(queue: FairQueue[T], share: Share, size: int, num: int, num_tokens: 
 
 
 def without_claim(queue: FairQueue[T]) -> list[Share] | None:
-    """Return the shares of waiting callers that could evict nothing if the queue had no place; None if too many wait."""
+    """Return the shares of waiting callers that could evict nothing from a full queue; None if too many wait."""
     if len(queue.waiting) > MAX_CALLERS:
         return None
     most = max((len(one) / one.share.weight for one in queue.waiting if len(one) > 1), default=0.0)
@@ -78,7 +71,7 @@ def without_claim(queue: FairQueue[T]) -> list[Share] | None:
 
 
 def is_at_limit(queue: FairQueue[T], share: Share, num_free: int) -> bool:
-    """Return whether a caller has as many waiting items as its limit allows, beyond those that free slots will take."""
+    """Return whether a caller has reached its `max_waiting`, not counting items that free slots will take."""
     own = queue.of(share.caller)
     if own is None or not share.max_waiting:
         return False
@@ -87,13 +80,13 @@ def is_at_limit(queue: FairQueue[T], share: Share, num_free: int) -> bool:
 
 
 def at_their_limit(queue: FairQueue[T], num_free: int) -> list[Share]:
-    """Return the shares of the callers that are at their limit, of the first `MAX_CALLERS` that wait."""
+    """Return the shares of callers that have reached their `max_waiting`, among the first `MAX_CALLERS` waiting."""
     shares = (one.share for one in islice(queue.waiting, MAX_CALLERS))
     return [share for share in shares if share.max_waiting and is_at_limit(queue, share, num_free)]
 
 
 def part_of(queue: FairQueue[T], share: Share) -> float:
-    """Return a caller's part of the service while all wait that do now."""
+    """Return a caller's part of the service, given the callers that wait now."""
     own = queue.of(share.caller)
     if own is not None and len(own):
         return own.parts_of_weight / queue.parts_of_weight

@@ -1,8 +1,8 @@
-"""Weighted fair queuing among callers. Policy over plain objects: no clock, no I/O.
+"""Weighted fair queuing among callers; pure policy without clock or I/O.
 
-After Sheng et al., "Fairness in Serving Large Language Models" (2024): the tokens served to each caller are counted, by its
-weight, and the next item is the first of the caller with the least. A caller that comes back to the queue begins at the least
-count of those that wait, so that idleness earns nothing, nor does the time in which its own limit of slots holds a caller back.
+After Sheng et al., "Fairness in Serving Large Language Models" (2024): tokens served to each caller are counted, divided by its
+weight, and the next item is the first of the caller with the lowest count. A caller that returns to the queue starts at the
+lowest count of the waiting callers, so neither idle time nor time blocked by its own limit of slots earns credit.
 """
 
 import heapq
@@ -13,27 +13,18 @@ from dragoman.server.engine.messages import Share
 
 T = TypeVar("T", bound=Hashable)
 
+# Lead over other callers of a caller of weight 1, for each priority level of its first item.
 TOKENS_PER_PRIORITY = 500
-"""Lead over other callers of a caller of weight 1, for each step of the priority of its first item."""
+# Fixed-point unit of counts; a caller of weight 10^9 still has a thousand parts for each token.
 PARTS_PER_TOKEN = 1 << 40
-"""Of a count; a weight of 10^9 leaves a thousand."""
+# Fixed-point unit of sums of weights; a weight of 10^-9 is still a thousand parts.
 PARTS_PER_WEIGHT = 1 << 40
-"""Of a sum of weights; a weight of 10^-9 is still a thousand."""
+# Stale heap entries are dropped when they outnumber the valid ones, and this.
 NUM_KEPT = 64
-"""Stale heap entries are dropped when they are more than the valid ones, and more than this."""
 
 
 class Place(NamedTuple, Generic[T]):
-    """An item in its caller's queue; places compare as tuples do.
-
-    Attributes:
-        at: Position; less is earlier.
-        number: Items that came before it.
-        item: The waiting item.
-        priority: Of the item.
-        size: Its tokens.
-        num_slots: Slots that it will hold.
-    """
+    """An item in its caller's queue; `at` (position) and `number` (arrival) order places as tuples."""
 
     at: float
     number: int
@@ -44,21 +35,16 @@ class Place(NamedTuple, Generic[T]):
 
 
 class CallerQueue(Generic[T]):
-    """The waiting items of one caller, and the tokens it has been served.
-
-    Counts are whole numbers of very small parts of a token: they do not drift, however long and by whatever weights they are
-    added up.
+    """One caller's waiting items, and the tokens served to it, in integer parts of a token so that counts do not drift.
 
     Attributes:
-        share: Of the caller's newest item.
-        parts_per_token: Count of a token, by the caller's weight.
-        parts_of_weight: Count of the weight in a sum.
+        parts_per_token: Count of a token at the caller's weight.
+        parts_of_weight: The weight in parts.
         served: Tokens served, in parts; `settle` brings it up to date.
-        num_slots: Slots that the caller holds.
-        num_tokens: Sizes of the waiting items.
-        num_waiting_slots: Slots that they will hold.
-        num_held_back: Those of them that the caller's own limit denies it now, as last computed.
-        turn: Key by which it was last compared; None while it has no turn.
+        num_slots: Slots held by the caller.
+        num_waiting_slots: Slots that the waiting items will hold.
+        num_held_back: Part of these denied by the caller's own limit, as last computed.
+        turn: Key in the heap of turns; None without an eligible item.
     """
 
     __slots__ = (
@@ -95,40 +81,40 @@ class CallerQueue(Generic[T]):
 
     @property
     def first(self) -> Place[T]:
-        """The next item's place; there must be one."""
+        """Place of the next item; the queue must not be empty."""
         return self._places[0]
 
     @property
     def least_priority(self) -> int:
-        """The lowest priority of the waiting items; there must be one."""
+        """Lowest priority of the waiting items; the queue must not be empty."""
         return min(self._priorities)
 
     @property
     def is_held_back(self) -> bool:
-        """Whether the caller's own limit keeps its first item waiting; an item above the limit goes when nothing else runs."""
+        """Whether `max_slots` blocks the first item; an item above the limit runs when the caller holds no slots."""
         limit = self.share.max_slots
         return limit > 0 and self.num_slots > 0 and self.num_slots + self._places[0].num_slots > limit
 
     def held_back(self) -> int:
-        """Return the slots of waiting items that the caller's own limit denies it now."""
+        """Return the slots of waiting items that exceed the caller's `max_slots` now."""
         limit = self.share.max_slots
         return max(self.num_waiting_slots - max(limit - self.num_slots, 0), 0) if limit else 0
 
     def exchange(self, share: Share, tick: int) -> None:
-        """Take another share for the caller's."""
+        """Replace the caller's share."""
         if share.weight != self.share.weight:
             self.settle(tick)
             self._weigh(share.weight)
         self.share = share
 
     def settle(self, tick: int) -> None:
-        """Count a token for each slot and tick since the last call."""
+        """Charge a token for each held slot and tick since the last call."""
         if self.num_slots:
             self.served += self.num_slots * (tick - self._since) * self.parts_per_token
         self._since = tick
 
     def turn_at(self, tick: int) -> "Turn[T]":
-        """Return the key by which the caller is compared at a tick; an item must wait."""
+        """Return the caller's sort key at a tick; the queue must not be empty."""
         self.settle(tick)
         first = self._places[0]
         return self.served - first.priority * TOKENS_PER_PRIORITY * PARTS_PER_TOKEN, first.at, first.number, self
@@ -161,11 +147,11 @@ class CallerQueue(Generic[T]):
         return place, was_first
 
     def places(self) -> Collection[Place[T]]:
-        """Return the places of the waiting items, in the order in which they came."""
+        """Return the places of the waiting items in order of arrival."""
         return self._waiting.values()
 
     def last(self, num: int, num_tokens: int) -> list[Place[T]]:
-        """Return the fewest places at the end that are so many and have so many tokens, or all there are; the last one first."""
+        """Return the fewest places from the end, last first, that have at least `num` items and `num_tokens` tokens, or all."""
         if self._backwards is None:
             self._backwards = [(-place.at, -place.number, place) for place in self._waiting.values()]
             heapq.heapify(self._backwards)
@@ -194,27 +180,23 @@ class CallerQueue(Generic[T]):
             del self._priorities[place.priority]
 
 
+# Sort key: tokens served less the first item's priority lead, that item's position and number, and the caller's queue.
 Turn = tuple[int, float, int, CallerQueue[T]]
-"""Tokens served to a caller, less the lead of its first item's priority; that item's position and number; the caller's queue."""
 
 
 class FairQueue(Generic[T]):
-    """The queues of all callers, and the order among them.
+    """Weighted fair queue over all callers.
 
-    Among callers: the next is the one served least, by weight. The priority of a caller's first item gives it a lead of
-    `TOKENS_PER_PRIORITY` for each step, which is used up once it is so far ahead: in the long run priority gains no caller more
-    than its weight's share. Of equals the one with the earlier first item is next.
+    Among callers: lowest count first, ties by the earlier first item. The priority of a caller's first item gives it a lead of
+    `TOKENS_PER_PRIORITY` for each level, which gains no caller more than its weight's share in the long run. Within a caller: by
+    position, ties in order of arrival.
 
-    Within a caller's queue: by position, and of equal positions in the order in which they came.
-
-    A caller whose first item needs more slots than its share's `max_slots` leaves is passed over until it does not. An item that
-    needs more than that by itself, which it may after a limit was lowered, goes when its caller holds none.
+    A caller whose first item exceeds its `max_slots` is skipped until it fits. An item that exceeds the limit alone, possible after
+    the limit was lowered, runs when its caller holds no slots.
 
     Attributes:
-        num_tokens: Sizes of all waiting items.
-        num_slots: Slots that they will hold.
-        num_held_back: Those of them that limits of callers deny them now.
-        parts_of_weight: Sum of the weights of the callers with waiting items.
+        num_held_back: Slots of waiting items denied by callers' own limits now; part of `num_slots`.
+        parts_of_weight: Sum of the weights of the waiting callers.
     """
 
     def __init__(self) -> None:
@@ -237,24 +219,15 @@ class FairQueue(Generic[T]):
 
     @property
     def waiting(self) -> Collection[CallerQueue[T]]:
-        """The queues of the callers with waiting items."""
+        """Queues of the callers with waiting items."""
         return self._waiting.keys()
 
     def of(self, caller: str) -> CallerQueue[T] | None:
-        """Return a caller's queue; None for one that waits for nothing and has nothing to catch up with."""
+        """Return a caller's queue; None if it has no items and no count to keep."""
         return self._queues.get(caller)
 
     def push(self, item: T, share: Share, at: float, *, priority: int = 0, size: int = 1, num_slots: int = 0) -> None:
-        """Add an item.
-
-        Args:
-            item: It must not wait yet.
-            share: From now on the caller's share.
-            at: Position in the caller's queue; less is earlier.
-            priority: For the lead over other callers.
-            size: Its tokens, charged to its caller when it is taken.
-            num_slots: Slots that it will then hold.
-        """
+        """Add an item that is not waiting yet; `share` replaces its caller's, `size` in tokens is charged by `take`."""
         queue = self._queues.get(share.caller)
         if queue is None:
             queue = self._new_queue(share)
@@ -274,16 +247,12 @@ class FairQueue(Generic[T]):
         self._update_held_back(queue)
 
     def first(self) -> T | None:
-        """Return the next item; None if no item waits but such as their callers' limits hold back."""
+        """Return the next item; None if no item waits, or callers' own limits block all."""
         turn = self._first_turn()
         return None if turn is None else turn[-1].first.item
 
     def charge(self, share: Share, size: int, num_slots: int) -> bool:
-        """Charge a caller for an item that does not have to wait, as `push` and `take` would; no item may wait.
-
-        Returns:
-            Whether the caller's own limit of slots lets the item go; if not, nothing is charged.
-        """
+        """Charge a caller for an item that bypasses the empty queue; return False, without a charge, if `max_slots` blocks it."""
         assert not self._num_waiting
         queue = self._queues.get(share.caller)
         if queue is None:
@@ -301,7 +270,7 @@ class FairQueue(Generic[T]):
         return True
 
     def take(self, item: T, caller: str) -> None:
-        """Remove a caller's item, which now has its tokens and slots, and charge the caller."""
+        """Remove a caller's item and charge the caller its tokens and slots."""
         queue = self._queues[caller]
         place, _ = self._leave(item, queue)
         queue.settle(self._num_ticks)
@@ -320,7 +289,7 @@ class FairQueue(Generic[T]):
         self._update_held_back(queue)
 
     def give_back(self, caller: str, num_slots: int) -> None:
-        """Note that a caller holds so many slots less."""
+        """Release slots held by a caller."""
         queue = self._queues[caller]
         assert 0 <= num_slots <= queue.num_slots
         queue.settle(self._num_ticks)
@@ -331,11 +300,11 @@ class FairQueue(Generic[T]):
         self._update_held_back(queue)
 
     def tick(self, num_ticks: int = 1) -> None:
-        """Charge every caller so many tokens for each slot that it holds."""
+        """Charge every caller `num_ticks` tokens for each slot that it holds."""
         self._num_ticks += num_ticks
 
     def served(self, caller: str) -> int:
-        """Return the count by which a new item of a caller is judged."""
+        """Return the count at which a new item of a caller would be ranked."""
         queue = self._queues.get(caller)
         if queue is None:
             return self._least_served()
@@ -343,16 +312,16 @@ class FairQueue(Generic[T]):
         return queue.served if queue.turn is not None else max(queue.served, self._least_served())
 
     def turn(self, queue: CallerQueue[T]) -> Turn[T]:
-        """Return the key by which a queue with waiting items is compared now."""
+        """Return the current sort key of a non-empty caller queue."""
         return queue.turn_at(self._num_ticks)
 
     def _least_served(self) -> int:
-        """Return the least count of the callers that wait; if none does, the count of the caller served last."""
+        """Return the lowest count of the waiting callers; without any, that of the caller served last."""
         turn = self._first_turn()
         return self._floor if turn is None else min(turn[0], turn[-1].served)
 
     def _new_queue(self, share: Share) -> CallerQueue[T]:
-        """Return a queue for a caller that has none; drop those without waiting items that have nothing to catch up with."""
+        """Return a new caller queue; drop idle ones whose count is no higher than the lowest."""
         if len(self._queues) >= self._num_queues_kept:
             floor = self._least_served()
             idle = [queue for queue in self._queues.values() if not (len(queue) or queue.num_slots) and queue.served <= floor]
@@ -363,7 +332,7 @@ class FairQueue(Generic[T]):
         return new
 
     def _forget_all(self) -> None:
-        """Forget all counts: no item waits and no slot is held, so no caller is ahead of another any more."""
+        """Reset all counts; called when no item waits and no slot is held."""
         self._queues.clear()
         self._turns.clear()
         self._floor = 0
@@ -375,7 +344,7 @@ class FairQueue(Generic[T]):
             self.parts_of_weight += queue.parts_of_weight - before
 
     def _leave(self, item: T, queue: CallerQueue[T]) -> tuple[Place[T], bool]:
-        """Take an item out of its queue; return its place and whether it was the first, so that the turn has to be updated."""
+        """Remove an item from its queue; return its place and whether it was the first."""
         place, was_first = queue.remove(item)
         self._num_waiting -= 1
         self.num_tokens -= place.size
@@ -391,10 +360,7 @@ class FairQueue(Generic[T]):
             self.num_held_back += queue.num_held_back - before
 
     def _update_turn(self, queue: CallerQueue[T]) -> None:
-        """Give a caller a turn if its first item may go, and take it away if not.
-
-        A turn that was noted is never later than the true one: counts only grow, and all other changes come here.
-        """
+        """Set a caller's turn; a stored turn is never later than the true one, as counts only grow and other changes come here."""
         if not len(queue) or queue.is_held_back:
             queue.turn = None
             if not (self._num_waiting or self._num_held):
@@ -414,7 +380,7 @@ class FairQueue(Generic[T]):
             heapq.heapify(self._turns)
 
     def _first_turn(self) -> Turn[T] | None:
-        """Return the first of the turns, as it is now; None if there is none."""
+        """Return the first turn, brought up to date; None if there is none."""
         turns = self._turns
         while turns:
             turn = turns[0]
@@ -422,7 +388,7 @@ class FairQueue(Generic[T]):
             if queue.turn is not turn:
                 heapq.heappop(turns)
                 continue
-            # Also where it holds no slots any more: the charge for those it held may not be in this turn yet.
+            # Recomputed even without held slots: this turn may lack the charge for slots released since.
             if (now := queue.turn_at(self._num_ticks))[0] == turn[0]:
                 return turn
             queue.turn = now

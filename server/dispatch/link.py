@@ -1,4 +1,4 @@
-"""ZeroMQ links of an event loop: to an engine, and between frontend processes and their dispatcher."""
+"""ZeroMQ sockets on an asyncio event loop: links to engines, and between frontend processes and dispatchers."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,16 +17,10 @@ POLLIN = int(zmq.POLLIN)
 
 
 class Socket:
-    """A ZeroMQ socket whose messages are handed on by the event loop, several in one turn."""
+    """ZeroMQ socket that passes its messages to a callback on the event loop, several in one turn."""
 
     def __init__(self, kind: int, on_message: Callable[[list[bytes]], None], on_error: Callable[[], None] = lambda: None) -> None:
-        """Open it; must be called within the event loop that uses it.
-
-        Args:
-            kind: Of the socket.
-            on_message: Called with the parts of each message.
-            on_error: Called when that has raised, which is logged.
-        """
+        """Create the socket, on the event loop that uses it; `on_error` is called after an exception of `on_message` is logged."""
         self._loop = asyncio.get_running_loop()
         self._on_message, self._on_error = on_message, on_error
         self._context = zmq.Context()
@@ -36,31 +30,27 @@ class Socket:
         self._descriptor: int | None = None
 
     def open(self, begin: Callable[[zmq.Socket[Any]], object]) -> None:
-        """Bind or connect, and begin to receive.
-
-        Raises:
-            zmq.ZMQError: If that fails; the socket is closed then.
-        """
+        """Bind or connect, and start receiving; close the socket and raise `zmq.ZMQError` if that fails."""
         try:
             begin(self._socket)
         except zmq.ZMQError:
             self.close()
             raise
-        # The descriptor says that something has happened on the socket, once; what that was is for the socket to say.
+        # The descriptor is edge-triggered: it signals that the state has changed, `zmq.EVENTS` gives the state.
         self._descriptor = self._socket.fileno()
         self._loop.add_reader(self._descriptor, self._receive)
 
     def send(self, *parts: bytes) -> None:
-        """Send a message; after `close` that does nothing."""
+        """Send a message; no effect after `close`."""
         if self._socket.closed:
             return
         self._socket.send_multipart(parts, zmq.NOBLOCK)
-        # Sending may swallow what the descriptor would have said of a message that has arrived.
+        # Sending may consume the edge of a message that has arrived.
         if self._has_arrivals():
             self._loop.call_soon(self._receive)
 
     def close(self) -> None:
-        """Send and receive no more; closing again does nothing."""
+        """Close the socket; idempotent."""
         if self._descriptor is not None:
             self._loop.remove_reader(self._descriptor)
             self._descriptor = None
@@ -81,19 +71,12 @@ class Socket:
 
 
 class Link:
-    """A connection to an engine process or to a remote dispatcher: commands out, events in."""
+    """Connection to an engine process or a remote dispatcher: commands out, events in."""
 
     def __init__(self, endpoint: str, hear: Callable[[Event], None], on_error: Callable[[], None], identity: bytes = b"") -> None:
-        """Connect to who listens at an endpoint, or will.
+        """Connect to an endpoint, which need not be bound yet; raise `zmq.ZMQError` if no socket can be created.
 
-        Args:
-            endpoint: ZeroMQ address.
-            hear: Called with each event, in order.
-            on_error: Called when an event cannot be decoded or handled.
-            identity: By which the other end knows the connection; no two links ever have the same. By default ZeroMQ makes one up.
-
-        Raises:
-            zmq.ZMQError: If there is no room for a socket.
+        `on_error` is called for an event that cannot be decoded or handled. A peer `identity` is unique among all links ever made.
         """
         self._encoder = msgspec.msgpack.Encoder()
         decoder = msgspec.msgpack.Decoder(Event)
@@ -108,9 +91,9 @@ class Link:
         self._socket.open(begin)
 
     def send(self, command: Command) -> None:
-        """Send a command; after `close` that does nothing."""
+        """Send a command; no effect after `close`."""
         self._socket.send(self._encoder.encode(command))
 
     def close(self) -> None:
-        """Disconnect; doing so again does nothing."""
+        """Disconnect; idempotent."""
         self._socket.close()

@@ -1,13 +1,11 @@
-"""The queue of one kind of request: those that wait, those that engines have been given, and the engine that gets the next one.
+"""Request queue of a model for one kind of request: waiting and assigned requests, and the choice of engine.
 
-Policy over plain objects: no I/O, no clock of its own. Generation and score requests have a queue each, under the same rules.
+Pure policy: no I/O, no clock. Generation and score requests have a queue each, with the same rules.
 
-Callers are served by weighted fair queuing (`fair_queue.py`), charged the tokens of a request when it is given to an engine, and
-then a token for each slot and step. A caller's own requests are in order of arrival, but one step of priority counts as
-`SECONDS_PER_PRIORITY` of waiting. The next request is never passed over because it needs more slots than a later one, so wide
-requests do not starve; only callers that have reached their own `max_slots` are passed over. The limits are shared: once they are
-reached, a request of a caller with less in the queue than another, by weight, evicts the last request of the caller with most
-(`eviction.py`).
+Callers are served by weighted fair queuing (`fair_queue.py`): charged a request's tokens when it is assigned, then a token for each
+slot and step. Within a caller requests are in order of arrival, one priority level counting as `SECONDS_PER_PRIORITY`. A wide
+request is not passed over for a narrower one, so it does not starve; only callers at their `max_slots` are. At the queue's limits,
+a request of a caller with less in the queue, by weight, evicts the last request of the caller with most (`eviction.py`).
 """
 
 import heapq
@@ -23,18 +21,14 @@ from dragoman.server.engine.messages import Request, ScoreRequest, Share
 from dragoman.server.engine.settings import QueueLimits
 
 SECONDS_PER_PRIORITY = 1.0
+# An engine silent for longer gets no requests while another reports; heartbeats come every second.
 SUSPICIOUS_SECONDS = 2.5
-"""Silence after which an engine is given nothing while another reports; it sends a sign of life every second."""
+# Deadlines of requests that no longer wait are dropped once they are the majority, and more than this.
 MIN_STALE = 64
-"""Deadlines of requests that no longer wait are dropped once they are the larger part, and more than this."""
 
 
 class QueueIsFull(Exception):
-    """One more request in the queue would exceed a limit.
-
-    Attributes:
-        limit: Its name in the caller's `Share`; empty for the queue's own.
-    """
+    """A limit would be exceeded: `limit`, a field of the caller's `Share`, or the queue's own if empty."""
 
     def __init__(self, limit: str = "") -> None:
         super().__init__(limit)
@@ -43,79 +37,49 @@ class QueueIsFull(Exception):
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Work that one engine has been given and has not ended, in slots or, of score requests, in tokens.
-
-    Attributes:
-        index: Number of the engine.
-        capacity: Units that it works on at once.
-        lookahead: Units that it is given beyond these, so that it does not idle while a report travels, and can prefill ahead.
-        last_heard: Time of its last report.
-        num_units: Units of what it has been given.
-        num_tokens: Tokens of that; answers are about as long.
-    """
+    """Requests assigned to one engine, in units: slots, or tokens for score requests."""
 
     index: int
-    capacity: int
-    lookahead: int
-    last_heard: float
+    capacity: int  # units that the engine runs at once
+    lookahead: int  # units assigned beyond that, so that it does not idle while a report travels, and can prefetch
+    last_heard: float  # time of its last report
     num_units: int = 0
-    num_tokens: int = 0
+    num_tokens: int = 0  # tokens assigned, an estimate of the answers' lengths
 
     def takes(self, num_units: int) -> bool:
-        """Return whether the engine is to be given a request of this size now."""
+        """Return whether the engine may be assigned a request of this size now."""
         return self.num_units + num_units <= self.capacity or self.num_units < self.capacity + self.lookahead
 
     def order(self, num_units: int) -> tuple[int, int, int, int]:
-        """Return a key by which the engine that ends a request of this size soonest is the least.
+        """Return a sort key, lowest for the engine that is expected to end a request of this size first.
 
-        Where units have to become free for it, it begins the sooner the fewer they are. Where none have, it is the faster the fewer
-        rows a step has beside it.
+        First come the units still to be freed, then the units in use, since a step with fewer rows is faster.
         """
         return max(self.num_units + num_units - self.capacity, 0), self.num_units, self.num_tokens, self.index
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A request from when it is submitted to when it ends.
-
-    Attributes:
-        request: As its caller sent it.
-        deliver: Called with its tokens, if it is streamed, and with its end.
-        num_tokens: Tokens that count against limits and that its caller is charged.
-        num_slots: Slots that it holds while it runs; 0 for a score request.
-        load: Of the engine that has it; None while it waits.
-        is_waiting: Whether it waits.
-    """
+    """A request from submission to its end."""
 
     request: Request | ScoreRequest
-    deliver: Callable[[Any], None]
-    num_tokens: int
-    num_slots: int
-    load: Load | None = None
+    deliver: Callable[[Any], None]  # called with its streamed tokens and its end
+    num_tokens: int  # tokens counted against limits and charged to the caller
+    num_slots: int  # slots held while running; 0 for a score request
+    load: Load | None = None  # load of its engine; None while waiting
     is_waiting: bool = False
 
     @property
     def num_units(self) -> int:
-        """Size of the request in an engine's load."""
+        """Size in an engine's load."""
         return self.num_slots or self.num_tokens
 
 
 class RequestQueue:
-    """The one queue of a model for one kind of request, before all of its engines.
-
-    Attributes:
-        forecast: Durations, over all engines.
-        num_used: Units that engines have been given.
-        capacity: Units that all engines work on at once.
-    """
+    """Queue of a model for one kind of request; `num_used` of `capacity` units are assigned to its engines."""
 
     def __init__(self, limits: QueueLimits, *, has_slots: bool) -> None:
-        """Start without engines.
-
-        Args:
-            limits: Of the model as a whole.
-            has_slots: Whether requests hold slots; the capacity then counts as places of the queue.
-        """
+        """Start without engines; with `has_slots`, free capacity counts as places of the queue."""
         self.limits, self.forecast = limits, Forecast()
         self.num_used = self.capacity = 0
         self._has_slots = has_slots
@@ -128,17 +92,17 @@ class RequestQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that no engine has been given."""
+        """Number of requests not assigned to an engine."""
         return len(self._fair)
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Their tokens."""
+        """Tokens of the waiting requests."""
         return self._fair.num_tokens
 
     @property
     def num_places(self) -> int:
-        """Requests that the queue still takes. Requests given to engines beyond their slots count as waiting."""
+        """Requests that the queue still accepts; requests assigned beyond the engines' slots count as waiting."""
         return self.limits.max_waiting_requests - len(self._fair) + (self.capacity - self.num_used if self._has_slots else 0)
 
     @property
@@ -152,13 +116,13 @@ class RequestQueue:
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def open(self, load: Load) -> None:
-        """Give requests to an engine from now on."""
+        """Assign requests to an engine from now on."""
         assert load.index not in self._loads
         self._loads[load.index] = load
         self.capacity += load.capacity
 
     def close(self, index: int) -> list[Entry]:
-        """Give an engine nothing more; remove and return the requests it had."""
+        """Remove an engine; remove and return its requests."""
         load = self._loads.pop(index)
         self.capacity -= load.capacity
         lost = [entry for entry in self._given if entry.load is load]
@@ -167,23 +131,16 @@ class RequestQueue:
         return lost
 
     def heard(self, index: int, now: float, num_steps: int) -> None:
-        """Note a report of an engine, and the steps that it has done since the last one.
-
-        Engines step by themselves: callers are charged a token for each slot whenever as many steps have been done as there are
-        engines.
-        """
+        """Record a report; callers are charged a tick for every as many steps as there are engines, which step independently."""
         self._loads[index].last_heard = now
         num_ticks, self._num_steps = divmod(self._num_steps + num_steps, len(self._loads))
         self._fair.tick(num_ticks)
 
     def submit(self, entry: Entry, now: float) -> list[Entry]:
-        """Queue a request, or note it for `hand_over` at once if none waits and an engine takes it.
-
-        Returns:
-            The requests that it has evicted from a full queue.
+        """Queue a request, or assign it at once if none waits and an engine has room; return requests evicted from a full queue.
 
         Raises:
-            QueueIsFull: If it would exceed a limit.
+            QueueIsFull: If a limit would be exceeded.
         """
         request = entry.request
         share = request.share
@@ -204,7 +161,7 @@ class RequestQueue:
         return evicted
 
     def hand_over(self, now: float) -> list[Entry]:
-        """Give the next requests to engines, as long as one takes the next; return those given since the last call, in order."""
+        """Assign the next requests to engines with room; return all assigned since the last call, in order."""
         while (entry := self._fair.first()) is not None and (load := self._choose(entry.num_units, now)) is not None:
             self._fair.take(entry, entry.request.share.caller)
             self._give(entry, load)
@@ -212,13 +169,13 @@ class RequestQueue:
         return handed
 
     def shrink(self, entry: Entry, num_slots: int) -> None:
-        """Note that a running request will not need all of its slots again."""
+        """Release slots that a running request no longer needs."""
         assert entry.load is not None and num_slots <= entry.num_slots
         self._give_back(entry, entry.load, entry.num_slots - num_slots)
         entry.num_slots = num_slots
 
     def remove(self, entry: Entry) -> None:
-        """Forget a request, whether it waits or an engine has it."""
+        """Remove a waiting or assigned request."""
         if entry.is_waiting:
             entry.is_waiting = False
             self._fair.remove(entry, entry.request.share.caller)
@@ -229,7 +186,7 @@ class RequestQueue:
             self._give_back(entry, load, entry.num_units)
 
     def expire(self, now: float) -> list[Entry]:
-        """Remove and return the waiting requests whose deadline has passed; engines see to what they have."""
+        """Remove and return the waiting requests past their deadline; engines expire those they run."""
         expired: list[Entry] = []
         while self.next_deadline <= now:
             entry = heapq.heappop(self._deadlines)[-1]
@@ -239,33 +196,31 @@ class RequestQueue:
         return expired
 
     def remove_all(self) -> list[Entry]:
-        """Remove and return everything."""
+        """Remove and return all requests."""
         entries = [*self._given, *self._fair]
         for entry in entries:
             self.remove(entry)
         return entries
 
     def given(self) -> Iterator[Entry]:
-        """Yield the requests that engines have."""
+        """Yield the requests assigned to engines."""
         yield from self._given
 
     def waiting_by_caller(self) -> Iterator[tuple[str, int]]:
-        """Yield the callers with waiting requests, and the number of these."""
+        """Yield callers with waiting requests, and how many."""
         for own in self._fair.waiting:
             yield own.share.caller, len(own)
 
     def check_place(self, share: Share) -> None:
-        """Raise `QueueIsFull` if the queue has no place for a request of the least size."""
+        """Raise `QueueIsFull` if there is no room for even the smallest request."""
         if self.num_places <= 0 or share.max_waiting:
             self._make_place(share, 0)
 
     def needed_seconds(self, entry: Entry) -> float:
-        """Return how long a new request will take at the least, if things go on as they have; 0 while too little is known.
+        """Return a lower bound of a new request's duration at current rates; 0 while too little is measured.
 
-        It has to wait until as many slots become free as it and those before it need: what its caller waits for already, and the
-        part of the others in the meantime. Of S slots one becomes free every S-th part of the mean time that requests hold
-        theirs. The same goes for the caller's own limit of slots, if it has one. Then it takes its own prefill and the fewest
-        steps that it can.
+        It waits until slots are free for it, its caller's earlier requests and the others' share meanwhile (one of S slots becomes
+        free every S-th part of the mean running time), likewise within its caller's `max_slots`; prefill and fewest steps follow.
         """
         request, forecast = entry.request, self.forecast
         if isinstance(request, ScoreRequest) or not forecast.is_settled:
@@ -279,24 +234,21 @@ class RequestQueue:
         return seconds + forecast.seconds_of(request)
 
     def queue_seconds(self) -> float:
-        """Return how long the queue is: when its last could go, had a request of one slot come last; 0 while nothing has completed.
-
-        Waiting requests that need nothing but a slot that their caller's own limit does not let them have are not counted.
-        """
+        """Return the estimated wait for one slot, without requests blocked by `max_slots`; 0 before any completion."""
         num_needed = self.num_used + self._fair.num_slots - self._fair.num_held_back + 1
         return self.forecast.seconds_until_free(num_needed, self.capacity)
 
     def seconds_until_place(self, share: Share | None = None) -> float:
-        """Guess when the queue has a place again for a caller; None for one that is alone in it."""
+        """Estimate when the queue accepts a caller's request again; None for a caller that is alone in it."""
         if share is None:
             return self.forecast.seconds_until_place(self.num_waiting)
         own = self._fair.of(share.caller)
         return self.forecast.seconds_until_place(0 if own is None else len(own), eviction.part_of(self._fair, share))
 
     def without_claim(self) -> dict[str, float] | None:
-        """Return the waiting callers that could evict nothing from a full queue, and when each may have a place.
+        """Return waiting callers that could evict nothing from a full queue, with the time until each may have a place.
 
-        None where that takes too long to find out, or while the queue is not half full.
+        None if too many callers wait, or if several do and the queue is not half full.
         """
         if len(self._fair.waiting) > 1 and self.num_places > self.limits.max_waiting_requests // 2:
             return None
@@ -304,7 +256,7 @@ class RequestQueue:
         return None if shares is None else {share.caller: self.seconds_until_place(share) for share in shares}
 
     def at_their_limit(self) -> dict[str, float]:
-        """Return the callers with as many waiting requests as their own limit allows, as far as that is easily found out."""
+        """Return callers at their `max_waiting`, with the same times, among the first that wait."""
         return {share.caller: self.seconds_until_place(share) for share in eviction.at_their_limit(self._fair, self._num_free)}
 
     @property
@@ -312,10 +264,7 @@ class RequestQueue:
         return max(self.capacity - self.num_used, 0) if self._has_slots else 0
 
     def _choose(self, num_units: int, now: float) -> Load | None:
-        """Return the engine that will end a request first; None if none takes it yet.
-
-        An engine that may hang gets nothing, for it would be lost with it, unless all may: then this process has been held up.
-        """
+        """Return the engine expected to end a request first, or None; engines that may hang are skipped unless all may."""
         loads = self._loads.values()
         if len(loads) > 1:
             loads_heard = [load for load in loads if now - load.last_heard <= SUSPICIOUS_SECONDS]
@@ -338,11 +287,10 @@ class RequestQueue:
             self._fair.give_back(entry.request.share.caller, num_units)
 
     def _make_place(self, share: Share, num_tokens: int) -> list[Entry]:
-        """Return the entries to evict for a new one to have a place."""
         if share.max_waiting and eviction.is_at_limit(self._fair, share, self._num_free):
             raise QueueIsFull("max_waiting")
         tokens_over = self.num_waiting_tokens + num_tokens - self.limits.max_waiting_tokens if num_tokens and len(self._fair) else 0
-        num_over = int(self.num_places <= 0)  # one for one, also where a wide request has taken more slots than its place was for
+        num_over = int(self.num_places <= 0)  # one for one, even if a wide request took several places
         if not num_over and tokens_over <= 0:
             return []
         evicted = eviction.evicted(self._fair, share, num_tokens, num_over, tokens_over)
@@ -354,10 +302,10 @@ class RequestQueue:
         if len(self._deadlines) > 2 * len(self._fair) + MIN_STALE:
             self._deadlines = [one for one in self._deadlines if one[-1].is_waiting]
             heapq.heapify(self._deadlines)
-        self._num_deadlines += 1  # of equal deadlines the one added first comes first
+        self._num_deadlines += 1  # ties in order of addition
         heapq.heappush(self._deadlines, (deadline, self._num_deadlines, entry))
 
 
 def queue_position(request: Request | ScoreRequest) -> float:
-    """Return the time by which a caller's requests are ordered: of arrival, earlier as the priority is higher."""
+    """Return a caller's ordering key: the time of arrival, moved earlier by priority."""
     return request.arrival - request.priority * SECONDS_PER_PRIORITY

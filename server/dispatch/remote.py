@@ -1,7 +1,7 @@
-"""A dispatcher in the parent process, for several frontend processes: its socket there, and the attachment of each of them.
+"""Dispatcher in the parent process shared by several frontend processes: the server socket, and each frontend's client.
 
-An attachment refuses requests by itself where the queue has no place for them, by what the dispatcher has reported last; so a
-refusal costs neither tokenising nor a message.
+Clients refuse requests themselves, from the last reported statistics, when the queue is full: a refusal needs neither tokenising
+nor a message.
 """
 
 import asyncio
@@ -44,13 +44,13 @@ from dragoman.server.errors import NotReady, QueueFull, Unavailable
 
 log = structlog.get_logger("dragoman.dispatch")
 
+# Interval of statistics reports to a frontend without other events; none while nothing happens.
 REPORT_SECONDS = 0.05
-"""Age of the statistics of an attachment without other news, unless nothing has happened."""
 
 
 @dataclass(slots=True, eq=False)
 class _FrontEnd:
-    """An attached frontend process: its requests in flight, by its ids and ours, and its next report."""
+    """Attached frontend process: in-flight requests (its ids to the dispatcher's) and its next report."""
 
     send: Callable[[Event], None]
     ids: dict[int, int] = field(default_factory=dict)
@@ -61,7 +61,6 @@ class _FrontEnd:
     scored: list[Scored] = field(default_factory=list)
 
     def deliver(self, request_id: int, event: Tokens | Finished | Scored) -> None:
-        """Add an event of a request to the next report."""
         event = replace(event, id=request_id)
         if isinstance(event, Tokens):
             self.tokens.append(event)
@@ -73,25 +72,16 @@ class _FrontEnd:
             self.scored.append(event)
 
     def report(self, now: float, statistics: Statistics) -> None:
-        """Send what there is."""
         self.send(Report(self.tokens, self.finished, statistics, self.scored, self.num_received))
         self.tokens, self.finished, self.scored = [], [], []
         self.last_report = now
 
 
 class DispatcherServer:
-    """The socket of a dispatcher: frontend processes attach with `Hello`, by their names.
-
-    Attributes:
-        endpoint: ZeroMQ address.
-    """
+    """ROUTER socket of a dispatcher; frontend processes attach with `Hello`, identified by name."""
 
     def __init__(self, endpoint: str, dispatcher: Dispatcher) -> None:
-        """Listen, within the event loop of the dispatcher.
-
-        Raises:
-            zmq.ZMQError: If there can be no such address.
-        """
+        """Bind the endpoint, on the dispatcher's event loop; raise `zmq.ZMQError` if that fails."""
         self.endpoint = endpoint
         self._dispatcher = dispatcher
         self._loop = asyncio.get_running_loop()
@@ -106,17 +96,17 @@ class DispatcherServer:
 
     @property
     def num_attached(self) -> int:
-        """Attachments that there are."""
+        """Number of attached frontend processes."""
         return len(self._attached)
 
     def detach(self, name: str) -> None:
-        """Cancel all requests of a frontend process that is gone."""
+        """Cancel all requests of a frontend process that has ended."""
         if (front_end := self._attached.pop(name.encode(), None)) is not None:
             for request_id in front_end.ids.values():
                 self._dispatcher.cancel(request_id)
 
     def close(self) -> None:
-        """Listen no more; doing so again does nothing."""
+        """Close the socket; idempotent."""
         with contextlib.suppress(ValueError):
             self._dispatcher.listeners.remove(self._report)
         if self._timer is not None:
@@ -127,7 +117,7 @@ class DispatcherServer:
         origin, payload = parts
         command = self._decoder.decode(payload)
         if isinstance(command, Hello):
-            self.detach(origin.decode(errors="replace"))  # it attaches anew
+            self.detach(origin.decode(errors="replace"))  # a frontend that attaches again
             self._attached[origin] = _FrontEnd(partial(self._send, origin))
             if (ready := self._dispatcher.ready) is not None:
                 self._send(origin, ready)
@@ -160,7 +150,7 @@ class DispatcherServer:
             front_end.deliver(request.id, ending(request, "lost", self._loop.time(), retry_after_seconds=LOST_RETRY_SECONDS))
 
     def _report(self) -> None:
-        """Send reports to front ends with news, and statistics to those whose last are old; tell changes of readiness."""
+        """Send reports to frontends with events or old statistics, after any change of readiness."""
         self._tell_readiness()
         now, next_report = self._loop.time(), math.inf
         statistics: Statistics | None = None
@@ -185,7 +175,7 @@ class DispatcherServer:
             if (ready := self._dispatcher.ready) is not None:
                 front_end.send(ready)
             else:
-                front_end.report(self._loop.time(), Statistics())  # the ends of what was lost, before the reason
+                front_end.report(self._loop.time(), Statistics())  # ends of lost requests go before `Down`
                 front_end.send(Down(self._dispatcher.retry_seconds))
 
     def _send(self, origin: bytes, event: Event) -> None:
@@ -193,14 +183,7 @@ class DispatcherServer:
 
 
 class RemoteDispatcher(Calls):
-    """The attachment of a frontend process to a dispatcher in its parent process.
-
-    Attributes:
-        settings: Of the engines.
-        num_replicas: Engines of the model.
-        ready: Message of an engine; None while the model is not ready.
-        device: Of the model; empty until it was ready once.
-    """
+    """Client of a dispatcher in the parent process, for a frontend process; `device` is empty until the model was ready once."""
 
     def __init__(
         self,
@@ -213,17 +196,7 @@ class RemoteDispatcher(Calls):
         *,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Describe the attachment; `open` attaches.
-
-        Args:
-            name: Of the model.
-            endpoint: Address of the dispatcher.
-            identity: Of this process; no two that ever were have the same.
-            settings: Of the engines.
-            num_replicas: Engines of the model.
-            retry_seconds: Hint for callers while the model is not ready.
-            on_change: Called when `is_ready` has changed.
-        """
+        """Configure the client; `open` attaches it. `identity` must never have been used by another process."""
         super().__init__(name, retry_seconds)
         self.settings, self.num_replicas = settings, num_replicas
         self.ready: Ready | None = None
@@ -244,11 +217,11 @@ class RemoteDispatcher(Calls):
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are taken now."""
+        """Whether the model accepts requests now."""
         return self.ready is not None
 
     def open(self) -> None:
-        """Attach; must be called within the event loop that uses it."""
+        """Attach; call it on the event loop that uses the client."""
         self._link = Link(self._endpoint, self._hear, self._reattach, self._identity.encode())
         self._link.send(Hello())
 
@@ -263,7 +236,7 @@ class RemoteDispatcher(Calls):
         await self._has_become_ready.wait()
 
     def ensure_place(self, share: Share) -> None:
-        """See `Calls`. Requests are counted that are on their way; where the caller may evict others, the dispatcher decides."""
+        """Raise `QueueFull` if the queue, with requests in transit, is full, unless the caller might evict others."""
         self.check_ready()
         statistics, caller = self._statistics, share.caller
         if (seconds := statistics.at_their_limit.get(caller)) is not None:
@@ -277,7 +250,7 @@ class RemoteDispatcher(Calls):
             raise QueueFull("too many requests are waiting", statistics.retry_after_seconds)
 
     def submit(self, request: Request | ScoreRequest, deliver: Callable[[Any], None]) -> None:
-        """See `Calls`."""
+        """Send a request to the dispatcher, in the next turn of the event loop."""
         self.check_ready()
         self._delivers[request.id] = request, deliver
         if isinstance(request, Request):
@@ -291,18 +264,18 @@ class RemoteDispatcher(Calls):
         self._schedule()
 
     def cancel(self, request_id: int) -> None:
-        """See `Calls`."""
+        """Cancel a request; no effect if it has ended."""
         if self._delivers.pop(request_id, None) is not None:
             self._to_cancel.append(request_id)
             self._schedule()
 
     def statistics(self) -> Statistics:
-        """See `Calls`."""
+        """Return the last reported statistics; raise `NotReady` while the model is not ready."""
         self.check_ready()
         return self._statistics
 
     def watch(self) -> asyncio.Future[Snapshot]:
-        """See `Calls`."""
+        """Request a snapshot, unless a request is pending; return its future."""
         self.check_ready()
         if self._watching is None or self._watching.done():
             self._watching = asyncio.get_running_loop().create_future()
@@ -310,7 +283,7 @@ class RemoteDispatcher(Calls):
         return self._watching
 
     def _reattach(self) -> None:
-        """Attach anew after a message that cannot be handled: the ends of some requests may have been in it."""
+        """Attach again after a message that could not be handled, since it may have contained ends of requests."""
         self._go_down(self.retry_seconds)
         self._send(Hello())
 
@@ -320,7 +293,7 @@ class RemoteDispatcher(Calls):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send what a turn of the event loop has submitted, and then what it has cancelled."""
+        """Send what was submitted in this turn of the event loop, then its cancellations."""
         self._is_scheduled = False
         if self._to_submit:
             self._send(Submit(self._to_submit))
@@ -351,7 +324,7 @@ class RemoteDispatcher(Calls):
                 self._go_down(retry_after_seconds)
 
     def _go_down(self, retry_after_seconds: float) -> None:
-        """End requests that are on their way as `lost`, and take none until the next `Ready`."""
+        """End requests in flight as `lost`, and refuse others until the next `Ready`."""
         self.ready = None
         self._has_become_ready.clear()
         self._statistics, self._num_places = Statistics(), None
@@ -361,7 +334,7 @@ class RemoteDispatcher(Calls):
             deliver(ending(request, "lost", now, retry_after_seconds=retry_after_seconds))
         if self._watching is not None and not self._watching.done():
             self._watching.set_exception(Unavailable(f"the engine of model {self.name!r} ended", retry_after_seconds))
-            self._watching.exception()  # retrieved, even where nobody waits for it
+            self._watching.exception()  # retrieved, so that asyncio logs nothing if it is not awaited
         self._on_change()
 
     def _deliver(self, report: Report) -> None:

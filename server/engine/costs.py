@@ -1,4 +1,4 @@
-"""Costs of the encoder for a batch, measured when a model is warmed up, and the batches that follow from them."""
+"""Encoder cost model, measured at warm-up, and the batches of least cost."""
 
 import itertools
 import time
@@ -8,36 +8,28 @@ from dataclasses import dataclass
 
 from dragoman.server.engine.sequence import Sequence
 
+# Part of a batch's time that a run's fixed cost may take while waiting sources could be added.
 SHARE_OF_RUN = 0.1
-"""Part of a batch's time that the fixed cost of a run may take where sources wait that could be added to it."""
 
 NUM_ROWS, SHORT, LONG, NUM_REPEATS = 8, 16, 64, 5
+# Most `B · S` of a batch of several lengths: attention's inputs and outputs are padded in memory.
 MAX_CELLS = 2**15
-"""`B · S` of a batch of several lengths: what attention reads and gives lies in memory with its padding."""
 
+# Least cost of a pair, in tokens: measured differences vanish in noise on a busy machine, and any batch would seem better than two.
 MIN_PAIR = 0.001
-"""Of a token's cost, that a pair costs at the least: on a busy machine the measured difference is lost in noise, and any batch
-would seem better than two."""
 
+# Time after which no batch is measured again.
 MAX_SECONDS = 0.5
-"""Time after which no batch is measured again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of a run of the encoder, in seconds or any other unit.
+    """Costs of an encoder run, in seconds or any other unit."""
 
-    Attributes:
-        run: Fixed cost.
-        token: For each token of its sources.
-        cell: For each of `B · S` positions, tokens and padding.
-        pair: For each token and position of the longest source: attention's padding.
-    """
-
-    run: float
-    token: float
-    cell: float
-    pair: float
+    run: float  # fixed cost
+    token: float  # for each source token
+    cell: float  # for each of `B · S` positions, tokens and padding
+    pair: float  # for each token and position of the longest source: attention's padding
 
     def of(self, num_rows: int, longest: int, num_tokens: int) -> float:
         """Return the cost of a batch."""
@@ -45,25 +37,25 @@ class Costs:
 
     @property
     def good_tokens(self) -> int:
-        """Tokens of a batch in which the fixed cost hardly counts."""
+        """Tokens of a batch from which on the fixed cost hardly counts."""
         return int((1 / SHARE_OF_RUN - 1) * self.run / (self.token + self.cell))
 
 
+# Default, in tokens, for an encoder that pads only in attention.
 PACKED = Costs(run=12.0, token=1.0, cell=0.0, pair=0.005)
-"""In tokens, for an encoder that computes no padding but attention's, where nothing has been measured."""
 
+# Default, in tokens, for an encoder that pads everywhere; not measured, as a device's runs are asynchronous.
 PADDED = Costs(run=64.0, token=0.0, cell=1.0, pair=0.0)
-"""The same for one that computes padding; a device is not told to wait for the end of a run, so nothing is measured there."""
 
 
 def grouped(sequences: Ordered[Sequence], costs: Costs) -> list[list[Sequence]]:
-    """Divide sequences into the batches that cost the least together, longest first; those of equal length stay together.
+    """Divide sequences into the batches of least total cost, longest first; equal lengths stay together.
 
-    Of several lengths a batch has no more than `MAX_CELLS`.
+    A batch of several lengths has at most `MAX_CELLS`.
     """
     ordered = sorted(sequences, key=lambda sequence: -sequence.num_source_tokens)
     lengths = [(length, list(alike)) for length, alike in itertools.groupby(ordered, lambda sequence: sequence.num_source_tokens)]
-    least, firsts = [0.0], [0]  # for so many of the lengths: their cost, and where their last batch begins
+    least, firsts = [0.0], [0]  # by number of lengths: least cost, start of the last batch
     for stop in range(1, len(lengths) + 1):
         num_rows = num_tokens = 0
         ways: list[tuple[float, int]] = []
@@ -88,16 +80,10 @@ def grouped(sequences: Ordered[Sequence], costs: Costs) -> list[list[Sequence]]:
 def measured(
     encode: Callable[[list[int]], None], max_rows: int, max_tokens: int, clock: Callable[[], float] = time.thread_time
 ) -> Costs:
-    """Measure an encoder that computes no padding but attention's: one source, several alike, and one long beside short ones.
+    """Return costs in seconds of an encoder that pads only in attention; `PACKED` if the model is too small or noise prevails.
 
-    Args:
-        encode: Encodes sources of these lengths as one batch.
-        max_rows: Sources of a batch, at the most.
-        max_tokens: Of a source.
-        clock: In seconds; by default this thread's processor time.
-
-    Returns:
-        The costs in seconds; `PACKED` where the model is too small, or the machine too busy to measure.
+    Measures one source, several alike, and one long beside short ones. `encode` encodes sources of these lengths as one batch; the
+    clock is by default this thread's processor time.
     """
     num_rows, short = min(NUM_ROWS, max_rows), min(SHORT, max_tokens)
     long = min(LONG, max_tokens, (num_rows - 1) * short)

@@ -1,7 +1,6 @@
-"""The step loop of one model: take, retire, prefill, decode, search, report.
+"""Step loop of one model: retire, admit, prefill, decode, search, report.
 
-The engine executes what it is given, in that order, and has no queue policy: the dispatcher gives it what it has slots for and a
-little more. It has no thread and no socket of its own; `process.py` gives it both.
+Requests run in the order given; queue policy is the dispatcher's, threads and sockets are in `process.py`.
 """
 
 import math
@@ -29,29 +28,26 @@ from dragoman.server.runtime.runner import Candidates, Runner
 log = structlog.get_logger("dragoman.engine")
 
 MAX_CONSECUTIVE_FAILURES = 3
+# Steps between two readings of the caches' use.
 STEPS_PER_CACHE_READING = 16
-"""Steps between two readings of how much the caches hold."""
+# Time after a snapshot for which steps are still counted for the next one.
 WATCH_SECONDS = 3.0
-"""Time after a snapshot for which steps are still counted for the next one."""
 
+# A sequence, its search, its hypotheses before a step, and the parents among them of its hypotheses after the step.
 Choice = tuple[Sequence, Search, list[Hypothesis], list[int]]
-"""A sequence, its search, the hypotheses it had before a step, and the parents among them of those it has after it."""
 
 
 class EngineIsBroken(Exception):
-    """Steps fail again and again; the process should be replaced."""
+    """Steps fail repeatedly; the process should be replaced."""
 
 
 class Engine:
-    """Sequences, slots, searches and runner of one model, used from one thread.
+    """Sequences, slots, searches and runner of one model; used from one thread.
 
     Attributes:
-        runner: Computes.
-        limits: See `Limits`.
-        slots: Rows of the decode batch.
-        waiting: Sequences without slots, in the order in which they were given.
+        waiting: Sequences without slots, in order of submission.
         running: Sequences with slots, in order of admission.
-        num_used_slots: Slots that these hold or may hold.
+        num_used_slots: Slots reserved for running sequences.
     """
 
     def __init__(
@@ -91,16 +87,16 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to step for."""
+        """Whether there are sequences to step."""
         return bool(self.running or self.waiting)
 
     @property
     def has_news(self) -> bool:
-        """Whether a caller waits for something that happened since the last report."""
+        """Whether tokens or ends have not been reported."""
         return bool(self._tokens or self._finished)
 
     def submit(self, request: Request) -> None:
-        """Take a request, to be run when the ones before it have their slots."""
+        """Add a request, to be run once the ones before it have their slots."""
         assert request.id not in self.waiting and request.id not in self.running, "a request id is used twice"
         assert request.search.num_slots <= self.limits.max_slots, "a request needs more slots than there are"
         self.waiting[request.id] = Sequence(request)
@@ -108,20 +104,20 @@ class Engine:
             self._next_deadline = min(self._next_deadline, request.deadline)
 
     def cancel(self, request_id: int) -> None:
-        """End a request that nobody waits for; its rows are free from the next step on."""
+        """Cancel a request; its rows are free from the next step on."""
         if (sequence := self.waiting.get(request_id) or self.running.get(request_id)) is not None:
             self._end(sequence, "cancelled")
 
     def end_all(self, reason: FinishReason) -> None:
-        """End everything."""
+        """End all requests."""
         for sequence in [*self.running.values(), *self.waiting.values()]:
             self._end(sequence, reason)
 
     def step(self) -> None:
-        """Do one iteration with the requests taken since the last; `take_report` returns the outcome.
+        """Do one iteration; `take_report` returns the outcome.
 
         Raises:
-            EngineIsBroken: After several failed steps in a row; requests that were in none of them have ended as `draining`.
+            EngineIsBroken: After `MAX_CONSECUTIVE_FAILURES` failed steps in a row; all remaining requests have ended as `draining`.
         """
         self._num_failures_before = self._num_failures
         self._retire()
@@ -136,20 +132,20 @@ class Engine:
 
     @property
     def is_unprepared(self) -> bool:
-        """Whether there is something left to do for `prepare`."""
+        """Whether `prepare` has steps to capture."""
         return self.runner.graphs is not None and self.runner.graphs.has_pending
 
     def prepare(self) -> None:
-        """Capture a step that some later batch may need; for a moment in which nothing runs."""
+        """Capture a step that a later batch may need; no effect unless idle."""
         if self.has_work or self.runner.graphs is None:
             return
         try:
             self.runner.graphs.capture_next()
-        except Exception:  # it is not tried again; a batch that needs such a step runs without
+        except Exception:  # not retried; a batch that needs such a step runs without a graph
             log.exception("a step could not be prepared")
 
     def take_report(self) -> Report:
-        """Return what happened since the last call."""
+        """Return the events since the last call."""
         report = Report(self._tokens, self._finished, self.statistics(), shrunk=self._shrunk)
         if self._counted_until is not None:
             if self._clock() > self._counted_until:
@@ -160,7 +156,7 @@ class Engine:
         return report
 
     def snapshot(self) -> Snapshot:
-        """Return the state of every slot, between two steps; steps are counted only while snapshots are taken."""
+        """Return the state of every slot; steps are counted only while snapshots are taken."""
         now = self._clock()
         self._counted_until = now + WATCH_SECONDS
         slots = [
@@ -191,7 +187,6 @@ class Engine:
         )
 
     def _counted(self) -> StepTotals:
-        """Return the totals with the steps since the last report."""
         totals, steps = self._totals, self._steps
         return StepTotals(
             totals.num_steps + len(steps),
@@ -200,7 +195,6 @@ class Engine:
         )
 
     def _retire(self) -> None:
-        """End sequences whose deadline has passed."""
         if (now := self._clock()) < self._next_deadline:
             return
         self._next_deadline = math.inf
@@ -212,7 +206,7 @@ class Engine:
                     self._next_deadline = min(self._next_deadline, deadline)
 
     def _admit(self) -> None:
-        """Give rows to the next sequences and prefill them; those that are filled start. Holes in the rows are closed."""
+        """Give rows to the next sequences and prefill them, start the filled ones, and close holes in the rows."""
         admitted = self._next_admitted()
         if admitted or self._prefill.unfilled:
             started = self._clock()
@@ -226,11 +220,7 @@ class Engine:
             self._rows.move(move.source, move.target)
 
     def _next_admitted(self) -> list[Sequence]:
-        """Move the next sequences from waiting to running, as far as free slots and the prefill budget go.
-
-        Where sources are read in pieces, others are admitted while the unread tokens of running ones are less than the budget, so
-        that none holds a slot for long before it is its turn to be read. A single source above the budget is encoded alone.
-        """
+        """Move sequences from waiting to running, within free slots and the prefill budget, which one larger source may exceed."""
         admitted: list[Sequence] = []
         num_unread = self._prefill.num_unread_tokens
         budget = self.limits.prefill_tokens_per_step - (num_unread or 0)
@@ -249,7 +239,6 @@ class Engine:
         return admitted
 
     def _start(self, sequence: Sequence) -> None:
-        """Let a sequence begin its answer."""
         request = sequence.request
         sequence.search = search_for(request, self._target)
         is_plain = sequence.search is None
@@ -261,7 +250,7 @@ class Engine:
             self._searching[sequence] = sequence.search
 
     def _decode(self) -> Candidates | None:
-        """Decode one token for every row; None if that has failed. K is rounded up so that few different ones occur."""
+        """Decode one token for every row, or return None on failure; K is a power of two, so that few shapes occur."""
         num_rows, rows = self.slots.num_rows, self._rows
         k = min(1 << (self._num_candidates() - 1).bit_length(), self._target.num_choices)
         try:
@@ -271,7 +260,7 @@ class Engine:
             return None
 
     def _search(self, candidates: Candidates, started: float) -> None:
-        """Let every sequence go on with the candidates of a step that began at a time, and end those that are finished."""
+        """Advance every sequence with a step's candidates, and end the finished ones."""
         num_rows = len(candidates.ids)
         try:
             choices = self._choose(candidates)
@@ -291,7 +280,7 @@ class Engine:
         self._rows.feed_all((choice[0].rows, choice[1].live) for choice in following)
         self._note_first_tokens(now)
         self._stream()
-        for row in self._rows.before_forced_end(num_rows):  # which a search has to find among the candidates
+        for row in self._rows.before_forced_end(num_rows):  # a search has to find the end among the candidates
             sequence = self.slots.owner(row)
             sequence.search = search_from(sequence.request, self._target, self._rows.hypothesis(row))
             self._searching[sequence] = sequence.search
@@ -308,13 +297,13 @@ class Engine:
         self._steps.append(Step(num_rows - len(self._prefill.unfilled), self._clock() - started))
 
     def _num_candidates(self) -> int:
-        """Return the K of the next step: paused searches ask for nothing."""
+        """Return the K of the next step, without paused searches."""
         return max(
             (search.num_candidates for sequence, search in self._searching.items() if sequence not in self._refetch), default=1
         )
 
     def _choose(self, candidates: Candidates) -> list[Choice]:
-        """Let every search choose that is not paused; those that cannot choose are; one that raises fails alone."""
+        """Advance all searches that are not paused; pause those that need more candidates, and fail those that raise."""
         choices: list[Choice] = []
         able = {sequence: search for sequence, search in self._searching.items() if sequence not in self._refetch}
         each = advances(list(able.values()), [sequence.rows for sequence in able], candidates)
@@ -323,7 +312,6 @@ class Engine:
         return choices
 
     def _refetch_candidates(self, step_seconds: float, choices: list[Choice]) -> None:
-        """Do the refetches there is time for, and let searches choose that can now."""
         self._refetch.hold()
         is_anyone_else = len(self._refetch) < len(self.running)
         for sequence in self._refetch.take(
@@ -333,7 +321,7 @@ class Engine:
             self._advance(sequence, search, search.resume, choices)
 
     def _advance(self, sequence: Sequence, search: Search, advance: Advance, choices: list[Choice]) -> None:
-        """Let one search choose and note its choice, or pause it."""
+        """Advance one search and append its choice, or pause it."""
         before = search.live
         try:
             parents = advance()
@@ -346,7 +334,7 @@ class Engine:
             choices.append((sequence, search, before, parents))
 
     def _follow(self, sequence: Sequence, search: Search, before: list[Hypothesis], parents: list[int]) -> None:
-        """Give a search's hypotheses their rows: twins get a copy of what they continue, beginning where the two rows differ."""
+        """Assign rows to a search's hypotheses; twins get a copy of their parent's cache from where the two rows differ."""
         for copy in self.slots.inherit(sequence, parents):
             tokens = before[copy.parent].token_ids
             num_cached = len(tokens) + 1  # the first position holds the start token
@@ -362,7 +350,7 @@ class Engine:
             self._shrunk.append(Shrunk(sequence.request.id, sequence.num_slots))
 
     def _note_first_tokens(self, now: float) -> None:
-        """Note when sequences generated their first token; those that are still fed a prefix have none."""
+        """Record the time of first tokens; sequences still fed a prefix have none."""
         if not self._waiting_for_first_token:
             return
         still_waiting: list[Sequence] = []
@@ -374,7 +362,7 @@ class Engine:
         self._waiting_for_first_token = still_waiting
 
     def _stream(self) -> None:
-        """Report the tokens of streamed requests that are certain since the last step."""
+        """Report the new certain tokens of streamed requests."""
         for sequence in self._streamed:
             if sequence.search is None:
                 row = sequence.rows[0]
@@ -386,7 +374,6 @@ class Engine:
                 self._tokens.append(Tokens(sequence.request.id, new))
 
     def _end(self, sequence: Sequence, reason: FinishReason, incident: str = "") -> None:
-        """Take a sequence out, with its rows, and report its end."""
         if sequence.answers:
             num_generated = sum(len(answer.log_probs) for answer in sequence.answers)
         else:
@@ -404,19 +391,17 @@ class Engine:
         self._finished.append(sequence.finished(reason, self._clock(), num_generated, incident))
 
     def _num_generated(self, sequence: Sequence) -> int:
-        """Return how many tokens have been generated for an answer of a sequence; 0 for one that never ran."""
         if sequence.search is not None:
             return sequence.search.num_generated
         return self._rows.num_generated(sequence.rows[0]) if sequence.rows else 0
 
     def _refuse(self, sequence: Sequence) -> None:
-        """End a sequence for whose source there is no memory."""
         self._end(sequence, "queue_full")
 
     def _fail(self, sequences: list[Sequence], event: str) -> None:
         """End the sequences of a step that raised; call it while the exception is being handled."""
         incident = uuid.uuid4().hex[:12]
         log.exception(event, incident=incident, num_requests=len(sequences))
-        self._num_failures = self._num_failures_before + 1  # however many groups of one step fail
+        self._num_failures = self._num_failures_before + 1  # once a step, however many of its groups fail
         for sequence in sequences:
             self._end(sequence, "step_failed", incident)

@@ -1,4 +1,4 @@
-"""Load a bundle into an engine on ONNX Runtime, on the device chosen for it, and warm it up."""
+"""Loading of a bundle into an engine on ONNX Runtime: device choice and warm-up."""
 
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("dragoman.engine")
 
+# Prompts get this part of `prefill_tokens_per_step`, as they pass all decoder layers: reading 128 tokens takes about as long as two
+# steps of 32 rows, 512 as seven, and larger pieces hardly speed up a prompt.
 PROMPT_PART = 4
-"""Of `prefill_tokens_per_step` prompts have one part in so many, for they pass all of the layers that a step passes. To read 128
-tokens takes about as long as two steps of 32 rows, and 512 as long as seven, while a prompt as a whole is read hardly faster."""
 
 
 def load_engine(
     bundle: Bundle, limits: Limits, num_threads: int, *, is_warmed_up: bool, device: DeviceSettings | None = None
 ) -> Engine:
-    """Load a bundle's graphs, reserve its caches and, if asked to, run everything once.
+    """Load a bundle's graphs, reserve its caches and, if requested, warm up.
 
     Raises:
         ImportError: If ONNX Runtime is not installed.
@@ -46,13 +46,8 @@ def load_engine(
 
 
 def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: DeviceSettings, *, is_warmed_up: bool) -> Runner:
-    """Choose the device, load a bundle's graphs there and, if asked to, capture its decode steps.
-
-    Raises:
-        ImportError: If ONNX Runtime is not installed.
-        DeviceError: If the device cannot be used, or the model does not fit.
-    """
-    # Imported here, so that the absence of a library is said like any other reason not to start.
+    """Choose the device, load a bundle's graphs there and, if requested, capture its decode steps; raises as `load_engine`."""
+    # Imported here, so that a missing library is reported like any other failure to start.
     from dragoman.server.runtime.providers import choose_device
 
     manifest = bundle.manifest
@@ -70,7 +65,7 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
     sizes = manifest.num_choices, manifest.max_target_tokens, manifest.max_source_tokens
 
     def warn(reason: str) -> None:
-        """Say once that steps are not replayed."""
+        """Log once that steps are not replayed."""
         log.warning("CUDA graphs are off, steps are begun one kernel at a time", model=manifest.name, reason=reason)
 
     runner = DeviceRunner(
@@ -89,21 +84,16 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
 
 
 def platform_of_engine() -> Platform:
-    """Return what decides the bits that this process's graphs give on the CPU.
-
-    Raises:
-        ImportError: If ONNX Runtime is not installed.
-    """
+    """Return the platform that determines the bits of results on the CPU; raise `ImportError` without ONNX Runtime."""
     from dragoman.export.session import this_platform
 
     return this_platform()
 
 
 def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> "OnnxScorer":
-    """Return the scorer of a bundle, on the device of its runner.
+    """Return the scorer of a bundle, on its runner's device.
 
-    On the CPU its graph is still to be opened, which takes as long as opening the other two did. On a device it is opened here, of
-    the files that the runner has just read; if that fails, for there may be no memory left, it is still to be opened, too.
+    Its graph is not open yet on the CPU, where opening takes long, nor on a GPU if opening fails here, perhaps for lack of memory.
     """
     from dragoman.server.runtime.device.runner import DeviceRunner
     from dragoman.server.runtime.onnx import OnnxRunner, OnnxScorer
@@ -113,21 +103,18 @@ def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> "OnnxScorer
     scorer = OnnxScorer(bundle, num_threads, runner.open_session)
     try:
         scorer.open()
-    except Exception as error:  # what it is is known when it has failed again
+    except Exception as error:  # retried by `Scoring`, which logs the error
         log.warning("the scorer cannot be loaded yet", model=bundle.manifest.name, reason=str(error))
     return scorer
 
 
 def warm_up(runner: Runner, manifest: Manifest) -> Costs:
-    """Run the encoder, or what reads prompts, on a short and a long source, and the decoder on 1, 2, 4 … `max_rows` rows.
+    """Run prefill on a short and a long source, and the decoder on 1, 2, 4 … `max_rows` rows; return the encoder's costs.
 
-    Its content of the caches is never read: a row's length starts at 0 with each request.
-
-    Returns:
-        Costs of the encoder.
+    The caches' content from this is never read: a row's length starts at 0 with each request.
     """
     longest = min(64, manifest.max_source_tokens)
-    if manifest.has_prompts:  # which share their room with what follows
+    if manifest.has_prompts:  # the prompt shares `max_target_tokens` with the answer
         longest = min(longest, manifest.max_target_tokens - 1)
     for length in (1, longest):
         runner.prefill([[manifest.eos_id] * length], [0])

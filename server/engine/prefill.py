@@ -1,8 +1,8 @@
-"""Prefill: sources into rows of the decode batch, encoded in batches, or prompts read in pieces between steps.
+"""Prefill of rows: sources encoded in batches, or prompts read in pieces between steps.
 
-Prefetch. A run of the encoder has a fixed cost, and slots become free one or two at a time. So the encoder takes along sources of
-the next waiting sequences, until the fixed cost hardly counts (`Costs.good_tokens`), and keeps what it makes of them until they
-have a slot. No run is made for waiting sequences alone.
+Prefetch: an encoder run has a fixed cost, and slots become free one or two at a time. So a run includes sources of waiting
+sequences until the fixed cost hardly counts (`Costs.good_tokens`); their encoded sources are held until they have slots. No run is
+made for waiting sequences alone.
 """
 
 from abc import ABC, abstractmethod
@@ -24,11 +24,7 @@ MAX_PREFETCH_BYTES = 2**26
 
 
 class Prefiller(ABC):
-    """Fills rows, at once or over several iterations.
-
-    Attributes:
-        done: Work since the last report.
-    """
+    """Fills rows, at once or over several iterations; `done` is the work since the last report."""
 
     def __init__(
         self,
@@ -39,32 +35,27 @@ class Prefiller(ABC):
     ) -> None:
         """Start with nothing.
 
-        Args:
-            limits: Of sources encoded before they have a slot, and of tokens read between two steps.
-            clock: In seconds.
-            fail: Ends sequences whose prefill has raised, while the exception is being handled.
-            refuse: Ends a sequence for whose source there is no memory even alone.
+        `fail` ends sequences whose prefill has raised, while the exception is being handled; `refuse` ends a sequence whose source
+        does not fit in memory even alone.
         """
         self._limits, self._clock, self._fail, self._refuse = limits, clock, fail, refuse
         self.done: list[Prefill] = []
 
     @property
     def unfilled(self) -> Collection[Sequence]:
-        """Running sequences whose rows are not filled yet; `fill` is called in every iteration while there are any."""
+        """Running sequences whose rows are not filled; `fill` is called in every iteration while there are any."""
         return ()
 
     @property
     def num_unread_tokens(self) -> int | None:
-        """Source tokens that are still to be read of these; None where every source is encoded at once."""
+        """Source tokens still to be read of unfilled sequences; None where every source is encoded at once."""
         return None
 
     @abstractmethod
     def fill(self, admitted: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
-        """Do an iteration's part of the work; return the sequences whose rows are filled now.
+        """Do one iteration's work for sequences that have just got their rows; return the sequences whose rows are filled now.
 
-        Args:
-            admitted: Sequences that have just got their rows.
-            waiting: Sequences that have none, the next one first.
+        Waiting sequences, the next one first, may be prefetched.
         """
 
     @abstractmethod
@@ -73,7 +64,7 @@ class Prefiller(ABC):
 
 
 class EncoderPrefiller(Prefiller):
-    """Encodes sources, in as few and as good batches as there are."""
+    """Encodes sources in the batches of least cost, prefetching for waiting sequences."""
 
     def __init__(
         self,
@@ -93,11 +84,11 @@ class EncoderPrefiller(Prefiller):
         self._token_bytes = self._num_bytes = 0
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Prefiller`."""
+        """Drop a sequence's encoded source."""
         self._take(sequence)
 
     def fill(self, admitted: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
-        """See `Prefiller`: sequences whose encoding has raised are not filled, and have ended."""
+        """Encode and place sources; sequences whose encoding has raised have ended and are not returned."""
         started = self._clock()
         filled: set[Sequence] = set()
         missing: list[Sequence] = []
@@ -116,7 +107,6 @@ class EncoderPrefiller(Prefiller):
         return [sequence for sequence in admitted if sequence in filled]
 
     def _choose(self, missing: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
-        """Return the waiting sequences to encode with others that have their slots."""
         budget = self._good_tokens - sum(sequence.num_source_tokens for sequence in missing)
         chosen: list[Sequence] = []
         num_bytes = self._num_bytes
@@ -152,11 +142,7 @@ class EncoderPrefiller(Prefiller):
         return set(own)
 
     def _prefetch(self, group: list[Sequence]) -> dict[Sequence, Held] | None:
-        """Encode a batch; keep the encoded sources of waiting sequences, return the others'.
-
-        Where it fails, waiting sequences are not tried again, and fail nobody: the batch is encoded again without them. So it is
-        with a source for which there is no memory, which is known when the first batch is encoded.
-        """
+        """Encode a batch and hold waiting sequences' sources; return the others', or None on failure."""
         holder = self._runner.holder
         assert holder is not None
         waiting = [sequence for sequence in group if sequence.admitted is None]
@@ -164,7 +150,7 @@ class EncoderPrefiller(Prefiller):
             encoded = dict(zip(group, holder.encode([sequence.request.source_ids for sequence in group]), strict=True))
         except Exception as error:
             log.warning("sources cannot be encoded ahead", num_requests=len(waiting), reason=f"{type(error).__name__}: {error}")
-            self._refused.update(waiting)
+            self._refused.update(waiting)  # waiting sequences are not retried; the caller encodes the others without them
             return None
         for sequence in waiting:
             held = encoded.pop(sequence)
@@ -175,7 +161,7 @@ class EncoderPrefiller(Prefiller):
         return encoded
 
     def _place(self, encoded: dict[Sequence, Held], started: float) -> set[Sequence]:
-        """Fill rows with encoded sources; return the sequences of which that has succeeded."""
+        """Fill rows with encoded sources; return the sequences for which that succeeded."""
         holder = self._runner.holder
         assert holder is not None
         try:
@@ -188,7 +174,6 @@ class EncoderPrefiller(Prefiller):
         return set(encoded)
 
     def _take(self, sequence: Sequence) -> Held | None:
-        """Take out the encoded source of a sequence that has got its slot or ended."""
         self._refused.discard(sequence)
         if (held := self._held.pop(sequence, None)) is not None:
             self._num_bytes -= held.nbytes
@@ -196,10 +181,9 @@ class EncoderPrefiller(Prefiller):
 
 
 class PromptPrefiller(Prefiller):
-    """Reads prompts in order of admission, so many tokens an iteration, so that nobody who runs waits long for another's prompt.
+    """Reads prompts in order of admission, a limited number of tokens in each iteration, so that running requests do not stall.
 
-    A row whose prompt is being read is stepped with the others at position 0, and the outcome ignored: the next piece overwrites
-    what the step has written. The result is the same to the last bit however a prompt was cut.
+    Meanwhile steps write to the row at position 0, which the next piece overwrites. Results are bit-identical however it is cut.
     """
 
     def __init__(
@@ -216,20 +200,20 @@ class PromptPrefiller(Prefiller):
 
     @property
     def unfilled(self) -> Collection[Sequence]:
-        """See `Prefiller`."""
+        """Sequences whose prompt is not read completely."""
         return self._num_read.keys()
 
     @property
     def num_unread_tokens(self) -> int:
-        """See `Prefiller`."""
+        """Prompt tokens still to be read."""
         return sum(sequence.num_source_tokens - num_read for sequence, num_read in self._num_read.items())
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Prefiller`."""
+        """Drop a sequence's progress."""
         self._num_read.pop(sequence, None)
 
     def fill(self, admitted: Ordered[Sequence], waiting: Collection[Sequence]) -> list[Sequence]:
-        """See `Prefiller`."""
+        """Read the next pieces; return the sequences whose prompt is complete."""
         started = self._clock()
         for sequence in admitted:
             self._num_read[sequence] = 0
@@ -251,7 +235,7 @@ class PromptPrefiller(Prefiller):
         return filled
 
     def _read(self, sequence: Sequence, size: int) -> bool:
-        """Read so many tokens more of a prompt into the sequence's row; return whether that has succeeded."""
+        """Read the next `size` tokens of a prompt into its row; return whether that succeeded."""
         started, first = self._clock(), self._num_read[sequence]
         try:
             self._reader.read(sequence.rows[0], sequence.request.source_ids, first, first + size)

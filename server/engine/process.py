@@ -1,8 +1,7 @@
-"""The process of an engine: its ZeroMQ socket, its loop, and its end.
+"""Engine process: its ZeroMQ socket, its loop, and its exit.
 
-Started as `python -m dragoman.server.engine.process` with its settings as JSON in one argument. It ends when told to, when its
-standard input closes (the parent is gone, however it went), or when the engine is broken; the supervisor tells these apart by the
-exit code.
+Run as `python -m dragoman.server.engine.process` with its settings as one JSON argument. It exits on `Stop`, when its standard
+input closes (the parent has ended), or when the engine is broken; the supervisor distinguishes these by exit code.
 """
 
 import contextlib
@@ -30,22 +29,22 @@ from dragoman.server.engine.snapshot import Watch
 from dragoman.server.telemetry import logs
 from dragoman.server.workers.processors import give_back_blocks, keep_blocks
 
-# Of Linux: the signal that a process gets when the one that started it is gone.
+# Linux option of `prctl`: signal sent to the process when its parent ends.
 PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger("dragoman.engine")
 
 HEARTBEAT_MILLISECONDS = 1000
-# How old a busy engine's statistics may be. A report wakes the front end, and on few cores that takes the time from the next step.
+# Report interval of a busy engine: on few cores, waking the frontend takes time from the next step.
 REPORT_SECONDS = 0.05
-# After so long without work steps are prepared that nobody has asked for yet; who comes meanwhile waits for one of them.
+# Idle time before steps are captured ahead; a request that arrives meanwhile waits for one capture.
 QUIET_SECONDS = 0.1
 EXIT_CANNOT_START = 3
 EXIT_BROKEN = 4
 
 
 class WakeUp:
-    """An eventfd that wakes the loop while it sleeps on its socket; `set` is for any thread, at any time."""
+    """Eventfd that wakes the loop from its poll; `set` is thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,18 +56,18 @@ class WakeUp:
         return self._descriptor
 
     def set(self) -> None:
-        """Wake the loop; without effect once it is closed."""
-        with self._lock:  # or the number might be another file's by now
+        """Wake the loop; no effect after `close`."""
+        with self._lock:  # the descriptor may be closed and its number reused
             if not self._is_closed:
                 os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
-        """Let the loop sleep again."""
+        """Reset the event."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
 
     def close(self) -> None:
-        """Give the descriptor back; doing so again does nothing."""
+        """Close the descriptor; idempotent."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -76,10 +75,10 @@ class WakeUp:
 
 
 class EngineLoop:
-    """An engine behind a ROUTER socket: the dispatcher attaches with `Hello` and is answered by identity."""
+    """Engine behind a ROUTER socket, to which the dispatcher attaches with `Hello`."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Listen; the model is loaded by `run`, so that the dispatcher may attach meanwhile."""
+        """Bind the socket; `run` loads the model, so that the dispatcher may attach meanwhile."""
         self.settings = settings
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -102,7 +101,7 @@ class EngineLoop:
         """Load, serve until stopped, and return the exit code."""
         try:
             engine, scoring, ready = self._load()
-        except Exception as error:  # ONNX Runtime's have no common ancestor below it
+        except Exception as error:  # ONNX Runtime's errors have no narrower common base
             reason = _known_reason(error)
             if reason is None:
                 log.exception("engine cannot start", bundle=self.settings.bundle)
@@ -116,17 +115,17 @@ class EngineLoop:
             self._context.term()
 
     def stop(self) -> None:
-        """Let `run` end after its current step; for another thread, which may not use the socket."""
+        """Make `run` return after its current step; callable from other threads."""
         self._is_stopped = True
         self._wake_up.set()
 
     @property
     def is_computing(self) -> bool:
-        """Whether a thread was still at work when `run` ended, on requests that nobody waits for any more."""
+        """Whether a scoring thread was still running when `run` returned."""
         return self._is_computing
 
     def _load(self) -> tuple[Engine, Scoring, Ready]:
-        """Load the bundle, on the CPU all but the scorer, and run it once in every shape that matters."""
+        """Load the bundle, except the scorer on the CPU, and warm it up."""
         started = time.monotonic()
         settings = self.settings
         bundle = Bundle.open(Path(settings.bundle))
@@ -146,7 +145,6 @@ class EngineLoop:
         return engine, scoring, ready
 
     def _serve(self, engine: Engine, scoring: Scoring, ready: Ready) -> int:
-        """Alternate between messages and steps; sleep when there is nothing to do."""
         scoring.on_done = self._wake_up.set
         self._last_work = time.monotonic()
         try:
@@ -177,10 +175,10 @@ class EngineLoop:
             self._send_report(engine, scoring)
 
     def _wait(self, seconds: float) -> bool:
-        """Sleep until a message comes, another thread wakes it, or that time is over; return whether there may be messages."""
+        """Sleep until a message, a wake-up or the timeout; return whether there may be messages."""
         if seconds <= 0:
             return True
-        # Rounded up: work that is due in a moment is not due yet.
+        # Rounded up, so that the work is due after the poll.
         milliseconds = min(HEARTBEAT_MILLISECONDS, seconds * 1000 + 1)
         if not (ready := dict(self._poller.poll(int(milliseconds)))):
             give_back_blocks()
@@ -189,11 +187,9 @@ class EngineLoop:
         return self._socket in ready
 
     def _is_quiet(self, scoring: Scoring) -> bool:
-        """Return whether nothing has run for long enough."""
         return not scoring.num_waiting and time.monotonic() >= self._last_work + QUIET_SECONDS
 
     def _receive(self, engine: Engine, scoring: Scoring, ready: Ready) -> None:
-        """Take everything that has arrived."""
         while True:
             try:
                 origin, payload = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -219,7 +215,7 @@ class EngineLoop:
                     self._is_stopped = True
 
     def _send_report(self, engine: Engine, scoring: Scoring) -> None:
-        """Send what has happened since the last time; without news, a sign of life."""
+        """Send the events since the last report; without any, a heartbeat."""
         self._last_report = time.monotonic()
         report = engine.take_report()
         statistics = report.statistics
@@ -232,7 +228,7 @@ class EngineLoop:
         self._send(Report(report.tokens, report.finished, statistics, scoring.take_scored(), shrunk=report.shrunk))
 
     def _answer_first_hello(self, event: Event) -> None:
-        """Wait a moment for the dispatcher, and tell it."""
+        """Wait up to 2 s for the dispatcher to attach, and send it an event."""
         if self._socket.poll(2000):
             self._dispatcher, _ = self._socket.recv_multipart()
             self._send(event)
@@ -243,29 +239,29 @@ class EngineLoop:
 
 
 def _seconds_to_sleep(engine: Engine, scoring: Scoring) -> float:
-    """Return when there is something to do without a message: a pair to score, or a step to prepare."""
+    """Return the time until there is work without a message: a pair to score, or a step to prepare."""
     seconds = scoring.seconds_until_work()
     return min(seconds, QUIET_SECONDS) if engine.is_unprepared else seconds
 
 
 def _known_reason(error: Exception) -> str | None:
-    """Return one line for the operator, which says all there is to say; None for what nobody foresaw."""
+    """Return one line for the operator; None for an unexpected error."""
     if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
         return f"onnxruntime is not installed: {install_command('cpu')}"
-    if isinstance(error, MemoryError):  # the device's, or what little numpy and Python ask of the host's
+    if isinstance(error, MemoryError):  # of the device or the host
         told = f" ({error})" if str(error) else ""
         return f"there is not enough memory to load it{told}: lower max_slots or gpu_memory_gib, and see who else is there"
     return str(error) if isinstance(error, InputError) else None
 
 
 def exit_with_parent(endpoint: str) -> None:
-    """End this process as soon as its standard input closes, which happens when the parent is gone, and tidy up in its place.
+    """Start a thread that ends this process and removes its socket when standard input closes, that is when the parent has ended.
 
-    One that has been stopped (SIGSTOP) is woken for that, on Linux.
+    On Linux a process stopped by SIGSTOP is continued for that.
     """
 
     def wait() -> None:
-        while os.read(0, 1024):  # not through sys.stdin, whose lock a thread may not hold when the interpreter ends
+        while os.read(0, 1024):  # not sys.stdin, whose lock must be free when the interpreter ends
             pass
         socket = Path(endpoint.removeprefix("ipc://"))
         with contextlib.suppress(OSError):
@@ -279,10 +275,10 @@ def exit_with_parent(endpoint: str) -> None:
 
 
 def main() -> int:
-    """Run the engine that the argument describes."""
+    """Run the engine described by the JSON argument."""
     settings = msgspec.json.decode(sys.argv[1], type=EngineSettings)
     logs.configure_logging(settings.log_level, settings.log_format)
-    # The supervisor decides when an engine ends; signals meant for the front end's group must not.
+    # The supervisor decides when an engine ends, not signals to the frontend's process group.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     exit_with_parent(settings.endpoint)
@@ -292,7 +288,7 @@ def main() -> int:
     loop = EngineLoop(settings)
     code = loop.run()
     if loop.is_computing:
-        os._exit(code)  # the interpreter would wait for the thread; all has been said
+        os._exit(code)  # the interpreter would wait for the thread
     return code
 
 

@@ -1,4 +1,4 @@
-"""State of each row of the decode batch beside the caches: arrays, so that a step handles all rows at once."""
+"""State of each row of the decode batch besides the caches, as arrays, so that a step handles all rows at once."""
 
 import math
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ class Rows:
     """State of rows `[0, max_rows)`.
 
     Attributes:
-        tokens: `[max_rows]`, the token each row is fed next.
-        positions: `[max_rows]`, its position: the tokens in the row's cache.
+        tokens: `[max_rows]`, next input token of each row.
+        positions: `[max_rows]`, its position: the number of tokens in the row's cache.
         is_plain: `[max_rows]`, whether the row is a plain greedy request's, whose answer is kept here.
     """
 
@@ -25,8 +25,8 @@ class Rows:
         self.is_plain = np.zeros(max_rows, np.bool_)
         self._starts = np.zeros(max_rows, np.int64)
         self._limits = np.zeros(max_rows, np.int64)
-        self._num_fed = np.zeros(max_rows, np.int64)  # tokens of the forced prefix, which are in the history from the start
-        self._num_counted = np.zeros(max_rows, np.int64)  # those of them that count in the score's length
+        self._num_fed = np.zeros(max_rows, np.int64)  # length of the forced prefix, which is in the history from the start
+        self._num_counted = np.zeros(max_rows, np.int64)  # part of it that counts in the score's length
         self._length_penalties = np.ones(max_rows, np.float64)
         self._forces_end = np.zeros(max_rows, np.bool_)
         self._history = np.zeros((max_rows, target.max_tokens), np.int32)
@@ -42,14 +42,9 @@ class Rows:
         *,
         is_plain: bool,
     ) -> None:
-        """Prepare a row for a new answer.
+        """Prepare a row for a new answer of at most `max_new_tokens` after the forced prefix.
 
-        Args:
-            row: Its number.
-            max_new_tokens: Tokens to generate at the most, the forced prefix not included.
-            decoder_start_id: First token fed; None for the model's.
-            search: Options; of a plain row the forced prefix and the score's length.
-            is_plain: Whether the answer is kept here; else a search keeps it.
+        The answer of a plain row is kept here, with the options' forced prefix, end and score; a search keeps any other.
         """
         self._starts[row] = self._target.decoder_start_id if decoder_start_id is None else decoder_start_id
         self.feed(row, int(self._starts[row]), 0)
@@ -63,18 +58,18 @@ class Rows:
         self._limits[row] = num_fed + max_new_tokens
 
     def park(self, row: int) -> None:
-        """Keep a row at position 0 whose source is not prefilled yet; its candidates are ignored."""
+        """Keep a row at position 0 while its source is not prefilled; its candidates are ignored."""
         self.feed(row, self._target.decoder_start_id, 0)
         self.is_plain[row] = False
         self._num_fed[row] = 0
 
     def feed(self, row: int, token: int, position: int) -> None:
-        """Set the next token of a row."""
+        """Set the next input token of a row."""
         self.tokens[row] = token
         self.positions[row] = position
 
     def feed_all(self, hypotheses: Iterable[tuple[list[int], list[Hypothesis]]]) -> None:
-        """Set the next tokens of rows to the last of hypotheses, in the same order; several lists of both."""
+        """Set the next input tokens to the last tokens of hypotheses, given with their rows in the same order."""
         fed = [(row, each.token_ids) for rows, live in hypotheses for row, each in zip(rows, live, strict=True)]
         if not fed:
             return
@@ -83,11 +78,11 @@ class Rows:
         self.positions[where] = [len(token_ids) for _, token_ids in fed]
 
     def feed_again(self, row: int, token_ids: list[int]) -> None:
-        """Set the next token of a row to the one it was fed last: the last of its tokens, or the start token."""
+        """Set the next input token of a row to the previous one: the last of its tokens, or the start token."""
         self.feed(row, token_ids[-1] if token_ids else int(self._starts[row]), len(token_ids))
 
     def move(self, source: int, target: int) -> None:
-        """Copy the state of another row."""
+        """Copy a row's state to another row."""
         of_rows = (self.tokens, self.positions, self.is_plain, self._starts, self._limits)
         for array in (*of_rows, self._num_fed, self._num_counted, self._length_penalties, self._forces_end):
             array[target] = array[source]
@@ -96,9 +91,9 @@ class Rows:
         self._log_probs[target, :length] = self._log_probs[source, :length]
 
     def take_likeliest(self, candidates: Candidates) -> list[int]:
-        """Append to every row its likeliest token, or its next forced one; return the plain ones that have ended.
+        """Append to each row its likeliest token, or its next forced one; return the plain rows that have ended.
 
-        The search of a row that is not plain sets another token before the next step.
+        The search of a row that is not plain overwrites that token before the next step.
         """
         num_rows = len(candidates.ids)
         tokens, positions = self.tokens[:num_rows], self.positions[:num_rows]
@@ -114,7 +109,7 @@ class Rows:
         return ended
 
     def before_forced_end(self, num_rows: int) -> list[int]:
-        """Return the plain ones of rows `[0, num_rows)` that have not ended and whose next token has to be end-of-sequence."""
+        """Return the plain rows in `[0, num_rows)` that have not ended and whose next token must be end-of-sequence."""
         positions, is_eos = self.positions[:num_rows], self.tokens[:num_rows] == self._target.eos_id
         has_ended = is_eos & (positions > self._num_fed[:num_rows])
         is_before = self._forces_end[:num_rows] & (positions + 1 == self._limits[:num_rows]) & ~has_ended
@@ -122,18 +117,18 @@ class Rows:
         return rows
 
     def hypothesis(self, row: int) -> Hypothesis:
-        """Return the hypothesis of a plain row, for a search to continue; from now on the row is that search's."""
+        """Return the hypothesis of a plain row for a search to continue; the row is no longer plain."""
         self.is_plain[row] = False
         length = int(self.positions[row])
         log_probs: list[float] = self._log_probs[row, int(self._num_fed[row]) : length].tolist()
         return Hypothesis(self._history[row, :length].tolist(), log_probs, sum(log_probs))
 
     def is_eos(self, row: int) -> bool:
-        """Return whether a plain row's last token ended its answer; a forced one does not."""
+        """Return whether a plain row's last token was a generated, not a forced, end-of-sequence."""
         return int(self.tokens[row]) == self._target.eos_id and self.num_generated(row) > 0
 
     def num_generated(self, row: int) -> int:
-        """Return how many tokens were generated in a plain row, end-of-sequence included, the forced prefix not."""
+        """Return the number of tokens generated in a plain row, with end-of-sequence, without the forced prefix."""
         return max(int(self.positions[row] - self._num_fed[row]), 0)
 
     def answer(self, row: int) -> Answer:

@@ -1,8 +1,7 @@
-"""Score requests of an engine: they take no slot, and are computed beside generation in the order in which they were given.
+"""Score requests of an engine: they hold no slot, and run beside generation in order of arrival.
 
-On the CPU they are scored on a thread of low priority, in turns that leave generation half of the time; on a GPU on the engine's
-own thread, between two steps. The scorer's graph is loaded in the background once the engine is ready; where that fails it is
-tried again, ever more rarely.
+On the CPU they run on a low-priority thread, in turns that leave generation half of the time; on a GPU on the engine's own thread,
+between steps. The scorer's graph is loaded in the background once the engine is ready, and retried with backoff if that fails.
 """
 
 import contextlib
@@ -26,15 +25,13 @@ log = structlog.get_logger("dragoman.engine")
 
 INITIAL_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
+# Rest for each second of a turn beside generation: 1 leaves generation half of the time.
 REST_PER_SECOND = 1.0
-"""Rest for a second of a turn beside generation: at 1, half of the time is generation's alone."""
+# Lowers the scheduling weight to a tenth: decode steps hardly slow down, and scoring still progresses.
 NICENESS = 10
-"""By which the kernel's weight falls to a tenth: enough that decode steps hardly notice, and that scoring goes on."""
 
 
 class _Outcome(NamedTuple):
-    """A score request that was computed, and its result or error."""
-
     request: ScoreRequest
     ended: float
     log_probs: list[float]
@@ -43,13 +40,10 @@ class _Outcome(NamedTuple):
 
 
 class Scoring:
-    """Score requests that have not ended, and what is reported of them.
+    """Score requests that have not ended, and the results to report.
 
-    What takes long is a job on another thread, one at a time. Requests that come before the scorer is loaded wait, unless that has
-    failed.
-
-    Attributes:
-        on_done: Called, perhaps on another thread, when there is something for `step` to do.
+    Long work is one job at a time on another thread; `on_done`, called perhaps there, signals work for `step`. Requests wait while
+    the scorer is not loaded, unless loading has failed.
     """
 
     def __init__(
@@ -59,13 +53,10 @@ class Scoring:
         clock: Callable[[], float] = time.monotonic,
         executor: Executor | None = None,
     ) -> None:
-        """Start with nothing waiting.
+        """Start with nothing waiting; `scorer` is used by one thread at a time, except for `interrupt`.
 
-        Args:
-            scorer: Used by one thread at a time, except for `interrupt`.
-            turn_tokens: Tokens of both sides scored between two rests, at the most; a single larger request is scored alone.
-            clock: In seconds, as deadlines are; for any thread.
-            executor: For work that takes long; None for a thread of its own, whose priority is low.
+        A turn has at most `turn_tokens` of both sides, or one larger request. The clock must be thread-safe; without an `executor`,
+        a low-priority thread does long work.
         """
         self.on_done: Callable[[], None] = lambda: None
         self._scorer, self._turn_tokens, self._clock = scorer, turn_tokens, clock
@@ -86,12 +77,12 @@ class Scoring:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens of both sides of those."""
+        """Source and target tokens of the requests that have not ended."""
         return sum(map(_num_tokens, self._requests.values()))
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` may have something to do, now or later."""
+        """Whether `step` may have work, now or later."""
         return bool(self._requests) or self._job is not None or not self._scorer.is_loaded
 
     @property
@@ -101,11 +92,11 @@ class Scoring:
 
     @property
     def is_computing(self) -> bool:
-        """Whether a thread is at work; after `close`, too."""
+        """Whether a job is running, even after `close`."""
         return self._job is not None and not self._job[0].done()
 
     def seconds_until_work(self) -> float:
-        """Return when `step` is to be called, as far as that depends on time alone; `on_done` says the rest. Infinity for never."""
+        """Return the time until `step` has work by time alone, infinity for never; `on_done` signals other work."""
         now = self._clock()
         until_deadline = max(0.0, self._next_deadline - now)
         if self._job is not None:
@@ -115,7 +106,7 @@ class Scoring:
         return min(self._rest_seconds, until_deadline) if self._waiting else math.inf
 
     def submit(self, request: ScoreRequest) -> None:
-        """Take a request, or report at once that the scorer cannot be loaded."""
+        """Add a request, or end it at once if the scorer cannot be loaded."""
         self._requests[request.id] = request
         if self._has_failed and self._job is None:
             self._end(request, "not_loaded", retry_after_seconds=self._seconds_until_try())
@@ -125,28 +116,24 @@ class Scoring:
             self._next_deadline = min(self._next_deadline, request.deadline)
 
     def cancel(self, request_id: int) -> None:
-        """End a request that nobody waits for; without effect for one that is not here."""
+        """Cancel a request; no effect if it is unknown."""
         if (request := self._requests.get(request_id)) is not None:
             self._end(request, "cancelled")
 
     def end_all(self, reason: FinishReason) -> None:
-        """End everything."""
+        """End all requests."""
         for request in list(self._requests.values()):
             self._end(request, reason)
 
     def close(self) -> None:
-        """Begin nothing any more, and let what is being computed fail soon."""
+        """Start no more jobs, and interrupt the running one."""
         self._is_closed = True
         self._background.shutdown(wait=False, cancel_futures=True)
         if self.is_computing:
             self._scorer.interrupt()
 
     def step(self, is_generating: bool = False) -> None:
-        """Take in what has been computed, and begin what comes next.
-
-        Args:
-            is_generating: Whether something has been generated since the last call.
-        """
+        """Process a finished job and start the next; `is_generating` is whether tokens were generated since the last call."""
         self._retire()
         self._settle(is_generating)
         if self._job is None:
@@ -159,7 +146,6 @@ class Scoring:
         return scored
 
     def _retire(self) -> None:
-        """End requests whose deadline has passed."""
         if (now := self._clock()) < self._next_deadline:
             return
         self._next_deadline = math.inf
@@ -170,11 +156,7 @@ class Scoring:
                 self._next_deadline = min(self._next_deadline, request.deadline)
 
     def _settle(self, is_generating: bool) -> None:
-        """Let time pass, and take in a job that is done.
-
-        The time of a turn while something is generated is rested afterwards. Rest passes with time, also when nothing is
-        generated any more: it is no longer than the last turn was.
-        """
+        """Update the rest, owed for the part of a turn beside generation and reduced by time, and finish a done job."""
         now = self._clock()
         elapsed, self._now = now - self._now, now
         if not self._is_turn:
@@ -186,7 +168,6 @@ class Scoring:
             on_done(future)
 
     def _begin(self) -> None:
-        """Begin the next job, if one is due: a try to load, or a turn."""
         if not self._scorer.is_loaded:
             if self._clock() >= self._next_try:
                 self._start(self._scorer.check, self._on_checked)
@@ -207,7 +188,7 @@ class Scoring:
         return turn
 
     def _start(self, do: Callable[[], Any], on_done: Callable[[Future[Any]], None], *, is_device_work: bool = False) -> None:
-        """Begin a job: in the background, or at once on this thread if it has its place among a device's work."""
+        """Start a job in the background; device work runs at once on this thread."""
         future: Future[Any]
         if is_device_work and self._scorer.is_on_device:
             future = Future()
@@ -234,7 +215,7 @@ class Scoring:
             self._fail_to_load(error)
 
     def _fail_to_load(self, error: BaseException) -> None:
-        """Log the first failure of a row, and end what waits."""
+        """Log the first of consecutive failures, and end the waiting requests."""
         self._next_try = self._clock() + self._retry_seconds
         self._retry_seconds = min(2 * self._retry_seconds, MAX_RETRY_SECONDS)
         if not self._has_failed:
@@ -248,7 +229,7 @@ class Scoring:
         return max(0.01, self._next_try - self._clock())
 
     def _compute(self, turn: list[ScoreRequest]) -> list[_Outcome]:
-        """Score requests one by one, but those that have ended meanwhile; on another thread where there is one."""
+        """Score the requests that have not ended meanwhile, one by one; runs on the background thread, if any."""
         outcomes: list[_Outcome] = []
         for request in turn:
             if self._is_closed:
@@ -266,7 +247,7 @@ class Scoring:
         return outcomes
 
     def _on_computed(self, future: Future[list[_Outcome]]) -> None:
-        """End the requests of a turn that have not ended meanwhile; an error is the end of one of them and of no other."""
+        """End the requests of a turn that have not ended meanwhile; an error fails one request only."""
         self._is_turn = False
         for request, ended, log_probs, alignment, error in future.result():
             if request.id not in self._requests:
@@ -279,7 +260,6 @@ class Scoring:
             self._end(request, "step_failed", incident=incident)
 
     def _end(self, request: ScoreRequest, reason: FinishReason, **details: Any) -> None:
-        """Forget a request and report its end."""
         del self._requests[request.id]
         self._waiting.pop(request.id, None)
         fields: dict[str, Any] = {"log_probs": [], "alignment": b"", "ended": self._clock()} | details
@@ -291,6 +271,6 @@ def _num_tokens(request: ScoreRequest) -> int:
 
 
 def _lower_priority() -> None:
-    """Lower this thread's priority: on Linux niceness is a thread's, and `nice` changes the calling one's."""
-    with contextlib.suppress(OSError):  # where it is forbidden, turns are what keeps scoring back
+    """Lower this thread's priority; on Linux `nice` applies to the calling thread."""
+    with contextlib.suppress(OSError):  # if forbidden, turns alone limit scoring
         os.nice(NICENESS)

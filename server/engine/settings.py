@@ -1,4 +1,4 @@
-"""Settings of an engine process: one struct, passed to it as JSON."""
+"""Settings of an engine process, passed to it as JSON."""
 
 from dataclasses import dataclass
 
@@ -6,95 +6,62 @@ import msgspec
 
 from dragoman.server.telemetry.logs import LogFormat
 
-# Running requests stall no longer than encoding so many takes; with 2,048, throughput on the CPU was the same and stalls longer.
+# Bounds the stall of running requests; with 2,048, CPU throughput was the same and stalls were longer.
 PREFILL_TOKENS_PER_STEP = 512
-# Waiting requests whose sources are encoded beside others': more would wait too long in memory, fewer fill no batch.
+# More would stay in memory too long, fewer do not fill a batch.
 MAX_PREFETCH = 16
+# Default of `max_slots_per_request` unless a quarter of the slots is more.
 USUAL_SLOTS_PER_REQUEST = 16
-"""Rows that a request may take at least, where there are so many and no setting says otherwise."""
 
 
 class DeviceSettings(msgspec.Struct, frozen=True):
-    """Where a model runs.
+    """Device of a model."""
 
-    Attributes:
-        name: `auto`, `cpu`, `cuda` or `cuda:N`.
-        max_memory_bytes: Of a CUDA device, that may be taken; 0 for nine tenths of what is free.
-        weights_cache: Folder of files through which engines on the CPU share their weights; empty for copies of their own.
-    """
-
-    name: str = "auto"
-    max_memory_bytes: int = 0
-    weights_cache: str = ""
+    name: str = "auto"  # `auto`, `cpu`, `cuda` or `cuda:N`
+    max_memory_bytes: int = 0  # limit on a CUDA device; 0 for nine tenths of the free memory
+    weights_cache: str = ""  # folder through which engines on the CPU share weights; empty for copies of their own
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one engine.
+    """Limits of one engine."""
 
-    Attributes:
-        max_slots: Rows of the decode batch.
-        prefill_tokens_per_step: Source tokens encoded, or read of prompts, between two decode steps, which bounds how long running
-            requests stall; a single larger source is still encoded, alone, where it cannot be read in pieces.
-        max_prefetch: Waiting requests whose sources may have been encoded already, see `prefill.py`.
-    """
-
-    max_slots: int
+    max_slots: int  # rows of the decode batch
+    # Source tokens prefilled between two decode steps, which bounds stalls of running requests; a larger single source is still
+    # encoded, alone, unless it can be read in pieces.
     prefill_tokens_per_step: int = PREFILL_TOKENS_PER_STEP
-    max_prefetch: int = 0
+    max_prefetch: int = 0  # waiting requests whose sources may be encoded ahead, see `prefill.py`
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits of a model's queue.
+    """Limits of a model's queue."""
 
-    Attributes:
-        max_waiting_requests: Requests that wait, beyond those that free slots are about to take.
-        max_waiting_tokens: Their tokens; a single larger request still fits an empty queue.
-    """
-
-    max_waiting_requests: int
-    max_waiting_tokens: int
+    max_waiting_requests: int  # waiting requests, beyond those that free slots are about to take
+    max_waiting_tokens: int  # tokens of the waiting requests; a larger single request still fits an empty queue
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """Settings of an engine.
+    """Settings of an engine; fields not listed are those of `Limits`, `QueueLimits` and `dragoman.server.config`."""
 
-    Attributes:
-        endpoint: ZeroMQ address to listen on.
-        bundle: Directory of the model.
-        num_threads: Of ONNX Runtime.
-        max_slots: See `Limits`.
-        max_waiting_requests: See `QueueLimits`, as the next.
-        max_waiting_tokens: See `QueueLimits`.
-        log_level: See `dragoman.server.config`, as the next.
-        log_format: See `dragoman.server.config`.
-        version: The bundle's, which the front end has read too; the engine refuses any other. Empty for whichever is there.
-        digest: SHA-256 of the manifest that the front end has read, and checked; the engine refuses any other. Empty for whichever.
-        device: Where the model runs.
-        cores: That its process keeps to; none for all.
-        max_slots_per_request: See `slots_per_request`; 0 for the usual ones.
-        is_warmed_up: Whether the model is run on made-up sources before `Ready` is reported.
-    """
-
-    endpoint: str
-    bundle: str
-    num_threads: int
+    endpoint: str  # ZeroMQ address to bind
+    bundle: str  # directory of the model
+    num_threads: int  # threads of ONNX Runtime
     max_slots: int
     max_waiting_requests: int
     max_waiting_tokens: int
     log_level: str
     log_format: LogFormat
-    version: str = ""
-    digest: str = ""
+    version: str = ""  # version of the bundle that the frontend has read; the engine refuses any other. Empty for any
+    digest: str = ""  # SHA-256 of the manifest that the frontend has checked; the engine refuses any other. Empty for any
     device: DeviceSettings = DeviceSettings()
-    cores: tuple[int, ...] = ()
-    max_slots_per_request: int = 0
-    is_warmed_up: bool = True
+    cores: tuple[int, ...] = ()  # cores that the process is pinned to; empty for all
+    max_slots_per_request: int = 0  # 0 for the default, see `slots_per_request`
+    is_warmed_up: bool = True  # whether the model is run on dummy sources before `Ready`
 
     @property
     def slots_per_request(self) -> int:
-        """See the function of that name."""
+        """Most rows of one request."""
         return slots_per_request(self.max_slots, self.max_slots_per_request)
 
     @property
@@ -109,10 +76,5 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 
 def slots_per_request(max_slots: int, max_slots_per_request: int) -> int:
-    """Return how many rows one request may take, so that a few wide ones do not take them all; the front end refuses more.
-
-    Args:
-        max_slots: Rows there are.
-        max_slots_per_request: As it is set; 0 for the usual part of them.
-    """
+    """Return the most rows of one request, so that a few wide ones do not take all; `max_slots_per_request` 0 is the default."""
     return min(max_slots_per_request or max(max_slots // 4, USUAL_SLOTS_PER_REQUEST), max_slots)

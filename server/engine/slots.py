@@ -1,6 +1,6 @@
-"""Owners of the rows of the decode batch.
+"""Allocation of the rows of the decode batch.
 
-Active rows are always `[0, num_rows)`, so that a step binds a prefix of the caches. The content of rows is the runner's.
+Active rows are always `[0, num_rows)`, so that a step binds a prefix of the caches; the runner holds their content.
 """
 
 import heapq
@@ -17,23 +17,16 @@ class Move(NamedTuple):
 
 
 class Inheritance(NamedTuple):
-    """A copy of a row whose hypothesis is continued more than once.
-
-    Attributes:
-        source: The row.
-        target: Another row of the same sequence, or a new one.
-        parent: Index of the continued hypothesis.
-        predecessor: Index of the hypothesis that had the target before; None for a new row.
-    """
+    """Copy of a row whose hypothesis is continued more than once."""
 
     source: int
     target: int
-    parent: int
-    predecessor: int | None
+    parent: int  # index of the continued hypothesis
+    predecessor: int | None  # index of the hypothesis that had the target row before; None for a new row
 
 
 class Slots:
-    """Owners of rows, with holes only between a release and the next `compact`."""
+    """Owners of rows; there are holes only between a release and the next `compact`."""
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
@@ -52,7 +45,7 @@ class Slots:
         return sequence
 
     def take(self, sequence: Sequence) -> int:
-        """Give a sequence one more row, the last of its `rows`: the lowest hole, or the next one at the end."""
+        """Append one row to a sequence's `rows`: the lowest hole, or the next one at the end."""
         if self._holes:
             row = heapq.heappop(self._holes)
             self._owners[row] = sequence
@@ -64,29 +57,22 @@ class Slots:
         return row
 
     def release(self, sequence: Sequence) -> None:
-        """Take all rows of a sequence back."""
+        """Free all rows of a sequence."""
         for row in list(sequence.rows):
             self.release_row(sequence, row)
 
     def release_row(self, sequence: Sequence, row: int) -> None:
-        """Take one row of a sequence back."""
+        """Free one row of a sequence."""
         assert self._owners[row] is sequence, f"row {row} is not its own"
         self._owners[row] = None
         heapq.heappush(self._holes, row)
         sequence.rows.remove(row)
 
     def inherit(self, sequence: Sequence, parents: list[int]) -> list[Inheritance]:
-        """Give each new hypothesis of a sequence a row, knowing which of the old ones it continues.
+        """Assign a row to each new hypothesis, given its parent's index, and update `rows`; return the copies, in any order.
 
-        A hypothesis keeps its parent's row unless another one already does; such a twin gets the row of a hypothesis that is not
-        continued, or else a new row. Other rows are taken back.
-
-        Args:
-            sequence: Its `rows` are those of the old hypotheses, and afterwards those of the new ones.
-            parents: For each new hypothesis the index of the old one.
-
-        Returns:
-            Copies to make. No row is both source and target, so that the order does not matter.
+        A hypothesis keeps its parent's row unless another already does; a twin gets the row of a hypothesis that is not continued,
+        or a new row. Remaining rows are freed. No row is both source and target.
         """
         old = sequence.rows.copy()
         if parents == list(range(len(old))):
@@ -111,14 +97,14 @@ class Slots:
         return copies
 
     def compact(self) -> list[Move]:
-        """Close the holes by moving the last rows into the first holes; the caller copies in this order."""
+        """Close holes by moving the last rows into the first holes; the caller copies in this order."""
         moves: list[Move] = []
         while self._holes:
             while self._owners and self._owners[-1] is None:
                 self._owners.pop()
             hole = heapq.heappop(self._holes)
             if hole >= len(self._owners):
-                self._holes.clear()  # the lowest hole is beyond the end, so are the others
+                self._holes.clear()  # all holes are beyond the end if the lowest is
                 break
             last = len(self._owners) - 1
             sequence = self.owner(last)

@@ -1,7 +1,4 @@
-"""Snapshots of engines, slot by slot, for live statistics: msgspec structs, MessagePack on the wire.
-
-They are made on demand only, and hold no text or token of a request.
-"""
+"""Snapshots of engines, slot by slot, for live statistics: made on demand only, without text or tokens of requests."""
 
 import heapq
 from collections.abc import Iterable
@@ -9,38 +6,23 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
+# Callers reported by name; the others are summed under the empty name.
 MAX_CALLERS = 64
-"""Callers reported by name; the others are summed up under the empty name."""
 
 
 class SlotUse(Struct, frozen=True, array_like=True):
-    """A slot that a request holds.
+    """A slot held by a request."""
 
-    Attributes:
-        slot: Row of the decode batch.
-        request: Number of the request, the same for all of its slots and unique in the engine.
-        is_prefill: Whether its source is still being read.
-        num_source_tokens: Tokens of its source.
-        num_tokens: Tokens generated so far, the forced prefix not included.
-        max_new_tokens: Limit of these.
-    """
-
-    slot: int
-    request: int
-    is_prefill: bool
+    slot: int  # row of the decode batch
+    request: int  # number of the request, the same for all its slots and unique in the engine
+    is_prefill: bool  # whether its source is still being read
     num_source_tokens: int
-    num_tokens: int
+    num_tokens: int  # tokens generated so far, without the forced prefix
     max_new_tokens: int
 
 
 class CallerUse(Struct, frozen=True, array_like=True):
-    """Requests of a caller.
-
-    Attributes:
-        name: Of the caller; empty for unknown ones.
-        num_waiting: Requests in the queue.
-        num_running: Requests in slots.
-    """
+    """Requests of a caller; the empty name is for unknown ones."""
 
     name: str
     num_waiting: int = 0
@@ -48,28 +30,15 @@ class CallerUse(Struct, frozen=True, array_like=True):
 
 
 class StepTotals(Struct, frozen=True, array_like=True):
-    """Decode steps, counted only while snapshots are taken: their difference between two snapshots is meaningful.
-
-    Attributes:
-        num_steps: Steps.
-        num_rows: Rows decoded in all of them, a token each.
-        seconds: Their durations together.
-    """
+    """Decode steps, counted only while snapshots are taken: only differences between snapshots are meaningful."""
 
     num_steps: int = 0
-    num_rows: int = 0
-    seconds: float = 0.0
+    num_rows: int = 0  # rows decoded in all steps, a token each
+    seconds: float = 0.0  # total duration
 
 
 class EngineSnapshot(Struct, frozen=True, array_like=True):
-    """One engine at one moment.
-
-    Attributes:
-        at: `time.monotonic()` then.
-        slots: Slots that requests hold, by row.
-        totals: See `StepTotals`.
-        replica: Number of the engine among the model's.
-    """
+    """State of one engine at `time.monotonic()` `at`; slots are in order of row, `replica` is the engine number."""
 
     at: float
     slots: list[SlotUse] = []
@@ -78,23 +47,18 @@ class EngineSnapshot(Struct, frozen=True, array_like=True):
 
 
 class Snapshot(Struct, frozen=True, array_like=True, tag="snapshot"):
-    """A model at one moment, the answer to one `Watch`.
+    """State of a model, the answer to one `Watch`."""
 
-    Attributes:
-        engines: Its engines that are ready, by number.
-        callers: Callers with requests, `MAX_CALLERS` at the most and one entry for the rest; those with most first.
-    """
-
-    engines: list[EngineSnapshot]
-    callers: list[CallerUse]
+    engines: list[EngineSnapshot]  # ready engines, by number
+    callers: list[CallerUse]  # at most `MAX_CALLERS` callers with requests, most first, and one entry for the rest
 
 
 class Watch(Struct, frozen=True, array_like=True, tag="watch"):
-    """Ask for one `Snapshot`, taken before the next step."""
+    """Request one `Snapshot`, taken before the next step."""
 
 
 def summed_up(uses: Iterable[CallerUse]) -> list[CallerUse]:
-    """Return one entry a caller, by name only for those with most; see `Snapshot.callers`."""
+    """Return one entry for each caller, by name only for those with most; see `Snapshot.callers`."""
     by_name: dict[str, CallerUse] = {}
     for use in uses:
         by_name[use.name] = _sum(use.name, [by_name.get(use.name, CallerUse(use.name)), use])
@@ -106,7 +70,7 @@ def summed_up(uses: Iterable[CallerUse]) -> list[CallerUse]:
 
 
 def of_replica(snapshot: EngineSnapshot, replica: int) -> EngineSnapshot:
-    """Return an engine's snapshot as that of one of several."""
+    """Return an engine's snapshot with its engine number."""
     return replace(snapshot, replica=replica)
 
 

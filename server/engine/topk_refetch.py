@@ -1,9 +1,8 @@
 """Top-k refetch: more candidates for searches that cannot choose from those of a plain step.
 
-A plain step returns few candidates of every row. The few searches for which these are not enough are paused: their rows are fed
-the same tokens again in the next steps, which writes what is in their caches already, while the others go on. More candidates are
-fetched for those rows alone, a few at a time, and while others run for no more than a share of the engine's time. Pausing changes
-no answer: the candidates of a search depend on itself alone.
+A plain step returns few candidates for each row. A search that needs more is paused: the next steps feed its rows the same tokens
+again, which rewrites what their caches hold, while more candidates are fetched for these rows alone, within a share of the engine's
+time. Pausing changes no answer, since a search's candidates depend on itself alone.
 """
 
 from collections.abc import Callable
@@ -14,59 +13,54 @@ from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.sequence import Sequence
 from dragoman.server.runtime.runner import Candidates, Runner
 
+# Share of the engine's time for refetches while others run: as long as the steps themselves.
 SHARE = 1 / 2
-"""Of the engine's time, for refetches while others run: as long as the steps themselves."""
 
+# Debt beyond this is dropped, so that one stall of the machine does not delay refetches for long.
 MAX_DEBT_SECONDS = 1.0
-"""Debt beyond this is forgiven, so that one stall of the machine does not hold up refetches for long."""
 
+# Most rows of a refetch while others run.
 ROWS_AT_ONCE = 4
-"""Rows of a refetch while others run, at the most."""
 
+# Most candidates of a refetch over all rows: 24 MiB.
 MAX_CANDIDATES_AT_ONCE = 2**21
-"""Of all rows of a refetch together: 24 MiB."""
 
 
 class TimeBudget:
-    """A share of time for work in pieces, each of which begins while nothing is owed and may take as long as it takes.
-
-    On average the work takes at most its share, however long a piece is. No clock of its own.
-    """
+    """Share of time for work in pieces; a piece may start without debt, and take any time. Without a clock."""
 
     def __init__(self, share: float) -> None:
-        """Allow a share of all time, above 0 and below 1."""
+        """Start without debt; the share is above 0 and below 1."""
         assert 0 < share < 1
         self._ratio = share / (1 - share)
         self._debt_seconds = 0.0
 
     @property
     def is_open(self) -> bool:
-        """Whether a piece of work may begin."""
+        """Whether a piece of work may start."""
         return self._debt_seconds <= 0
 
     def earn(self, seconds: float) -> None:
-        """Note time that others had. Time not used up before they have had more is lost."""
+        """Record other work; unused credit is lost at the next call."""
         self._debt_seconds = max(self._debt_seconds, 0.0) - seconds * self._ratio
 
     def spend(self, seconds: float) -> None:
-        """Note time that the work took."""
+        """Record the work's duration."""
         self._debt_seconds = min(self._debt_seconds + seconds, MAX_DEBT_SECONDS)
 
     def clear(self) -> None:
-        """Forget the debt: there are no others."""
+        """Drop the debt, when there is no other work."""
         self._debt_seconds = 0.0
 
 
 class _Place(NamedTuple):
-    """A row to fetch candidates for: its sequence, the index of its hypothesis, and the K that is wanted."""
-
     sequence: Sequence
     hypothesis: int
     num_candidates: int
 
 
 class TopKRefetch:
-    """The paused searches, in the order of their refetches."""
+    """Paused searches, in the order of their refetches."""
 
     def __init__(self, runner: Runner, rows: Rows, clock: Callable[[], float]) -> None:
         self._runner, self._rows, self._clock = runner, rows, clock
@@ -80,11 +74,11 @@ class TopKRefetch:
         return len(self._waiting)
 
     def add(self, sequence: Sequence, search: Search) -> None:
-        """Pause a search that could not choose."""
+        """Pause a search."""
         self._waiting[sequence] = search
 
     def discard(self, sequence: Sequence) -> None:
-        """Forget a search, if it is there: its request has ended."""
+        """Remove a sequence's search, if it is paused."""
         self._waiting.pop(sequence, None)
 
     def hold(self) -> None:
@@ -94,15 +88,9 @@ class TopKRefetch:
                 self._rows.feed_again(row, hypothesis.token_ids)
 
     def take(self, step_seconds: float, *, is_anyone_else: bool, fail: Callable[[list[Sequence]], None]) -> list[Sequence]:
-        """Do the refetches there is time for after a step.
+        """Do the refetches there is time for after a step, or all if no other request runs; return sequences that can choose now.
 
-        Args:
-            step_seconds: Duration of the step.
-            is_anyone_else: Whether requests run that are not paused; all refetches are done where none do.
-            fail: Called while the exception is handled that a refetch for some sequences raised.
-
-        Returns:
-            Sequences whose search can choose now; they are not paused any more.
+        `fail` is called while the exception of a refetch is being handled.
         """
         budget = self._budget
         if is_anyone_else:
@@ -118,14 +106,14 @@ class TopKRefetch:
         return able
 
     def _refetch(self, max_rows: int, fail: Callable[[list[Sequence]], None]) -> list[Sequence]:
-        """Fetch candidates for the rows of the next search, and for rows beside them that want the same."""
+        """Fetch candidates for the next search's row, and adjacent rows that want the same K."""
         first, places = self._next_run(max_rows)
         sequences = list(dict.fromkeys(place.sequence for place in places))
         part = slice(first, first + len(places))
         try:
             candidates = self._runner.look(self._rows.tokens[part], self._rows.positions[part], places[0].num_candidates, first)
         except Exception:
-            fail(sequences)  # which takes them out of here
+            fail(sequences)  # calls `discard` for each
             return []
         for i, place in enumerate(places):
             try:
@@ -137,13 +125,13 @@ class TopKRefetch:
         for sequence in sequences:
             search = self._waiting.pop(sequence, None)
             if search is not None and search.wanted:
-                self._waiting[sequence] = search  # behind the others
+                self._waiting[sequence] = search  # to the end of the order
             elif search is not None:
                 able.append(sequence)
         return able
 
     def _next_run(self, max_rows: int) -> tuple[int, list[_Place]]:
-        """Return the number of the first row to fetch for, and it with the rows beside it that want as many candidates."""
+        """Return the first row to fetch for, and the run of places from it on with equal K."""
         places = {
             sequence.rows[hypothesis]: _Place(sequence, hypothesis, count)
             for sequence, search in self._waiting.items()

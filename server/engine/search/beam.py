@@ -20,13 +20,9 @@ Extension = tuple[int, Option]
 def ranked(
     totals: NDArray[np.float64], ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int
 ) -> list[Iterable[Extension]]:
-    """Return the best extensions of each search, best first; in a tie the better hypothesis and the lower id first.
+    """Return the best `num_wanted` extensions of each of G searches, best first; ties by the better hypothesis, then the lower id.
 
-    Args:
-        totals: `[G, B]`, of the B live hypotheses of G searches, best first.
-        ids: `[G, B, K]`, likeliest first.
-        log_probs: `[G, B, K]`.
-        num_wanted: Extensions of each search.
+    `totals` `[G, B]` are those of B live hypotheses, best first; `ids` and `log_probs` are `[G, B, K]`, likeliest first.
     """
     num_searches, num_live, width = ids.shape
     values = log_probs.astype(np.float64)
@@ -44,10 +40,10 @@ def ranked(
 class BeamSearch(Search):
     """Up to `num_beams` live prefixes and the best `num_beams` finished ones.
 
-    Each step ranks the extensions of live prefixes by their totals and takes the best 2·`num_beams`: those that end while among the
-    best `num_beams` are finished, the best `num_beams` others stay live. The search ends when `num_beams` hypotheses are finished
-    and the best live prefix, scored at its current length, is no better than the worst of them; with early stopping, as soon as
-    they are finished. Prefixes live at `max_new_tokens` compete with the finished ones.
+    Each step takes the best 2·`num_beams` extensions by total: those that end while among the best `num_beams` are finished, the
+    best `num_beams` others stay live. The search ends when `num_beams` hypotheses are finished and the best live prefix, scored at
+    its current length, is no better than the worst of them (not required with early stopping), or at `max_new_tokens`, where live
+    prefixes compete with the finished ones.
     """
 
     def __init__(self, request: Request, target: TargetSide) -> None:
@@ -70,27 +66,26 @@ class BeamSearch(Search):
 
     @property
     def certain_tokens(self) -> list[int]:
-        """What all hypotheses that can still win have in common."""
+        """Common prefix of all hypotheses that can still win."""
         hypotheses = self.live + self._finished
         if not self.live:
             return hypotheses[0].token_ids
-        # What the first and the last in alphabetical order have in common, all between them have too.
+        # The common prefix of the first and the last in lexicographic order is common to all.
         sequences = [hypothesis.token_ids for hypothesis in hypotheses]
         first = min(sequences)
         return first[: num_common_tokens(first, max(sequences))]
 
     def answers(self) -> list[Answer]:
-        """By falling score."""
+        """Return the answers by descending score."""
         return [self._answer(hypothesis) for hypothesis in self._finished[: self.options.num_answers]]
 
     @property
     def num_wanted(self) -> int:
-        """Extensions that each choice considers."""
         return 2 * self.options.num_beams
 
     @property
     def is_unruled(self) -> bool:
-        """Whether the next choice depends on candidates alone and keeps no top tokens: such searches are ranked together."""
+        """Whether the next choice depends on candidates alone, without top tokens, so that searches can be ranked together."""
         if self._is_never_ruled:
             return True
         if not self._constraints.is_idle or self.options.num_top_log_probs:
@@ -110,7 +105,7 @@ class BeamSearch(Search):
     def go_on_with(self, extensions: Iterable[Extension]) -> list[int]:
         """Advance an `is_unruled` search with extensions from `ranked`."""
         parents = self._take(extensions, None)
-        if parents and not self._is_never_ruled:  # else it is unchanged
+        if parents and not self._is_never_ruled:  # otherwise it never changes
             self._set_num_candidates()
         return parents
 
@@ -146,7 +141,6 @@ class BeamSearch(Search):
         return self._take(self._extensions(candidates), candidates)
 
     def _take(self, extensions: Iterable[Extension], candidates: Candidates | None) -> list[int]:
-        """Choose among extensions, see `Search.advance`."""
         width, eos_id = self.options.num_beams, self._target.eos_id
         live: list[Hypothesis] = []
         parents: list[int] = []
@@ -180,7 +174,7 @@ class BeamSearch(Search):
         return self.options.is_stopped_early or self._score(live[0]) <= self._score(self._finished[-1])
 
     def _keep_best(self, hypotheses: list[Hypothesis]) -> None:
-        """Add hypotheses to the finished ones and keep the best; earlier ones win a tie."""
+        """Merge hypotheses into the best finished ones; earlier ones win ties."""
         if not hypotheses:
             return
         ranked = sorted(self._finished + hypotheses, key=lambda hypothesis: -self._score(hypothesis))

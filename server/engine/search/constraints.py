@@ -1,7 +1,7 @@
 """Rules on the candidates of a hypothesis: excluded tokens, and tokens made more or less likely.
 
-A search that needs the best n requests a few more than n, since rules seldom affect many. The least likely token seen tells whether
-the result is that of the whole vocabulary; where it is not certain, more candidates are needed.
+A search that needs the best n requests a few more than n, since rules seldom affect many. The least likely candidate shows whether
+the result equals that over the whole vocabulary; otherwise more candidates are needed.
 """
 
 import math
@@ -25,23 +25,14 @@ Option = tuple[int, float, float]
 
 
 class Options(Struct, frozen=True, eq=False):
-    """Candidates of a hypothesis after the rules, best first, in a tie the lower id first, without impossible ones.
+    """Candidates of a hypothesis after the rules, without impossible ones: best first, ties by the lower id."""
 
-    Attributes:
-        ids: `[K']` int64.
-        log_probs: `[K']` float64, the model's.
-        values: `[K']` float64, after the rules.
-        is_untouched: Whether there are no rules, so that unseen tokens have the model's values, too.
-        num_lifted: Most unseen tokens that a penalty below 1 has made more likely.
-        lift: Factor of their log-probabilities.
-    """
-
-    ids: NDArray[np.int64]
-    log_probs: NDArray[np.float64]
-    values: NDArray[np.float64]
-    is_untouched: bool = False
-    num_lifted: int = 0
-    lift: float = 1.0
+    ids: NDArray[np.int64]  # `[K']` int64
+    log_probs: NDArray[np.float64]  # `[K']` float64, the model's
+    values: NDArray[np.float64]  # `[K']` float64, after the rules
+    is_untouched: bool = False  # whether there are no rules, so that unseen tokens keep the model's values, too
+    num_lifted: int = 0  # most unseen tokens that a penalty below 1 has made more likely
+    lift: float = 1.0  # factor of their log-probabilities
 
     def ceiling(self, smallest: float) -> float:
         """Return the largest possible value of an unseen token, given its largest log-probability."""
@@ -49,11 +40,7 @@ class Options(Struct, frozen=True, eq=False):
 
 
 class Constraints:
-    """The rules of one request.
-
-    Attributes:
-        is_idle: Whether there are none.
-    """
+    """Rules of one request; `is_idle` if there are none."""
 
     def __init__(self, options: SearchOptions, target: TargetSide, max_new_tokens: int) -> None:
         self._eos_id, self._num_choices = target.eos_id, target.num_choices
@@ -66,7 +53,7 @@ class Constraints:
         self._marks = np.zeros(0 if self.is_idle else target.vocab_size, np.bool_)
 
     def num_needed(self, hypothesis: Hypothesis, num_wanted: int) -> int:
-        """Return how many candidates are likely to contain the `num_wanted` best after the rules; `certain` checks it."""
+        """Return how many candidates are likely to contain the `num_wanted` best after the rules; `certain` verifies it."""
         if self.forces_end(hypothesis):
             return min(1 + NUM_SPARE, self._num_choices)
         if self.is_idle:
@@ -80,25 +67,17 @@ class Constraints:
         return min(num_wanted + min(num_spoilt, most), self._num_choices)
 
     def forces_end(self, hypothesis: Hypothesis) -> bool:
-        """Return whether end-of-sequence is forced next."""
         return hypothesis.num_generated >= self._length_before_end
 
     def end(self, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> Option | None:
-        """Return the option of a hypothesis whose end is forced, which costs nothing; None if its candidates `[K]` lack it."""
+        """Return the option of a forced end, at no cost; None if the candidates `[K]` lack end-of-sequence."""
         places = np.flatnonzero(ids == self._eos_id)
         return (self._eos_id, log_probs.item(places[0]), 0.0) if len(places) else None
 
     def certain(
         self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int
     ) -> list[Option] | None:
-        """Return the `num_wanted` best options, or all that the rules leave; None where an unseen one may be better.
-
-        Args:
-            hypothesis: To extend.
-            ids: `[K]`.
-            log_probs: `[K]`.
-            num_wanted: At most K.
-        """
+        """Return the `num_wanted` best options of candidates `[K]`, or all that are left; None if an unseen one may be better."""
         found = self.best(hypothesis, ids, log_probs, num_wanted)
         if self.is_idle or len(ids) == self._num_choices:
             return found
@@ -165,14 +144,13 @@ class Constraints:
         return Options(ids[order], raw[order], values[order], num_lifted=num_lifted, lift=self._penalty)
 
     def _are_among(self, tokens: list[int], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return for each id whether it is one of the tokens, by marks in an array over the vocabulary."""
+        """Return for each id whether it is one of the tokens."""
         self._marks[tokens] = True
         are_marked = self._marks[ids]
         self._marks[tokens] = False
         return are_marked
 
     def _banned(self, hypothesis: Hypothesis) -> frozenset[int] | set[int]:
-        """Return the tokens that may not come next."""
         if not self._ngram_size and hypothesis.num_generated >= self._min_new_tokens:
             return self._suppressed
         banned = set(self._suppressed)
@@ -184,7 +162,7 @@ class Constraints:
 
 
 def _order(ids: NDArray[np.int64], values: NDArray[np.float64], have_moved: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the order by falling value, then rising id, of options that are in order but for a few."""
+    """Return the order by descending value, then ascending id, of options of which only a few are out of order."""
     stayed, moved = np.flatnonzero(~have_moved), np.flatnonzero(have_moved)
     moved = moved[np.lexsort((ids[moved], -values[moved]))]
     rest = -values[stayed]
@@ -195,7 +173,7 @@ def _order(ids: NDArray[np.int64], values: NDArray[np.float64], have_moved: NDAr
 
 
 def _rank(option: Option) -> tuple[float, int]:
-    """Sort key: best first, in a tie the lower id."""
+    """Return a sort key: best first, ties by the lower id."""
     token, _, value = option
     return -value, token
 

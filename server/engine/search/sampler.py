@@ -1,7 +1,7 @@
-"""Sampling exactly as from the whole vocabulary, though only its likeliest part is seen.
+"""Sampling that is exact over the whole vocabulary, though only its likeliest part is known.
 
-The unseen part has a smallest and a largest possible weight. A draw is decided when its outcome is the same at both; otherwise the
-caller draws again from more of the vocabulary, in the end all of it, with the same random number.
+The unseen part has a smallest and a largest possible weight. A draw is decided if its outcome is the same at both; otherwise the
+caller repeats it with the same random number and more candidates, in the end the whole vocabulary.
 """
 
 import math
@@ -14,7 +14,7 @@ from dragoman.server.engine.search.constraints import Options
 
 # Candidates requested without `top_k`.
 NUM_CANDIDATES = 64
-# A draw is far from decided if more than so many times the candidates would be needed.
+# An undecided draw is far if it would need more than this many times the candidates.
 FAR = 16
 # Upper bound of the error of a sum of float32 probabilities: 1e-6 of 5,000 and 1e-5 of 250,000 are usual.
 _ROUNDING, _ROUNDING_PER_TOKEN = 5e-6, 2e-10
@@ -23,12 +23,10 @@ _SUM_ROUNDING = 1e-9
 
 
 class Sampler:
-    """Draws the tokens of one answer, one random number a token.
+    """Draws the tokens of one answer, one random number for each token.
 
-    Numbers come from Philox (Salmon et al., 2011) keyed by the seed and the answer's index, so they depend on nothing else.
-
-    Attributes:
-        is_far: Whether an undecided draw would need many more candidates.
+    Random numbers come from Philox (Salmon et al., 2011), keyed by the seed and the answer's index alone. `is_far` is whether an
+    undecided draw would need many more candidates.
     """
 
     def __init__(self, sampling: Sampling, index: int) -> None:
@@ -45,16 +43,15 @@ class Sampler:
         return not (are_all_in_place and 0 < self._sampling.top_k <= len(options.ids))
 
     def draw(self, options: Options, smallest: float, unseen_probability: float, num_unseen: int) -> int | None:
-        """Draw one of the options.
+        """Draw from the likeliest options after the rules; return an index, or None if the outcome depends on unseen tokens.
+
+        The random number stays the same until `accept`.
 
         Args:
-            options: The likeliest, after the rules; at least one.
+            options: At least one.
             smallest: Largest possible log-probability of an unseen token.
-            unseen_probability: Of all unseen tokens together, by the model; used only if `weighs_unseen`.
+            unseen_probability: Total probability of unseen tokens by the model; used only if `weighs_unseen`.
             num_unseen: Number of unseen tokens.
-
-        Returns:
-            Its index; None if it depends on unseen tokens. The random number stays the same until `accept`.
         """
         sampling = self._sampling
         self.is_far = False
@@ -86,11 +83,9 @@ class Sampler:
         return place
 
     def accept(self) -> None:
-        """Go on to the next random number."""
         self._number = None
 
     def _is_model_itself(self, options: Options) -> bool:
-        """Return whether draws are from the model's own distribution."""
         return options.is_untouched and not self._sampling.top_k and self._sampling.temperature == 1
 
     def _weight_beyond(
@@ -100,7 +95,7 @@ class Sampler:
         temperature, highest = self._sampling.temperature, float(options.values[0])
         least = most = float(out_of_place.sum())
         bounds = self._unseen_weight(smallest - highest, unseen_probability, num_unseen, highest)
-        if options.is_untouched and not self._sampling.top_k:  # only then all unseen tokens have the model's weight
+        if options.is_untouched and not self._sampling.top_k:  # else unseen tokens may lack the model's weight
             least += bounds[0]
         most += bounds[1]
         if options.num_lifted:
@@ -108,13 +103,9 @@ class Sampler:
         return least, most
 
     def _unseen_weight(self, smallest: float, probability: float, count: int, highest: float) -> tuple[float, float]:
-        """Return bounds of the weight of unseen tokens, relative to that of the likeliest option.
-
-        A token of probability p weighs p^(1/temperature), at most as much as the least one seen (`smallest` is its log-probability
-        relative to the likeliest's). The weight of a given total probability depends on its spread: up to a temperature of 1, where
-        the weight is convex in p, it is least when all tokens are equal and most when as few as possible have it all; above 1 it is
-        the opposite.
-        """
+        """Return bounds of the weight of unseen tokens, relative to that of the likeliest option, as `smallest` is."""
+        # A token of probability p weighs p^(1/temperature), at most as much as the least likely one seen. Up to temperature 1
+        # (convex) a total weighs least if all tokens are equal and most if few have it all; above 1 the opposite holds.
         if smallest == -np.inf:
             return 0.0, 0.0
         temperature, log_count = self._sampling.temperature, float(np.log(count))
@@ -145,15 +136,7 @@ def _num_in_place(options: Options, smallest: float) -> int:
 
 
 def _find(cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: float, number: float, num_unseen: int) -> int | None:
-    """Return the index at `number` of the total weight, cut to the nucleus; None where it is unseen or uncertain.
-
-    Args:
-        cumulative: Cumulative weights of the options.
-        totals: Bounds of the total weight.
-        top_p: See `Sampling`.
-        number: In [0, 1).
-        num_unseen: 0 if the options are complete; rounding must not lead beyond them then.
-    """
+    """Return the index at `number`, in [0, 1), of the total weight cut to the nucleus; None if unseen or uncertain."""
     last_place = len(cumulative) - 1
     low, high = totals
     is_complete = not num_unseen
@@ -168,7 +151,7 @@ def _find(cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: f
             low, high = _nucleus(cumulative, (low, high), top_p, first, num_unseen)
     last = int(cumulative.searchsorted(number * high, side="right"))
     if is_complete:
-        return last if last <= last_place else 0  # a rounding error beyond the last option counts for the likeliest
+        return last if last <= last_place else 0  # a rounding error past the last option: take the likeliest
     is_certain = last <= last_place and (low == high or int(cumulative.searchsorted(number * low, side="right")) == last)
     return last if is_certain else None
 
@@ -176,11 +159,8 @@ def _find(cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: f
 def _nucleus(
     cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: float, first: int, num_unseen: int
 ) -> tuple[float, float]:
-    """Return bounds of the weight of a nucleus whose end is unknown.
-
-    It is at least `top_p` of the total, but for rounding, and beyond that at most the weight of its last token, which is at or
-    after `first` and thus no heavier than the option there.
-    """
+    """Return bounds of the weight of a nucleus that ends at or after option `first`."""
+    # It is at least `top_p` of the total, up to rounding, and exceeds that by its last token at most.
     low, high = totals
     place = min(first, len(cumulative) - 1)
     largest = float(cumulative[place] - (cumulative[place - 1] if place else 0.0))

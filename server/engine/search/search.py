@@ -1,6 +1,6 @@
-"""The search interface: hypotheses of one request, extended by the candidates of each step.
+"""Search interface: hypotheses of one request, extended by the candidates of each step.
 
-A search has no rows and no caches. The engine gives each live hypothesis a row, and copies rows according to the parents.
+A search has no rows and no caches: the engine assigns rows to live hypotheses, and copies them according to the parents.
 """
 
 from abc import ABC, abstractmethod
@@ -13,17 +13,17 @@ from dragoman.server.engine.search.constraints import Constraints, Option
 from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide
 from dragoman.server.runtime.runner import Candidates
 
-# Factor by which the number of candidates grows where they were not enough.
+# Growth factor of the number of candidates when there were too few.
 WIDENING = 16
 
 
 class Search(ABC):
-    """One request's search.
+    """Search of one request.
 
     Attributes:
         live: Unfinished hypotheses; the engine feeds the last token of each.
         num_candidates: K that the next `advance` needs.
-        wanted: Live hypotheses that need a top-k refetch before the search can go on: index and K of each.
+        wanted: K by index of the live hypotheses that need a top-k refetch before the search can continue.
     """
 
     def __init__(self, request: Request, target: TargetSide) -> None:
@@ -47,8 +47,8 @@ class Search(ABC):
         """Extend `live` by the candidates of a step, one row for each live hypothesis.
 
         Returns:
-            The parent of each hypothesis that is live now, as an index into those live before; empty when the search is over.
-            None, with nothing changed, where more candidates are `wanted`: `look` takes them, then `resume` goes on.
+            Index of each new live hypothesis's parent among the previous ones; empty when the search is over. None, with nothing
+            changed, if more candidates are `wanted`: pass them to `look`, then call `resume`.
         """
         prefix = self.options.forced_prefix
         num_fed = len(self.live[0].token_ids)
@@ -68,12 +68,12 @@ class Search(ABC):
         return self.resume()
 
     def look(self, hypothesis: int, candidates: Candidates) -> None:
-        """Take the `[1, K]` candidates of a hypothesis in `wanted`."""
+        """Process the `[1, K]` candidates of a hypothesis in `wanted`."""
         del self.wanted[hypothesis]
         self._see(hypothesis, candidates.ids[0], candidates.log_probs[0])
 
     def resume(self) -> list[int] | None:
-        """Go on if there are enough candidates, see `advance`."""
+        """Continue if there are enough candidates; returns as `advance`."""
         if self.wanted:
             return None
         parents = self._choose(self._seen)
@@ -115,7 +115,7 @@ class Search(ABC):
 
     @abstractmethod
     def _choose(self, candidates: Candidates) -> list[int]:
-        """Choose the next tokens from the options kept, see `advance`."""
+        """Choose the next tokens from the options kept; returns as `advance`."""
 
     def _see(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
         """Keep options from candidates `[K]`; where the end is forced, find end-of-sequence."""
@@ -127,11 +127,9 @@ class Search(ABC):
             self._decide_on(row, end)
 
     def _score(self, hypothesis: Hypothesis) -> float:
-        """Return the score of a hypothesis."""
         return hypothesis.score(self.options.length_penalty, self.options.num_forced)
 
     def _answer(self, hypothesis: Hypothesis) -> Answer:
-        """Return the answer of a hypothesis."""
         return hypothesis.answer(self.options.length_penalty, self.options.num_forced)
 
     def _decide_all(self, candidates: Candidates) -> None:
@@ -139,15 +137,14 @@ class Search(ABC):
             self._decide(row, candidates.ids[row], candidates.log_probs[row])
 
     def _want_more(self, row: int, num_seen: int, *, is_far: bool = False) -> None:
-        """Request more candidates of a hypothesis, or all, if most would be needed anyhow."""
+        """Request more candidates of a hypothesis, or all if most would be needed."""
         num_choices = self._target.num_choices
         assert num_seen < num_choices, "everything was not enough"
         wider = num_seen * WIDENING
         self.wanted[row] = num_choices if is_far or wider * WIDENING // 2 >= num_choices else wider
 
     def _set_num_candidates(self) -> None:
-        """Set the number of candidates that the next choice needs."""
-        if self._constraints.is_idle:  # one needs what the others do
+        if self._constraints.is_idle:  # all need the same
             needed = self._constraints.num_needed(self.live[0], self._num_wanted)
         else:
             needed = max(self._constraints.num_needed(hypothesis, self._num_wanted) for hypothesis in self.live)

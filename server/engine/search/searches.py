@@ -1,8 +1,8 @@
-"""The search of a request, and the searches of one step side by side.
+"""Choice of a request's search, and joint advance of the searches of one step.
 
-Plain greedy requests have no search: the engine chooses for all of them at once. A forced prefix, a forced end and the length in a
-score leave a request plain, since imported models have them in every request; only the end itself is found by a search, which
-goes on from what the plain request has.
+Plain greedy requests have no search: the engine chooses for all of them at once. Forced prefixes, forced ends and the length in a
+score leave a request plain, since imported models have them in every request; only the end itself is found by a search that
+continues the plain request.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from dragoman.server.runtime.runner import Candidates
 class SeparateSearch(Search):
     """Independent answers: greedy search with options, samples, and alternatives after a prefix.
 
-    One row until the first token is generated, then one for each answer that has not ended.
+    It has one row until the first token is generated, then one for each answer that has not ended.
     """
 
     def __init__(self, request: Request, target: TargetSide) -> None:
@@ -47,12 +47,10 @@ class SeparateSearch(Search):
 
     @property
     def certain_tokens(self) -> list[int]:
-        """All of the first answer's."""
         first = next(hypothesis for hypothesis in (*self.live, *self._finished) if hypothesis.index == 0)
         return first.token_ids
 
     def answers(self) -> list[Answer]:
-        """In the order of their indices."""
         finished = sorted(self._finished, key=lambda hypothesis: hypothesis.index)
         return [self._answer(hypothesis) for hypothesis in finished]
 
@@ -104,7 +102,7 @@ class SeparateSearch(Search):
         return parents
 
     def _likeliest(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> list[Option | None] | None:
-        """Return the next option of each answer in a row, None for one that cannot go on; None if more candidates are needed."""
+        """Return each answer's next option in a row, None for one that cannot continue; None if more candidates are needed."""
         count = 1 if self._has_branched else self.options.num_answers
         num_wanted = count if self.options.has_alternatives else 1
         best = self._constraints.certain(self.live[row], ids, log_probs, num_wanted)
@@ -116,7 +114,7 @@ class SeparateSearch(Search):
         return [*best, *[None] * (count - len(best))]
 
     def _drawn(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> list[Option | None] | None:
-        """Return the drawn option of each answer in a row, None for one that cannot go on; None if more candidates are needed."""
+        """Return each answer's drawn option in a row, None for one that cannot continue; None if more candidates are needed."""
         num_unseen = self._target.num_choices - len(ids)
         indices = [self.live[row].index] if self._has_branched else range(self.options.num_answers)
         options = self._constraints.apply(self.live[row], ids, log_probs)
@@ -165,19 +163,14 @@ def is_plain(options: SearchOptions, max_new_tokens: int) -> bool:
     return structs.replace(options, **unlike) == GREEDY
 
 
-# See `Search.advance`.
+# Call with the result of `Search.advance`.
 Advance = Callable[[], list[int] | None]
 
 
 def advances(searches: Sequence[Search], rows: Sequence[list[int]], candidates: Candidates) -> list[Advance]:
-    """Return a call that advances each search with a step's candidates; beams without rules are ranked together.
+    """Return a call that advances each search with a step's candidates, bit-identical to `Search.advance`.
 
-    The outcome is that of `Search.advance`, bit for bit.
-
-    Args:
-        searches: None of them waits for more candidates.
-        rows: Rows of each search's live hypotheses.
-        candidates: At least as many as the search that needs most.
+    Beam searches without rules are ranked together. No search may be paused; `rows` are those of each search's live hypotheses.
     """
     found: list[Advance | None] = [None] * len(searches)
     alike: dict[tuple[int, int], list[int]] = {}
