@@ -1,4 +1,4 @@
-"""Messages between the parent and a frontend worker: MessagePack over pipes, each with its length before it."""
+"""Messages between the parent and a frontend worker: length-prefixed MessagePack over pipes."""
 
 import asyncio
 
@@ -14,19 +14,16 @@ _LENGTH_BYTES = 4
 
 
 class VersionAddress(Struct, frozen=True, array_like=True):
-    """A version of a model that requests can get.
+    """A version of a model that requests can use.
 
     Attributes:
-        endpoint: ZeroMQ address of its dispatcher, never used for another version; nothing listens there while it is asleep.
-        label: Name of the version's folder.
-        bundle: Directory with a copy of its manifest and tokenisers.
-        settings: Of its engines, but for those that differ between them.
-        num_replicas: Engines.
-        is_ready: Whether an engine is ready.
+        endpoint: ZeroMQ address of its dispatcher, never reused; without a listener while the version is asleep.
+        bundle: Directory with a copy of its manifest and tokenizers.
+        settings: Settings of the first engine; the others differ in their cores.
+        num_replicas: Number of engines.
         was_ready: Whether an engine has ever been ready.
-        traits: Settings of the model alone.
-        is_asleep: Whether the version is not loaded, and loaded on demand.
-        device: Device that it has run on; only while it is asleep.
+        is_asleep: Whether the version is unloaded, and loaded on demand.
+        device: Last device; only while the version is asleep.
     """
 
     endpoint: str
@@ -54,11 +51,10 @@ class ModelRoute(Struct, frozen=True, array_like=True):
 
 
 class Routes(Struct, frozen=True, array_like=True, tag="routes"):
-    """Answer later requests by these routes.
+    """Route later requests by these routes.
 
     Attributes:
-        serial: Number of the message; they count up.
-        models: Routes of all models.
+        serial: Increasing number of the message.
         kept: Endpoints of all versions that may get requests again.
     """
 
@@ -76,16 +72,14 @@ class Start(Struct, frozen=True, array_like=True, tag="start"):
     """First message to a worker.
 
     Attributes:
-        number: Of the worker, from 0.
-        identity: Of the process at dispatchers, never used again.
-        port: Port of gRPC.
-        http_port: Port of HTTP, where it is on.
-        config: The settings, as JSON.
-        files: Contents of files, by the setting that names the file.
-        routes: Of all models.
-        folder: Of the dispatchers' sockets; a worker that outlives the parent removes it.
-        table: Descriptor of the shared counters.
-        version: Of the server.
+        number: Number of the worker, from 0.
+        identity: Identity of the process at dispatchers, never reused.
+        http_port: 0 where HTTP is off.
+        config: Settings as JSON.
+        files: Contents of files, by setting.
+        folder: Folder of the dispatchers' sockets; a worker that outlives the parent removes it.
+        table: File descriptor of the shared counters.
+        version: Version of the server.
     """
 
     number: int
@@ -101,13 +95,13 @@ class Start(Struct, frozen=True, array_like=True, tag="start"):
 
 
 class Files(Struct, frozen=True, array_like=True, tag="files"):
-    """Files have changed; their contents by setting."""
+    """New contents of files, by setting."""
 
     contents: dict[str, bytes]
 
 
 class LoadFailed(Struct, frozen=True, array_like=True, tag="load_failed"):
-    """A model that requests wait for cannot be loaded now."""
+    """Fail the requests that wait for a model: it cannot be loaded now."""
 
     model: str
     reason: str
@@ -115,14 +109,12 @@ class LoadFailed(Struct, frozen=True, array_like=True, tag="load_failed"):
 
 
 class AdminResponse(Struct, frozen=True, array_like=True, tag="admin_response"):
-    """Outcome of an `AdminRequest`.
+    """Response to an `AdminRequest`.
 
     Attributes:
-        number: Of the request.
-        listing: Answer to the operator; None if the request failed.
-        error: Class name of the error, one of `server.errors`; empty for an unexpected one.
-        message: Of the error.
-        retry_after_seconds: Of the error.
+        number: Number of the request.
+        listing: None if the request failed.
+        error: Class name in `server.errors`; empty for an unexpected error.
     """
 
     number: int
@@ -133,11 +125,11 @@ class AdminResponse(Struct, frozen=True, array_like=True, tag="admin_response"):
 
 
 class CollectMetrics(Struct, frozen=True, array_like=True, tag="collect_metrics"):
-    """Send `MetricsReport`."""
+    """Request for a `MetricsReport`."""
 
 
 class Drain(Struct, frozen=True, array_like=True, tag="drain"):
-    """Take no new requests, finish the others within some seconds, and end."""
+    """Reject new requests, let the others finish within some seconds, and exit."""
 
     seconds: float
 
@@ -146,11 +138,10 @@ ToWorker = Start | Files | Routes | LoadFailed | AdminResponse | CollectMetrics 
 
 
 class State(Struct, frozen=True, array_like=True, tag="state"):
-    """State of a worker, sent when it changes and, as a sign of life, once a second.
+    """State of a worker, sent on change and every second as a heartbeat.
 
     Attributes:
-        is_listening: Whether the worker answers.
-        is_ready: Whether it takes requests, and as many of its models as `ready_when` asks for.
+        is_ready: Whether requests are accepted, and `ready_when` is met.
     """
 
     is_listening: bool = False
@@ -158,14 +149,14 @@ class State(Struct, frozen=True, array_like=True, tag="state"):
 
 
 class MetricsReport(Struct, frozen=True, array_like=True, tag="metrics"):
-    """Metrics of a worker since its start: now and then, in answer to each `CollectMetrics`, and as its last message."""
+    """Metrics of a worker since its start: periodic, in answer to each `CollectMetrics`, and as its last message."""
 
     series: Series
     is_requested: bool = False
 
 
 class RoutesTaken(Struct, frozen=True, array_like=True, tag="routes_taken"):
-    """Requests are answered by the `Routes` of a serial number, or by those before because of a problem."""
+    """Confirmation of `Routes`; with a problem, the routes before stay in use."""
 
     serial: int
     problem: str = ""
@@ -175,7 +166,7 @@ class UsageReport(Struct, frozen=True, array_like=True, tag="usage"):
     """Use of versions since the last such message, by endpoint.
 
     Attributes:
-        outcomes: Fields of `Outcomes`.
+        outcomes: The first three fields of `Outcomes`.
         held: Requests that hold the version, and `Use.warm_until`.
     """
 
@@ -184,19 +175,19 @@ class UsageReport(Struct, frozen=True, array_like=True, tag="usage"):
 
 
 class AwaitedModels(Struct, frozen=True, array_like=True, tag="awaited"):
-    """Names of all models that requests of the worker wait for to be loaded."""
+    """Names of all unloaded models that requests of the worker wait for."""
 
     models: list[str]
 
 
 class Released(Struct, frozen=True, array_like=True, tag="released"):
-    """No request holds a version any more that the last `Routes` did not have."""
+    """No request holds a version any more that the last `Routes` did not contain."""
 
     endpoint: str
 
 
 class AdminRequest(Struct, frozen=True, array_like=True, tag="admin_request"):
-    """An operator, authenticated by the worker, asks for a change; answered by an `AdminResponse` of the same number."""
+    """Request of an operator authenticated by the worker, answered by an `AdminResponse` of the same number."""
 
     number: int
     operator: Operator
@@ -204,7 +195,7 @@ class AdminRequest(Struct, frozen=True, array_like=True, tag="admin_request"):
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed"):
-    """The worker cannot start, for a reason of one line; its process exits."""
+    """The worker cannot start, with a reason of one line; its process exits."""
 
     reason: str
 
@@ -213,7 +204,7 @@ FromWorker = State | MetricsReport | RoutesTaken | UsageReport | AwaitedModels |
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next message, not decoded yet; None at the end."""
+    """Return the next encoded message; None at the end."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
         return await reader.readexactly(length)
@@ -222,6 +213,6 @@ async def read_message(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def to_bytes(message: ToWorker | FromWorker) -> bytes:
-    """Return a message as it is written."""
+    """Encode a message with its length."""
     payload = msgspec.msgpack.encode(message)
     return len(payload).to_bytes(_LENGTH_BYTES, "little") + payload
