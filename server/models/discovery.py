@@ -28,61 +28,37 @@ UNREAD: Stamp = (-1, -1, -1)
 
 @dataclass(frozen=True, slots=True)
 class FoundVersion:
-    """A folder with a complete `bundle.json`.
+    """A folder with a complete `bundle.json`."""
 
-    Attributes:
-        name: Name of the folder; empty where the model's folder is itself the bundle.
-        stamp: Stamp of `bundle.json`.
-        model: Model name in the manifest; empty if it could not be read.
-        is_closed: Whether the folder's permissions forbid reading the manifest.
-    """
-
-    name: str
+    name: str  # empty where the model's folder is itself the bundle
     directory: Path
-    stamp: Stamp
-    model: str = ""
-    is_closed: bool = False
+    stamp: Stamp  # stamp of `bundle.json`
+    model: str = ""  # model name in the manifest; empty if it could not be read
+    is_closed: bool = False  # whether the folder's permissions forbid reading the manifest
 
 
 @dataclass(frozen=True, slots=True)
 class FileLook:
-    """State of a model's `model.toml` between scans.
+    """State of a model's `model.toml` between scans."""
 
-    Attributes:
-        used: Stamp of the file in use; None for none.
-        seen: Stamp of the file at the last scan.
-        is_usable: False if no usable file has been read since the model was found.
-        refused: Stamp of an invalid file; None for none.
-    """
-
-    used: Stamp | None = None
-    seen: Stamp | None = None
-    is_usable: bool = True
-    refused: Stamp | None = None
+    used: Stamp | None = None  # stamp of the file in use; None for none
+    seen: Stamp | None = None  # stamp of the file at the last scan
+    is_usable: bool = True  # False if no usable file has been read since the model was found
+    refused: Stamp | None = None  # stamp of an invalid file; None for none
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model of the folder.
+    """A model of the folder."""
 
-    Attributes:
-        name: Unique name: the folder's, or the manifest's where the folder is itself a bundle.
-        versions: In natural order, the newest last; with a problem, those of the last scan.
-        file: Its `model.toml`, or the last usable one.
-        problem: Reason why the folder cannot be used; empty if it can.
-        file_problem: Reasons, a line each, why the present `model.toml` is not in use.
-        left_out: Entries that are not versions, a line each with the reason.
-        look: State of `model.toml`, for the next scan.
-    """
-
-    name: str
+    name: str  # unique name: the folder's, or the manifest's where the folder is itself a bundle
     directory: Path
-    versions: tuple[FoundVersion, ...] = ()
-    file: ModelFile = field(default_factory=ModelFile)
-    problem: str = ""
-    file_problem: str = ""
-    left_out: tuple[str, ...] = ()
-    look: FileLook = FileLook()
+    versions: tuple[FoundVersion, ...] = ()  # in natural order, the newest last; with a problem, those of the last scan
+    file: ModelFile = field(default_factory=ModelFile)  # its `model.toml`, or the last usable one
+    problem: str = ""  # reason why the folder cannot be used; empty if it can
+    file_problem: str = ""  # reasons, a line each, why the present `model.toml` is not in use
+    left_out: tuple[str, ...] = ()  # entries that are not versions, a line each with the reason
+    look: FileLook = FileLook()  # state of `model.toml`, for the next scan
 
 
 @dataclass(slots=True)

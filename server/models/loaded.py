@@ -69,24 +69,18 @@ class SleepingEngine(Calls):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A version of a model that requests can use.
-
-    Attributes:
-        frames: Prompt templates.
-        label: Name of the version's folder, or the content hash where the folder has no name.
-        version: Content hash of the version.
-    """
+    """A version of a model that requests can use."""
 
     bundle: Bundle
     tokenizers: Tokenizers
     frames: PromptTemplates
     engine: Any
-    label: str
+    label: str  # name of the version's folder, or the content hash where the folder has no name
     use: Use = field(default_factory=Use)
     traits: Traits = NO_TRAITS
     manifest: Manifest = field(init=False)
     name: str = field(init=False)
-    version: str = field(init=False)
+    version: str = field(init=False)  # content hash
 
     def __post_init__(self) -> None:
         manifest = self.bundle.manifest

@@ -53,16 +53,10 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measured memory of another version of the same model.
+    """Measured memory of another version of the same model."""
 
-    Attributes:
-        num_bytes: Resident memory of all its engines.
-        most_bytes: Upper bound by `needed_bytes`.
-        num_replicas: Number of engines.
-    """
-
-    num_bytes: int
-    most_bytes: int
+    num_bytes: int  # resident memory of all its engines
+    most_bytes: int  # upper bound by `needed_bytes`
     num_replicas: int
 
 
@@ -166,26 +160,16 @@ class NotWanted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model as seen by eviction.
-
-    Attributes:
-        memory_bytes: Memory that its engines have, or may come to have.
-        is_leaving: Whether some of its memory is about to become free.
-        may_leave: Whether it is loaded and can be unloaded at all.
-        is_busy: Whether it cannot be evicted now: it is changing, or requests wait for it.
-        num_held: Requests that hold it.
-        warm_until: Recency and frequency of use; see `together`.
-        awake_since: Time of its load.
-    """
+    """A model as seen by eviction."""
 
     name: str
-    memory_bytes: int = 0
-    is_leaving: bool = False
-    may_leave: bool = False
-    is_busy: bool = False
-    num_held: int = 0
-    warm_until: float = 0.0
-    awake_since: float = 0.0
+    memory_bytes: int = 0  # memory that its engines have, or may come to have
+    is_leaving: bool = False  # whether some of its memory is about to become free
+    may_leave: bool = False  # whether it is loaded and can be unloaded at all
+    is_busy: bool = False  # whether it cannot be evicted now: it is changing, or requests wait for it
+    num_held: int = 0  # requests that hold it
+    warm_until: float = 0.0  # recency and frequency of use; see `together`
+    awake_since: float = 0.0  # time of its load
 
     @property
     def may_leave_at(self) -> float:

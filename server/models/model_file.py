@@ -86,17 +86,11 @@ _ROUNDING = 1e-9
 
 
 class Traits(Struct, frozen=True, array_like=True):
-    """Properties of a model without a server setting of the same name.
+    """Properties of a model without a server setting of the same name."""
 
-    Attributes:
-        max_priority: Highest priority of its requests; None for any.
-        is_ready_needed: Whether the server's readiness requires the model; None for the rule of `ready_when`.
-        one_sentence: Whether the model translates one sentence at a time; None for the bundle's value.
-    """
-
-    max_priority: int | None = None
-    is_ready_needed: bool | None = None
-    one_sentence: bool | None = None
+    max_priority: int | None = None  # highest priority of its requests; None for any
+    is_ready_needed: bool | None = None  # whether the server's readiness requires the model; None for the rule of `ready_when`
+    one_sentence: bool | None = None  # whether the model translates one sentence at a time; None for the bundle's value
 
 
 NO_TRAITS = Traits()
@@ -116,19 +110,12 @@ class _Table(BaseModel):
 
 
 class Versions(_Table):
-    """Policy of the served versions.
+    """Policy of the served versions."""
 
-    Attributes:
-        latest: Number of the newest versions; None where `only` is set.
-        only: Exactly these versions; None for the newest.
-        default: Version or label for requests without a version; None for the newest without a weight.
-        sticky: Property that selects among shares: the request id, or the caller where callers are known.
-    """
-
-    latest: Count | None = None
-    only: Annotated[tuple[VersionName, ...], Field(strict=False)] | None = None
-    default: VersionName | None = None
-    sticky: Sticky = "request"
+    latest: Count | None = None  # number of the newest versions; None where `only` is set
+    only: Annotated[tuple[VersionName, ...], Field(strict=False)] | None = None  # exactly these versions; None for the newest
+    default: VersionName | None = None  # version or label for requests without a version; None for the newest without a weight
+    sticky: Sticky = "request"  # property that selects among shares: the request id, or the caller where callers are known
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -147,11 +134,7 @@ class Versions(_Table):
 
 
 class ModelSettings(_Table):
-    """Settings of one model; None for the server's setting of that name, see `ServerConfig`, and for the rest `Traits`.
-
-    Attributes:
-        keep_loaded: Idle time in seconds after which the model is unloaded, infinite for never.
-    """
+    """Settings of one model; None for the server's setting of that name, see `ServerConfig`, and for the rest `Traits`."""
 
     num_threads: CountOrUsual | None = None
     replicas: Replicas | None = None
@@ -164,7 +147,7 @@ class ModelSettings(_Table):
     max_priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     is_ready_needed: bool | None = None
     one_sentence: bool | None = None
-    keep_loaded: KeepLoaded | None = None
+    keep_loaded: KeepLoaded | None = None  # idle time in seconds after which the model is unloaded, infinite for never
 
     @property
     def traits(self) -> Traits:
@@ -178,31 +161,22 @@ class ModelSettings(_Table):
 
 
 class Swap(_Table):
-    """Rollout of a version.
+    """Rollout of a version."""
 
-    Attributes:
-        mode: `replace` starts the new version beside the old one; `restart` ends the old one first, to save memory.
-        probation_seconds: Length of the canary check, during which a rollback is possible; 0 for none.
-        max_error_rate: Maximum fraction of its requests that end with a server fault in that time.
-        max_latency_factor: Bound on its mean latency in that time, relative to the old version's.
-    """
-
+    # `replace` starts the new version beside the old one; `restart` ends the old one first, to save memory.
     mode: Literal["replace", "restart"] = "replace"
-    probation_seconds: Seconds = 60.0
-    max_error_rate: Share = 0.05
+    probation_seconds: Seconds = 60.0  # length of the canary check, during which a rollback is possible; 0 for none
+    max_error_rate: Share = 0.05  # maximum fraction of its requests that end with a server fault in that time
+    # Bound on its mean latency in that time, relative to the old version's.
     max_latency_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 3.0
 
 
 class ModelFile(_Table):
-    """The whole file; without arguments, the defaults for a model without a file.
-
-    Attributes:
-        labels: Version by label.
-        weights: Fraction of the requests without a version, by version or label; the default gets the rest.
-    """
+    """The whole file; without arguments, the defaults for a model without a file."""
 
     versions: Versions = Versions()
-    labels: dict[VersionName, VersionName] = {}
+    labels: dict[VersionName, VersionName] = {}  # version by label
+    # Fraction of the requests without a version, by version or label; the default gets the rest.
     weights: dict[VersionName, Share] = {}
     settings: ModelSettings = ModelSettings()
     swap: Swap = Swap()

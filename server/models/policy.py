@@ -41,40 +41,26 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Operators' requests since the server started; not persistent.
+    """Operators' requests since the server started; not persistent."""
 
-    Attributes:
-        is_unloaded: Whether no version is to be loaded.
-        loaded: Versions beyond the file's; requests must name them.
-        unloaded: Versions that are never loaded.
-        pinned: Default version, which excludes newer ones; None where the file decides.
-        labels: Version by label, overriding the file's labels; None removes a label.
-    """
-
-    is_unloaded: bool = False
-    loaded: frozenset[str] = frozenset()
-    unloaded: frozenset[str] = frozenset()
-    pinned: str | None = None
+    is_unloaded: bool = False  # whether no version is to be loaded
+    loaded: frozenset[str] = frozenset()  # versions beyond the file's; requests must name them
+    unloaded: frozenset[str] = frozenset()  # versions that are never loaded
+    pinned: str | None = None  # default version, which excludes newer ones; None where the file decides
+    # Version by label, overriding the file's labels; None removes a label.
     labels: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Versions to serve, by names.
+    """Versions to serve, by names."""
 
-    Attributes:
-        versions: Versions to load, the newest first.
-        shares: Fraction of the requests without a version, by version: above 0, with sum 1; empty only without versions.
-        labels: Version by label.
-        default: Version that gets the rest of the shares; None only without versions.
-        problems: Unmet wishes, a line each, beginning with the field.
-    """
-
-    versions: tuple[FoundVersion, ...] = ()
+    versions: tuple[FoundVersion, ...] = ()  # versions to load, the newest first
+    # Fraction of the requests without a version, by version: above 0, with sum 1; empty only without versions.
     shares: Mapping[str, float] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    default: str | None = None
-    problems: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)  # version by label
+    default: str | None = None  # version that gets the rest of the shares; None only without versions
+    problems: tuple[str, ...] = ()  # unmet wishes, a line each, beginning with the field
 
 
 NO_OVERRIDES = Overrides()

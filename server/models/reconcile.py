@@ -36,27 +36,16 @@ class UnloadCause(StrEnum):
 
 @dataclass(slots=True)
 class Idle:
-    """Idle unloading of one model.
+    """Idle unloading of one model."""
 
-    Attributes:
-        keep_seconds: Idle time after which the model is unloaded; infinite for never.
-        awake_since: Time of the last load, by the monotonic clock.
-        is_asleep: Whether no version of the model is to be loaded.
-        why: Reason of the last unloading.
-        is_evicted: Whether the model is to be unloaded to free memory.
-        problem: Reason why the last load failed; empty if it did not.
-        retry_at: Earliest time of the next attempt.
-        num_failures: Consecutive failed attempts.
-    """
-
-    keep_seconds: float
-    awake_since: float
-    is_asleep: bool = field(init=False)
-    why: UnloadCause = UnloadCause.IDLE
-    is_evicted: bool = False
-    problem: str = ""
-    retry_at: float = -math.inf
-    num_failures: int = 0
+    keep_seconds: float  # idle time after which the model is unloaded; infinite for never
+    awake_since: float  # time of the last load, by the monotonic clock
+    is_asleep: bool = field(init=False)  # whether no version of the model is to be loaded
+    why: UnloadCause = UnloadCause.IDLE  # reason of the last unloading
+    is_evicted: bool = False  # whether the model is to be unloaded to free memory
+    problem: str = ""  # reason why the last load failed; empty if it did not
+    retry_at: float = -math.inf  # earliest time of the next attempt
+    num_failures: int = 0  # consecutive failed attempts
 
     def __post_init__(self) -> None:
         self.is_asleep = self.may_sleep
@@ -107,25 +96,15 @@ class Idle:
 
 @dataclass(slots=True, eq=False)
 class Canary:
-    """Canary check of new versions; the versions before are kept for a rollback.
-
-    Attributes:
-        versions: Versions on probation.
-        fallback: Route before them, which a failure restores.
-        swap: Limits and length of the probation.
-        usual: Outcomes of the previous default version.
-        began: Start of the probation, by the monotonic clock.
-        outcomes: Last observed outcomes of the versions.
-        settling: Last outcomes observed while the versions settled.
-    """
+    """Canary check of new versions; the versions before are kept for a rollback."""
 
     versions: Sequence[Version]
-    fallback: Route
+    fallback: Route  # route before them, which a failure restores
     swap: Swap
-    usual: Outcomes
-    began: float
-    outcomes: dict[Version, Outcomes] = field(default_factory=dict)
-    settling: dict[Version, Outcomes] = field(default_factory=dict)
+    usual: Outcomes  # of the previous default version
+    began: float  # start of the probation, by the monotonic clock
+    outcomes: dict[Version, Outcomes] = field(default_factory=dict)  # last observed outcomes of the versions
+    settling: dict[Version, Outcomes] = field(default_factory=dict)  # last outcomes observed while the versions settled
 
     @property
     def settling_seconds(self) -> float:
@@ -176,19 +155,14 @@ class Canary:
 
 @dataclass(slots=True)
 class Loaded:
-    """The versions of one model, and the route of its requests.
-
-    Attributes:
-        versions: All known versions, refused ones and stand-ins included, in order of arrival.
-        route: Present route; None while no version answers.
-        canary: Running canary check; None for none.
-    """
+    """The versions of one model, and the route of its requests."""
 
     model: str
     idle: Idle
+    # All known versions, refused ones and stand-ins included, in order of arrival.
     versions: list[Version] = field(default_factory=list)
-    route: Route | None = None
-    canary: Canary | None = None
+    route: Route | None = None  # present route; None while no version answers
+    canary: Canary | None = None  # running canary check; None for none
 
     def add(self, found: FoundVersion) -> Version:
         """Add and return a new version."""
@@ -231,21 +205,13 @@ class Loaded:
 
 
 class Observed(NamedTuple):
-    """Facts at the moment of a decision.
+    """Facts at the moment of a decision."""
 
-    Attributes:
-        now: Time, by the monotonic clock.
-        holding: Combined use of all versions by requests.
-        is_awaited: Whether requests wait for the model to be loaded.
-        is_loading: Whether a version is being loaded.
-        is_published: False while frontends may still answer by an earlier route.
-    """
-
-    now: float
-    holding: Holding
-    is_awaited: bool = False
-    is_loading: bool = False
-    is_published: bool = True
+    now: float  # time, by the monotonic clock
+    holding: Holding  # combined use of all versions by requests
+    is_awaited: bool = False  # whether requests wait for the model to be loaded
+    is_loading: bool = False  # whether a version is being loaded
+    is_published: bool = True  # False while frontends may still answer by an earlier route
 
 
 # Beside the serving versions, instead of them, only as a sleeping stand-in, from sleep, or at server start.

@@ -190,42 +190,25 @@ class CannotServe(Exception):
 
 
 class ServedVersion(NamedTuple):
-    """A version of a model that requests can use.
+    """A version of a model that requests can use."""
 
-    Attributes:
-        name: Name of its folder, or the content hash.
-        version: Content hash.
-        labels: Labels, sorted.
-        share: Fraction of the requests without a version that it answers.
-        is_default: Whether it is the policy's default.
-    """
-
-    name: str
-    version: str
-    labels: tuple[str, ...] = ()
-    share: float = 1.0
-    is_default: bool = True
+    name: str  # name of its folder, or the content hash
+    version: str  # content hash
+    labels: tuple[str, ...] = ()  # sorted
+    share: float = 1.0  # fraction of the requests without a version that it answers
+    is_default: bool = True  # whether it is the policy's default
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Mapping of one model's requests to versions.
+    """Mapping of one model's requests to versions."""
 
-    Attributes:
-        default: Version that describes the model, and answers requests without a version where `shares` is empty.
-        versions: Versions by `LoadedModel.label`.
-        shares: Fraction of the requests without a version, by version.
-        labels: Version by operators' label.
-        sticky: Property of a request that selects its version.
-        is_stand_in: Whether requests are rejected for now.
-    """
-
-    default: LoadedModel
-    versions: Mapping[str, LoadedModel]
-    shares: Mapping[str, float] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    sticky: Sticky = "request"
-    is_stand_in: bool = False
+    default: LoadedModel  # version that describes the model, and answers requests without a version where `shares` is empty
+    versions: Mapping[str, LoadedModel]  # versions by `LoadedModel.label`
+    shares: Mapping[str, float] = field(default_factory=dict)  # fraction of the requests without a version, by version
+    labels: Mapping[str, str] = field(default_factory=dict)  # version by operators' label
+    sticky: Sticky = "request"  # property of a request that selects its version
+    is_stand_in: bool = False  # whether requests are rejected for now
 
     @classmethod
     def to(cls, model: LoadedModel, *, is_stand_in: bool = False) -> "Route":

@@ -29,19 +29,13 @@ class ProofFailed(Exception):
 
 @dataclass(slots=True)
 class Found:
-    """Counts of a comparison.
-
-    Attributes:
-        num_parted: Answers that diverged from their samples at tokens of equal probability, within the tolerance.
-        num_pairs: Compared scores.
-        max_difference: Largest difference of a log-probability.
-    """
+    """Counts of a comparison."""
 
     num_answers: int = 0
     num_tokens: int = 0
-    num_parted: int = 0
-    num_pairs: int = 0
-    max_difference: float = 0.0
+    num_parted: int = 0  # answers that diverged from their samples at tokens of equal probability, within the tolerance
+    num_pairs: int = 0  # compared scores
+    max_difference: float = 0.0  # largest difference of a log-probability
 
 
 class SampleComparison:
@@ -160,15 +154,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Result of a passed self-test.
+    """Result of a passed self-test."""
 
-    Attributes:
-        is_proved: Whether there were sample answers; otherwise only finite numbers were checked.
-        is_exact: Whether all bits had to agree.
-    """
-
-    is_proved: bool
-    is_exact: bool
+    is_proved: bool  # whether there were sample answers; otherwise only finite numbers were checked
+    is_exact: bool  # whether all bits had to agree
     tolerance: float
     found: Found
     seconds: float

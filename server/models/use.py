@@ -19,18 +19,12 @@ HALF_LIFE_SECONDS = 10.0
 
 
 class Outcomes(NamedTuple):
-    """Outcomes of requests.
-
-    Attributes:
-        num_failed: Requests that ended with a server fault, apart from `REFUSED`.
-        seconds: Total time of the answered requests from arrival to answer.
-        queue_seconds: Total time that answered requests waited for a slot.
-    """
+    """Outcomes of requests."""
 
     num_answered: int = 0
-    num_failed: int = 0
-    seconds: float = 0.0
-    queue_seconds: float = 0.0
+    num_failed: int = 0  # requests that ended with a server fault, apart from `REFUSED`
+    seconds: float = 0.0  # total time of the answered requests from arrival to answer
+    queue_seconds: float = 0.0  # total time that answered requests waited for a slot
 
     def plus(self, other: "Outcomes") -> "Outcomes":
         """Return the sum."""

@@ -63,38 +63,23 @@ class Opened:
 
 @dataclass(slots=True, eq=False)
 class Version:
-    """A version of a model, or a stand-in: an engine that never starts, and rejects requests or makes them wait.
-
-    Attributes:
-        found: Its folder; `NOWHERE` for a stand-in.
-        since: Start of the present state, in seconds since 1970.
-        cause: Cause of its refusal.
-        reason: Reason of its refusal in one line.
-        content: Content hash; empty until the version has been opened.
-        opened: Its contents, until it has ended.
-        replicas: Numbers of its engines in metrics.
-        sleeping: Stand-in while it is asleep.
-        was_proved: Whether it has passed into `SERVING`, or was unloaded when idle.
-        reserved_bytes: Memory that its engines may come to take.
-        has_died: Whether an engine has exited unexpectedly before the version was proved.
-        is_draining: Whether it ends as soon as no request holds it.
-    """
+    """A version of a model, or a stand-in: an engine that never starts, and rejects requests or makes them wait."""
 
     model: str
-    found: FoundVersion
+    found: FoundVersion  # its folder; `NOWHERE` for a stand-in
     state: State = State.OPENING
-    since: float = field(default_factory=time.time)
+    since: float = field(default_factory=time.time)  # start of the present state, in seconds since 1970
     cause: Cause | None = None
-    reason: str = ""
-    content: str = ""
-    opened: Opened | None = None
+    reason: str = ""  # of the refusal, in one line
+    content: str = ""  # content hash; empty until the version has been opened
+    opened: Opened | None = None  # its contents, until it has ended
     loaded: LoadedModel | None = None
-    replicas: range = range(0)
-    sleeping: LoadedModel | None = None
-    was_proved: bool = False
-    reserved_bytes: int = 0
-    has_died: bool = False
-    is_draining: bool = False
+    replicas: range = range(0)  # numbers of its engines in metrics
+    sleeping: LoadedModel | None = None  # stand-in while it is asleep
+    was_proved: bool = False  # whether it has passed into `SERVING`, or was unloaded when idle
+    reserved_bytes: int = 0  # memory that its engines may come to take
+    has_died: bool = False  # whether an engine has exited unexpectedly before the version was proved
+    is_draining: bool = False  # whether it ends as soon as no request holds it
 
     @property
     def is_stand_in(self) -> bool:

@@ -14,28 +14,18 @@ _LENGTH_BYTES = 4
 
 
 class VersionAddress(Struct, frozen=True, array_like=True):
-    """A version of a model that requests can use.
+    """A version of a model that requests can use."""
 
-    Attributes:
-        endpoint: ZeroMQ address of its dispatcher, never reused; without a listener while the version is asleep.
-        bundle: Directory with a copy of its manifest and tokenizers.
-        settings: Settings of the first engine; the others differ in their cores.
-        num_replicas: Number of engines.
-        was_ready: Whether an engine has ever been ready.
-        is_asleep: Whether the version is unloaded, and loaded on demand.
-        device: Last device; only while the version is asleep.
-    """
-
-    endpoint: str
+    endpoint: str  # ZeroMQ address of its dispatcher, never reused; without a listener while the version is asleep
     label: str
-    bundle: str
-    settings: EngineSettings
+    bundle: str  # directory with a copy of its manifest and tokenizers
+    settings: EngineSettings  # settings of the first engine; the others differ in their cores
     num_replicas: int
     is_ready: bool
-    was_ready: bool = False
+    was_ready: bool = False  # whether an engine has ever been ready
     traits: Traits = Traits()
-    is_asleep: bool = False
-    device: str = ""
+    is_asleep: bool = False  # whether the version is unloaded, and loaded on demand
+    device: str = ""  # last device; only while the version is asleep
 
 
 class ModelRoute(Struct, frozen=True, array_like=True):
@@ -51,16 +41,11 @@ class ModelRoute(Struct, frozen=True, array_like=True):
 
 
 class Routes(Struct, frozen=True, array_like=True, tag="routes"):
-    """Route later requests by these routes.
+    """Route later requests by these routes."""
 
-    Attributes:
-        serial: Increasing number of the message.
-        kept: Endpoints of all versions that may get requests again.
-    """
-
-    serial: int
+    serial: int  # increasing number of the message
     models: list[ModelRoute]
-    kept: list[str] = []
+    kept: list[str] = []  # endpoints of all versions that may get requests again
 
     @property
     def endpoints(self) -> set[str]:
@@ -69,28 +54,17 @@ class Routes(Struct, frozen=True, array_like=True, tag="routes"):
 
 
 class Start(Struct, frozen=True, array_like=True, tag="start"):
-    """First message to a worker.
+    """First message to a worker."""
 
-    Attributes:
-        number: Number of the worker, from 0.
-        identity: Identity of the process at dispatchers, never reused.
-        http_port: 0 where HTTP is off.
-        config: Settings as JSON.
-        files: Contents of files, by setting.
-        folder: Folder of the dispatchers' sockets; a worker that outlives the parent removes it.
-        table: File descriptor of the shared counters.
-        version: Version of the server.
-    """
-
-    number: int
-    identity: str
+    number: int  # number of the worker, from 0
+    identity: str  # identity of the process at dispatchers, never reused
     port: int
-    http_port: int
-    config: str
-    files: dict[str, bytes]
+    http_port: int  # 0 where HTTP is off
+    config: str  # JSON
+    files: dict[str, bytes]  # contents by setting
     routes: Routes
-    folder: str
-    table: int
+    folder: str  # folder of the dispatchers' sockets; a worker that outlives the parent removes it
+    table: int  # file descriptor of the shared counters
     version: str
 
 
@@ -109,17 +83,11 @@ class LoadFailed(Struct, frozen=True, array_like=True, tag="load_failed"):
 
 
 class AdminResponse(Struct, frozen=True, array_like=True, tag="admin_response"):
-    """Response to an `AdminRequest`.
-
-    Attributes:
-        number: Number of the request.
-        listing: None if the request failed.
-        error: Class name in `server.errors`; empty for an unexpected error.
-    """
+    """Response to an `AdminRequest`."""
 
     number: int
-    listing: Listing | None
-    error: str = ""
+    listing: Listing | None  # None if the request failed
+    error: str = ""  # class name in `server.errors`; empty for an unexpected error
     message: str = ""
     retry_after_seconds: float | None = None
 
@@ -138,14 +106,10 @@ ToWorker = Start | Files | Routes | LoadFailed | AdminResponse | CollectMetrics 
 
 
 class State(Struct, frozen=True, array_like=True, tag="state"):
-    """State of a worker, sent on change and every second as a heartbeat.
-
-    Attributes:
-        is_ready: Whether requests are accepted, and `ready_when` is met.
-    """
+    """State of a worker, sent on change and every second as a heartbeat."""
 
     is_listening: bool = False
-    is_ready: bool = False
+    is_ready: bool = False  # whether requests are accepted, and `ready_when` is met
 
 
 class MetricsReport(Struct, frozen=True, array_like=True, tag="metrics"):
@@ -163,15 +127,10 @@ class RoutesTaken(Struct, frozen=True, array_like=True, tag="routes_taken"):
 
 
 class UsageReport(Struct, frozen=True, array_like=True, tag="usage"):
-    """Use of versions since the last such message, by endpoint.
+    """Use of versions since the last such message, by endpoint."""
 
-    Attributes:
-        outcomes: The first three fields of `Outcomes`.
-        held: Requests that hold the version, and `Use.warm_until`.
-    """
-
-    outcomes: dict[str, tuple[int, int, float]]
-    held: dict[str, tuple[int, float]] = {}
+    outcomes: dict[str, tuple[int, int, float]]  # the first three fields of `Outcomes`
+    held: dict[str, tuple[int, float]] = {}  # requests that hold the version, and `Use.warm_until`
 
 
 class AwaitedModels(Struct, frozen=True, array_like=True, tag="awaited"):

@@ -33,17 +33,11 @@ class EngineCannotStart(CannotStart):
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Restart of a dead or silent child process.
+    """Restart of a dead or silent child process."""
 
-    Attributes:
-        initial_backoff_seconds: Wait before the first restart; doubled for each following restart.
-        max_backoff_seconds: Longest wait.
-        watchdog_seconds: Silence after which a process counts as hung; the heartbeat interval is a second.
-    """
-
-    initial_backoff_seconds: float = INITIAL_BACKOFF_SECONDS
+    initial_backoff_seconds: float = INITIAL_BACKOFF_SECONDS  # wait before the first restart; doubled for each following restart
     max_backoff_seconds: float = MAX_BACKOFF_SECONDS
-    watchdog_seconds: float = 30.0
+    watchdog_seconds: float = 30.0  # silence after which a process counts as hung; the heartbeat interval is a second
 
     def backoff_seconds(self, previous: float | None, ready_seconds: float) -> float:
         """Return the wait before a restart.
