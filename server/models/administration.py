@@ -44,7 +44,6 @@ class Administrator:
     """
 
     def __init__(self, manager: ModelManager) -> None:
-        """Accept only `list` until `begin`."""
         self._manager = manager
         self._turns: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[ModelStatus]] = set()
@@ -258,7 +257,7 @@ class Administrator:
         *,
         is_undone: bool = True,
     ) -> None:
-        """Reconcile a model with changed overrides; raise `NotPossible` if `is_done` is false afterwards."""
+        """Reconcile with changed overrides; raise `NotPossible` unless `is_done` then, restoring the old ones if `is_undone`."""
         before = one.overrides
         if version is not None:
             one.retry_refused({version})
@@ -278,7 +277,6 @@ class Administrator:
             raise NotPossible(f"the folder of models cannot be looked at: {self._manager.problem}")
 
     def _is_known(self, model: str, version: str) -> bool:
-        """Return whether a model is known, and its version if one is named."""
         one = self._manager.models.get(model)
         return one is not None and (not version or is_called(one, version))
 

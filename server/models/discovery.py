@@ -166,14 +166,10 @@ FILE_SUFFIX = ".toml"
 
 
 def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = True, files: Path | None = None) -> list[FoundModel]:
-    """Return the models of a folder, sorted by name.
+    """Return the models of a folder, or of a bundle itself, sorted by name.
 
-    Args:
-        folder: The models folder, or a bundle itself.
-        before: Models of the last scan.
-        is_at_once: Use a changed `model.toml` immediately; otherwise only once two scans have found the same file, since
-            the file may be half written.
-        files: Folder in which NAME.toml replaces the `model.toml` of that model; None for none.
+    A changed `model.toml` may be half written: it is used if `is_at_once`, otherwise once two scans have found the same file.
+    `NAME.toml` in the folder `files` replaces the `model.toml` of that model.
 
     Raises:
         BundleError: If one of the folders cannot be read.
@@ -219,7 +215,6 @@ def refuse_damaged_files(models: Iterable[FoundModel]) -> None:
 
 
 def _look(directory: Path, before: FoundModel | None, is_at_once: bool, files: Path | None) -> FoundModel | None:
-    """Return the model of a folder; None if there is none."""
     try:
         listing = list_folder(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -257,7 +252,6 @@ def _unreadable(directory: Path, before: FoundModel | None, problem: str) -> Fou
 
 
 def _refuse_name(directory: Path, name: str, check: Callable[[str], object] = check_name) -> str:
-    """Return why `check` rejects a name; empty if it does not."""
     try:
         check(name)
     except ValueError as error:

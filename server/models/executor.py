@@ -67,9 +67,6 @@ class Executor:
     """Executes the actions of one model and observes the facts that decide them.
 
     Attributes:
-        found: Folder of the model.
-        loaded: Its versions and route.
-        history: Versions that have been the default.
         loading: The current load; None for none.
         lock: Held while the route is changed.
     """
@@ -83,16 +80,7 @@ class Executor:
         on_published: Callable[[str], None],
         wake: Callable[[], None],
     ) -> None:
-        """Start with nothing loaded.
-
-        Args:
-            found: Folder of the model.
-            loader: Loads versions.
-            front: Returns the frontend.
-            placement: Memory that models share.
-            on_published: Called with the model's name when its route has changed.
-            wake: Schedules a reconciliation of the model.
-        """
+        """Start with nothing loaded; `wake` schedules a reconciliation, `on_published` is called after a change of the route."""
         self.found, self.history, self.lock = found, History(), asyncio.Lock()
         self._loader, self._front_of, self._placement, self._on_published = loader, front, placement, on_published
         self._wake, self._metrics = wake, loader.metrics
@@ -201,7 +189,6 @@ class Executor:
         return True
 
     async def _publish_again(self) -> bool:
-        """Publish the present route again after a failure."""
         try:
             await self._tell_frontends(self.loaded.route)
         except CannotServe as error:
@@ -226,7 +213,6 @@ class Executor:
     async def _roll_back(
         self, versions: Sequence[Version], refused: Refused, route: Route | None, outcome: str, canary: Canary | None = None
     ) -> None:
-        """Refuse versions, and restore the earlier route and canary check."""
         self.loaded.canary = canary
         for version in versions:
             self.refuse(version, refused)
@@ -246,7 +232,6 @@ class Executor:
             self.wake_later()
 
     def _update_states(self) -> None:
-        """Set the states of versions that are up."""
         route, canary = self.loaded.route, self.loaded.canary
         for version in self.loaded.versions:
             if version.is_up:
@@ -266,7 +251,6 @@ class Executor:
         return self._keep_stand_in(self._loader.make(opened, self.found.file, label, range(0)))
 
     async def _adopt_stand_in(self, opened: Opened, label: str) -> Route:
-        """Return a route to a stand-in once frontends are prepared for it."""
         await self._front_of().adopt(model := self._loader.make(opened, self.found.file, label, range(0)))
         return self._keep_stand_in(model)
 
@@ -290,14 +274,7 @@ class Executor:
     # Load.
 
     async def load(self, version: Version, mode: LoadMode, *, is_persistent: bool = False, is_told: bool = True) -> None:
-        """Load a version, or refuse it.
-
-        Args:
-            version: The version.
-            mode: See `LoadMode`.
-            is_persistent: Whether an engine that cannot be started is tried again and again.
-            is_told: Whether a refusal is logged.
-        """
+        """Load a version, or refuse it; `is_persistent` retries the start of its engine, `is_told` logs a refusal."""
         versions, idle = self._metrics.versions, self.loaded.idle
         try:
             await self._bring_up(version, mode, is_persistent)
@@ -504,7 +481,6 @@ class Executor:
         self._wake()
 
     async def _end(self, version: Version) -> None:
-        """Stop the engine of a version that no request holds."""
         if version.loaded is not None:
             await engine_of(version.loaded).stop()
             version.loaded = None
@@ -515,7 +491,6 @@ class Executor:
     # Helpers.
 
     def _holding(self) -> Holding:
-        """Return the combined use of all versions of the model."""
         models = [] if self.loaded.route is None else list(self.loaded.route.versions.values())
         uses = [self._front_of().holding(model) for model in models if not model.is_asleep]
         if not uses:
@@ -532,7 +507,6 @@ class Executor:
         asyncio.get_running_loop().call_later(RETRY_SECONDS, self._wake)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task that `stop` cancels."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

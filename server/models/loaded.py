@@ -20,13 +20,8 @@ from dragoman.server.service.languages import PromptTemplates
 class SleepingEngine(Calls):
     """Engine of an unloaded model: rejects every request with `NotReady`.
 
-    Requests wait for the model in `Repository.hold` and do not get here.
-
-    Attributes:
-        settings: Settings of the engines once the model is loaded.
-        num_replicas: Number of engines once the model is loaded.
-        device: Last device of the engines; empty before the first load.
-        is_ready: True, since requests are accepted and load the model.
+    `is_ready` is true since requests are accepted: they wait in `Repository.hold` for the load and do not get here.
+    `settings` and `num_replicas` are those after the load, `device` is the last one (empty before the first load).
     """
 
     is_ready = True
@@ -34,7 +29,6 @@ class SleepingEngine(Calls):
     process_ids: tuple[int, ...] = ()
 
     def __init__(self, name: str, settings: EngineSettings, num_replicas: int, device: str) -> None:
-        """Describe engines that are not loaded."""
         super().__init__(name, 0.0)
         self.settings, self.num_replicas, self.device = settings, num_replicas, device
 

@@ -28,12 +28,7 @@ log = structlog.get_logger("dragoman.repository")
 
 
 class VersionLoader:
-    """Opens versions, creates their engines and self-tests them.
-
-    Attributes:
-        turn: Held while a version is loaded: loads are serialized so that memory can be estimated.
-        load_seconds: Bound on the time until an engine is ready.
-    """
+    """Opens versions, creates their engines and self-tests them; `turn` is held during a load, so that memory can be estimated."""
 
     def __init__(
         self,
@@ -48,7 +43,7 @@ class VersionLoader:
 
         Args:
             config: Settings of the server.
-            metrics: Metrics of engines and versions.
+            metrics: Metrics of the server.
             keys: Each bundle must be signed by one of these; None if bundles need no signature.
             num_models: Returns the number of models that share the cores.
             on_change: Called with a model's name when the readiness of one of its engines has changed.
@@ -171,7 +166,6 @@ class VersionLoader:
 
 
 def _resident_sizes(model: LoadedModel) -> list[int]:
-    """Return the resident bytes of each engine that has a process."""
     readings = [read_process(process_id) for process_id in engine_of(model).process_ids]
     return [reading.resident_memory_bytes for reading in readings if reading is not None]
 

@@ -16,12 +16,7 @@ log = structlog.get_logger("dragoman.repository")
 
 
 class ModelManager:
-    """The models of a server.
-
-    Attributes:
-        models: Reconcilers by model name; a model whose folder is gone is removed once its versions have ended.
-        problem: Reason why the last scan failed; empty if it did not.
-    """
+    """The models of a server, by name; `problem` is the reason why the last scan failed, or empty."""
 
     def __init__(
         self,
@@ -31,15 +26,7 @@ class ModelManager:
         poll_seconds: float,
         files: Path | None = None,
     ) -> None:
-        """Start with the models found at server start.
-
-        Args:
-            folder: The models folder.
-            found: Its models.
-            make: Returns the reconciler of a new model.
-            poll_seconds: Pause between two scans; 0 for scans on request only.
-            files: Folder of files that replace `model.toml`; see `scan`.
-        """
+        """Start with the models of the first scan; `poll_seconds` 0 scans on request only, `files` is as in `scan`."""
         self._folder, self._found, self._make, self._poll_seconds, self._files = folder, found, make, poll_seconds, files
         self.models = {model.name: make(model) for model in found}
         self.problem = ""
@@ -146,7 +133,6 @@ class ModelManager:
         task.add_done_callback(forget)
 
     async def _leave(self) -> None:
-        """Stop reconciling all models."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()

@@ -91,13 +91,7 @@ def slot_bytes(bundle: Bundle) -> int:
 
 
 def room(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS, meminfo: Path = MEMINFO) -> Room:
-    """Return the free memory of the container or the machine, whichever is less.
-
-    Args:
-        cgroups: Mount point of cgroups.
-        own_cgroups: `/proc` file with this process's cgroups.
-        meminfo: `/proc` file with the machine's memory.
-    """
+    """Return the free memory of the container or the machine, whichever is less."""
     rooms = [Room(_available(meminfo), "of the machine is free")]
     for folder, names in _groups(cgroups, own_cgroups):
         try:
@@ -138,7 +132,6 @@ def _available(meminfo: Path) -> int:
 
 
 def _reclaimable(stat: Path, names: _Names) -> int:
-    """Return the page cache (and for v2 slab) bytes of a cgroup that the kernel reclaims first."""
     lines = (line.split() for line in stat.read_text(encoding="ascii").splitlines())
     return sum(int(value) for name, value in lines if name in names.reclaimable)
 
@@ -183,7 +176,6 @@ class Placement:
     Attributes:
         keep_seconds: Default idle time after which models are unloaded; infinite for never.
         bound_bytes: Bound on all engines together; 0 for the memory of the container or the machine.
-        wait_seconds: Bound on the time that evictions may take.
     """
 
     def __init__(
@@ -223,13 +215,8 @@ class Placement:
     async def make_room(self, name: str, needed_bytes: int, is_wanted: Callable[[], bool]) -> None:
         """Evict models, the least recently and frequently used first, until there is memory; the caller holds `VersionLoader.turn`.
 
-        Args:
-            name: Model to be loaded.
-            needed_bytes: Memory that it may take.
-            is_wanted: Returns whether the load is still wanted.
-
         Raises:
-            Refused: If there is not enough memory in time.
+            Refused: If there is not enough memory within `wait_seconds`.
             NotWanted: If the load is no longer wanted.
         """
         self._evicted_at = began = self._clock()

@@ -104,8 +104,6 @@ KeepLoaded = Annotated[
 
 
 class _Table(BaseModel):
-    """A table of the file."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -205,7 +203,6 @@ def read_model_file(path: Path) -> ModelFile:
 
 
 def _explain(detail: ErrorDetails) -> str:
-    """Return a line about an invalid field."""
     # For invalid keys of a free table pydantic appends `[key]` to the location.
     parts = [str(part) for part in detail["loc"] if part != "[key]"]
     field = one_line(".".join(parts), 120)
@@ -226,7 +223,6 @@ def _explain(detail: ErrorDetails) -> str:
 
 
 def _written(value: object) -> str:
-    """Return a value of the file for a message."""
     try:
         return one_line(repr(value), 80)
     except ValueError:  # Python prints no integers of thousands of digits, which TOML can have in hexadecimal

@@ -74,20 +74,13 @@ def wanted(
 ) -> Wanted:
     """Return the versions to serve: those of `latest` or `only`, of labels, weights and `default`, and those that operators load.
 
-    If nothing names a default, `latest` counts only versions without a weight, so that a canary is never alone.
-
-    Args:
-        found: The model's versions, the newest last.
-        file: The model's `model.toml`.
-        refused: Reason by name of refused versions.
-        overrides: Operators' requests.
+    If nothing names a default, `latest` counts only versions without a weight, so that a canary is never alone. `found` has the
+    newest version last, `refused` a reason by name.
     """
     return Wanted() if overrides.is_unloaded else _Decision(found, file, refused, overrides).wanted()
 
 
 class _Decision:
-    """One decision, with its problems."""
-
     def __init__(self, found: Sequence[FoundVersion], file: ModelFile, refused: Mapping[str, str], overrides: Overrides) -> None:
         self._found = found
         self._file = file
@@ -98,7 +91,6 @@ class _Decision:
         self._problems: list[str] = []
 
     def wanted(self) -> Wanted:
-        """Return the versions to serve."""
         pinned = self._pinned()
         labels = self._labels()
         weights = self._weights(labels) if pinned is None else {}
@@ -133,7 +125,6 @@ class _Decision:
         return pinned if pinned is not None and self._is_there("rollback", pinned) else None
 
     def _asked_labels(self) -> dict[str, str]:
-        """Return the labels of the file, overridden by the operator's."""
         both = {**self._file.labels, **self._overrides.labels}
         return {label: version for label, version in both.items() if version is not None}
 
@@ -158,7 +149,6 @@ class _Decision:
         return None
 
     def _weights(self, labels: Mapping[str, str]) -> dict[str, float]:
-        """Return the stated shares, by version."""
         weights: dict[str, float] = {}
         for asked, weight in self._file.weights.items():
             if (name := self._resolve(f"weights.{asked}", asked, labels)) is not None:
@@ -180,12 +170,10 @@ class _Decision:
         return self._resolve("versions.default", default, labels) if default is not None else None
 
     def _newest(self, names: Set[str]) -> str | None:
-        """Return the newest of some versions; None if there are none."""
         return max(names, key=self._names.__getitem__, default=None)
 
 
 def _shares(weights: Mapping[str, float], default: str | None) -> dict[str, float]:
-    """Return each version's share of the requests that name none."""
     if default is None:
         return {}
     shares = {name: weight for name, weight in weights.items() if weight > 0}

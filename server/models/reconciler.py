@@ -32,13 +32,7 @@ log = structlog.get_logger("dragoman.repository")
 
 
 class ModelReconciler:
-    """Reconciles a model whenever something has changed.
-
-    Attributes:
-        overrides: Operators' requests.
-        problems: Unmet wishes, a line each.
-        loaded: Versions and route of the model.
-    """
+    """Reconciles a model whenever something has changed; `problems` are unmet wishes, a line each."""
 
     def __init__(
         self,
@@ -48,7 +42,6 @@ class ModelReconciler:
         placement: Placement,
         on_published: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Start with nothing loaded; see `Executor`."""
         self.name, self.overrides, self.problems = found.name, NO_OVERRIDES, tuple[str, ...]()
         self._executor = Executor(found, loader, front, placement, on_published, self.wake)
         self.loaded = self._executor.loaded
@@ -216,8 +209,7 @@ class ModelReconciler:
     async def start(self, *, is_persistent: bool = False) -> None:
         """Load and publish the opened versions; the policy's next version replaces one that cannot be loaded.
 
-        Args:
-            is_persistent: Whether an engine that cannot be started is retried forever, if there is no other version.
+        With `is_persistent`, the start of an engine is retried forever if there is no other version.
 
         Raises:
             EngineCannotStart: If no version can be served.
@@ -254,7 +246,6 @@ class ModelReconciler:
         await self._executor.stop()
 
     async def _run_once(self) -> None:
-        """Wait for a change or a timeout, and reconcile."""
         executor = self._executor
         if self.loaded.canary is not None:
             pause: float | None = WATCH_SECONDS
@@ -276,7 +267,6 @@ class ModelReconciler:
             self._settled.set()
 
     async def _reconcile(self) -> None:
-        """Execute actions until there are none, or one has failed."""
         loaded, executor = self.loaded, self._executor
         loaded.idle.keep_seconds = executor.keep_seconds
         if loaded.canary is not None:

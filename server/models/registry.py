@@ -21,11 +21,8 @@ MAX_SHOWN_CHARACTERS = 80
 def choose(shares: Mapping[str, float], key: str) -> str:
     """Return the version for a key, by weighted rendezvous hashing (Schindelhauer and Schomaker, 2005).
 
-    All processes choose the same. If one share changes, only the minimum of keys move, to or from that version.
-
-    Args:
-        shares: Share by version; at least one is above 0.
-        key: Request id or caller, with the model's name, so that the same callers do not get the canaries of all models.
+    All processes choose the same. If one share changes, only the minimum of keys move, to or from that version. A key includes the
+    model's name, so that the same callers do not get the canaries of all models.
     """
     candidates = [name for name, share in shares.items() if share > 0]
     assert candidates, "no version has a share"
@@ -44,11 +41,7 @@ def _draw(key: str, name: str) -> float:
 def resolve(model: str, asked: str, contents: Mapping[str, str], labels: Mapping[str, str]) -> str:
     """Return the name of the version that `asked` denotes: a name, a label or a content hash.
 
-    Args:
-        model: Name of the model, for the message.
-        asked: Not empty.
-        contents: Content hash by name, of the served versions.
-        labels: Name by label.
+    `contents` has the content hash by name, of the served versions; `labels` the name by label.
 
     Raises:
         UnknownVersion: If there is no such version, or more than one.
@@ -66,7 +59,6 @@ def resolve(model: str, asked: str, contents: Mapping[str, str], labels: Mapping
 
 
 def _described(name: str, content: str, labels: Mapping[str, str]) -> str:
-    """Return a version with all its names."""
     others = [content, *(label for label, version in labels.items() if version == name)]
     return f"{name} ({', '.join(others)})" if name else ", ".join(others)
 
@@ -82,15 +74,12 @@ MAX_MARGIN_SECONDS = 0.25
 
 
 class Waiting:
-    """Requests of this process that wait for a model to be loaded.
+    """Requests of this process that wait, for at most `max_seconds`, for a model to be loaded.
 
-    Attributes:
-        max_seconds: Longest time that a request waits.
-        on_change: Called when the set of awaited models has changed.
+    `on_change` is called when the set of awaited models has changed.
     """
 
     def __init__(self, max_seconds: float = USUAL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without requests; `clock` returns seconds."""
         self.max_seconds = max_seconds
         self.on_change: Callable[[], None] = lambda: None
         self._clock = clock
@@ -254,14 +243,9 @@ class Route:
 
 
 class Repository:
-    """Routes of all models of this process; `publish` replaces a route atomically on the event loop.
-
-    Attributes:
-        waiting: Requests for models that are asleep.
-    """
+    """Routes of all models of this process; `publish` replaces a route atomically on the event loop."""
 
     def __init__(self, models: Iterable[LoadedModel] = ()) -> None:
-        """Start with models of one version each."""
         self.waiting = Waiting()
         self._routes: dict[str, Route] = {}
         for model in models:
@@ -309,12 +293,7 @@ class Repository:
     def hold(self, name: str, version: str = "", request_id: str = "", caller: str = "", seconds: float | None = None) -> "Held":
         """Return a context manager that holds a version, chosen on entry (after the load of a sleeping model), until its exit.
 
-        Args:
-            name: Name of the model; empty for the only one.
-            version: Any name of the version; empty for the policy's choice.
-            request_id: The same id gets the same version, where versions have shares.
-            caller: Selects the version instead, where shares are sticky by caller.
-            seconds: Time until the request's deadline; None if it has none.
+        Versions with shares are chosen by `request_id`, or by `caller` if sticky by caller; `seconds` is the time to the deadline.
         """
         return Held(self, name, version, request_id, caller, seconds)
 
@@ -344,5 +323,4 @@ class Held(AbstractAsyncContextManager[LoadedModel, None]):
         return model
 
     async def __aexit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        """Release the version."""
         self._use.leave(time.monotonic() - self._began, error)

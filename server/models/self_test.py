@@ -42,7 +42,6 @@ class SampleComparison:
     """Compares answers and scores with samples; raises `ProofFailed` where they differ."""
 
     def __init__(self, eos_id: int, tolerance: float, is_exact: bool, are_scores_exact: bool) -> None:
-        """Compare with a tolerance, or exactly."""
         self._eos_id, self._tolerance = eos_id, tolerance
         self._is_exact, self._are_scores_exact = is_exact, are_scores_exact
         self.found = Found()
@@ -175,17 +174,10 @@ async def prove(
     """Compare a running engine's answers with its bundle's samples, one alone and then all at once.
 
     Samples that the engine's queue rejects are retried once after the others, then skipped; at least one answer must be compared.
-
-    Args:
-        bundle: Bundle of the engine.
-        tokenizers: Tokenizers of the bundle, which must encode and decode the samples' texts as at export.
-        engine: A ready engine.
-        platform: Platform of the engine's process.
-        device: Device of the engine.
-        seconds: Bound on the time for all.
+    The tokenizers must encode and decode the samples' texts as at export.
 
     Raises:
-        ProofFailed: If an answer differs or is missing, or the samples cannot be read.
+        ProofFailed: If an answer differs or is missing within `seconds`, or the samples cannot be read.
     """
     started = time.monotonic()
     try:
@@ -249,7 +241,6 @@ async def _compare(asking: "_Asking", samples: Samples, manifest: Manifest, comp
 
 
 async def _probe(asking: "_Asking", manifest: Manifest) -> Found:
-    """Check answers without samples for finite numbers."""
     ids = [token for token in range(manifest.source_vocab_size) if token not in (manifest.eos_id, manifest.pad_id)]
     sources = [[manifest.eos_id], [*ids[:: max(len(ids) // NUM_PROBE_IDS, 1)][:NUM_PROBE_IDS], manifest.eos_id]]
     sources = [source[-manifest.max_source_tokens :] for source in sources]
@@ -333,7 +324,6 @@ class _Asking:
         return finished.answers[0]
 
     async def score(self, name: str, source: list[int], target: list[int], start: int | None) -> list[float]:
-        """Return the log-probabilities of a target's tokens."""
         request = ScoreRequest(self._engine.next_id(), source, target, time.monotonic(), decoder_start_id=start)
         scored: Scored = await self._named(name, request.id, self._engine.score(request))
         _check_end(name, scored)

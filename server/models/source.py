@@ -77,12 +77,7 @@ class ModelSource:
             raise StoreError(message) if synced.is_away else BundleError(message)
 
     async def follow(self, on_change: Callable[[], Awaitable[None]], is_used: Callable[[Path], bool]) -> None:
-        """Mirror the store until cancelled.
-
-        Args:
-            on_change: Called when the folder has changed.
-            is_used: Returns whether the version in a directory is served, or may be soon; called on any thread.
-        """
+        """Mirror the store until cancelled; `is_used` returns, on any thread, whether the version in a directory may be served."""
         assert self._mirror is not None
         self._is_used = is_used
         try:

@@ -39,7 +39,6 @@ class Use:
     """Use of one version by the requests of one process; see also `Outcomes`.
 
     Attributes:
-        num_held: Requests that hold the version.
         num_moves: Number of calls of `take` and `leave`.
         last_used: Time of the last of these calls, or of the start; by `time.monotonic()`.
         warm_until: Time at which a single use would count as much as all uses together, see `together`.

@@ -45,12 +45,7 @@ def plan_engine(config: ServerConfig, bundle: Bundle, num_models: int) -> Engine
 def plan_engines(
     config: ServerConfig, bundles: Sequence[Bundle], own: Mapping[str, ServerConfig] = MappingProxyType({})
 ) -> dict[str, EnginePlan]:
-    """Return the plan of each model, by name.
-
-    Args:
-        config: Settings of the server.
-        bundles: A version of each model.
-        own: Settings of each model, by name.
+    """Return the plan of each model, by name, with settings of its own if in `own`.
 
     Raises:
         ConfigError: If a model cannot have several engines, or there are too few cores to pin them to.
@@ -87,7 +82,6 @@ def _part_of_cores(num_models: int) -> int:
 
 
 def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, int]:
-    """Return the number of a model's engines, and of the threads of each."""
     may_be_on_gpu = config.device != "cpu" and bundle.manifest.precision not in CPU_PRECISIONS
     if config.replicas > 1 and may_be_on_gpu:
         name, precision = bundle.manifest.name, bundle.manifest.precision

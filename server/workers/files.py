@@ -46,7 +46,6 @@ class BundleCopies:
     """Reference-counted copies of bundles; thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep copies below an empty folder."""
         self._folder = folder
         self._num_users: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -92,7 +91,6 @@ def open_copy(folder: Path) -> Bundle:
 
 
 def _copy(bundle: Bundle, to: Path) -> None:
-    """Copy the manifest and the tokenizer files."""
     paths = [path for path in bundle.manifest.files if path.startswith(f"{TOKENIZER_DIRECTORY}/")]
     for path in (MANIFEST_FILE, *paths):
         (to / path).parent.mkdir(parents=True, exist_ok=True)

@@ -47,17 +47,7 @@ class Frontend:
         known: Iterable[str] = (),
         operators: OperatorCalls | None = None,
     ) -> None:
-        """Create everything that can fail on an invalid setting, without starting it.
-
-        Args:
-            config: Settings of the server.
-            models: Routes of the models.
-            metrics: Metrics of this process.
-            tracer: None if tracing is off.
-            sampler: Limits other libraries' log lines.
-            usage_of: Returns the usage of a caller.
-            known: Names of models that have been ready before.
-            operators: Admin calls over HTTP; None if they are off.
+        """Create everything that can fail on an invalid setting, without starting it; `known` models have been ready before.
 
         Raises:
             ConfigError: If the file of callers is invalid.
@@ -95,11 +85,7 @@ class Frontend:
         return None if self._http is None else self._http.port
 
     async def start(self) -> None:
-        """Listen and answer.
-
-        Raises:
-            ConfigError: If a port is taken or credentials cannot be used.
-        """
+        """Listen and answer; raise `ConfigError` if a port is taken or credentials cannot be used."""
         self._face = GrpcServer(self._config, self.core)
         if self._config.http:
             self._http = HttpServer(self._config, self.core, self._face.tls, self._operators, self._face.port)
@@ -191,7 +177,6 @@ class Frontend:
             log.warning("the collector takes no spans, the last ones are lost", endpoint=self._config.tracing_endpoint)
 
     async def _tell_suppressed(self) -> None:
-        """Log the number of suppressed lines periodically."""
         while True:
             await asyncio.sleep(TELL_SECONDS)
             self._sampler.tell()

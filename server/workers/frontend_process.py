@@ -65,17 +65,7 @@ class FrontendWorker:
     """The part of a frontend worker that communicates with the parent."""
 
     def __init__(self, start: Start, reader: asyncio.StreamReader, writer: asyncio.WriteTransport, sampler: Sampler) -> None:
-        """Create everything that can fail, without starting it.
-
-        Args:
-            start: First message from the parent.
-            reader: Messages from the parent.
-            writer: Messages to the parent.
-            sampler: Limits other libraries' log lines.
-
-        Raises:
-            InputError: If a setting or a bundle is invalid.
-        """
+        """Create everything that can fail, without starting it; raise `InputError` if a setting or a bundle is invalid."""
         self._start, self._reader, self._writer = start, reader, writer
         self._files = MemoryFiles(start.files)
         self._config = config = read_config(start, self._files)
@@ -189,7 +179,6 @@ class FrontendWorker:
 
 
 async def _reload(source: Source) -> None:
-    """Apply files that the parent has validated."""
     try:
         source.use(await asyncio.to_thread(source.load))
     except Exception:

@@ -44,7 +44,6 @@ class FrontendSupervisor(ProcessSupervisor):
     """Keeps one frontend worker running.
 
     Attributes:
-        state: Last reported state.
         counted: Last reported metrics; empty without a process.
         taken: Last answer to `Routes`.
         holding: Endpoints of dispatchers that were sent to the worker and not released.
@@ -67,16 +66,8 @@ class FrontendSupervisor(ProcessSupervisor):
     ) -> None:
         """Describe a worker; `begin` starts it.
 
-        Args:
-            number: Number of the worker, from 0.
-            describe: Returns the first message to the process with an identity.
-            policy: Restart policy.
-            pass_fds: File descriptors that the process inherits.
-            on_change: Called when `state`, `taken` or `holding` may have changed.
-            on_end: Called with the identity of an exited process, while `counted` is its last report.
-            on_usage: Called with the outcomes of its requests.
-            on_awaited: Called when `awaited` has changed.
-            carry_out: Executes admin requests; None where they are off.
+        `describe` returns the first message to the process with an identity. `on_change` is called when `state`, `taken` or
+        `holding` may have changed, `on_end` with the identity of an exited process, while `counted` is its last report.
         """
         super().__init__("front end", f"front end {number}", policy, {"front_end": number})
         self.number = number
@@ -162,7 +153,6 @@ class FrontendSupervisor(ProcessSupervisor):
             await asyncio.wait([self._reading])
 
     async def _read(self, process: Process) -> None:
-        """Receive messages until the process closes the pipe."""
         assert process.stdout is not None
         while (payload := await read_message(process.stdout)) is not None:
             try:

@@ -74,13 +74,6 @@ class FrontendWorkers:
     ) -> None:
         """Bind the ports and validate the workers' settings, without starting workers.
 
-        Args:
-            config: Settings of the server.
-            repository: Routes of the models.
-            metrics: Metrics of this process.
-            version: Version of the server.
-            operators: Executes admin requests over HTTP; None if they are off.
-
         Raises:
             ConfigError: If a port is taken, or a setting is invalid.
         """
@@ -282,7 +275,6 @@ class FrontendWorkers:
         return [self._ended, *(worker.counted for worker in self._workers)]
 
     def _describe(self, number: int, identity: str) -> Start:
-        """Return the first message to a worker's process."""
         return Start(
             number,
             identity,
@@ -340,7 +332,6 @@ class FrontendWorkers:
         return ModelRoute(route.name, default, versions, dict(route.shares), dict(route.labels), route.sticky, route.is_stand_in)
 
     def _note_usage(self, usage: UsageReport) -> None:
-        """Add a worker's report to the outcomes of the adopted versions."""
         now = time.monotonic()
         for adopted in self._adopted.values():
             if (outcomes := usage.outcomes.get(adopted.endpoint)) is not None:
@@ -349,7 +340,6 @@ class FrontendWorkers:
                 adopted.last_used = now
 
     async def _until(self, is_so: Callable[[], bool], seconds: float | None) -> None:
-        """Wait until a condition holds, at most for some seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not is_so():
@@ -391,7 +381,6 @@ class FrontendWorkers:
 
 
 def _tls_files(tls: TlsFiles) -> dict[str, bytes]:
-    """Return the contents of the TLS files in use, by setting."""
     contents = tls.contents
     files = {"tls_certificate": contents.certificate, "tls_key": contents.key, "tls_client_ca": contents.client_ca}
     return {name: content for name, content in files.items() if content is not None}

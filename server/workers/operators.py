@@ -38,16 +38,9 @@ class WorkerOperators:
     """Admin calls of this worker; `calls` is the entry for the protocols."""
 
     def __init__(self, config: ServerConfig, metrics: Metrics, counted: CallerMetrics, send: Callable[[FromWorker], None]) -> None:
-        """Read the operators file.
+        """Read the operators file; raise `ConfigError` if it is invalid.
 
-        Args:
-            config: Settings with `http_admin`.
-            metrics: Metrics of the worker.
-            counted: Metrics of operators, separate from callers of models.
-            send: Sends a message to the parent.
-
-        Raises:
-            ConfigError: If the file is invalid.
+        Operators are counted in `counted`, separate from callers of models.
         """
         self._config, self._send = config, send
         book = read_operators_book(config)

@@ -46,18 +46,10 @@ class EngineSupervisor(ProcessSupervisor):
         on_change: Callable[[int], None],
         on_restart: Callable[[int], None],
     ) -> None:
-        """Describe an engine.
+        """Describe an engine; callbacks get its `index` first.
 
-        Args:
-            name: Name of the model.
-            index: Index of the replica; the callbacks' first argument.
-            settings: Settings of the engine; each process gets its own endpoint.
-            policy: Restart policy.
-            dispatcher: Dispatcher of the model.
-            is_only: Whether the log omits the replica, as the model has only one.
-            on_statistics: Called with each report's statistics, and with empty ones when the process has exited.
-            on_change: Called when `ready` has changed, and after each exit.
-            on_restart: Called when a dead engine is about to be replaced.
+        `on_statistics` is called with each report's statistics, and with empty ones when the process has exited, `on_change` when
+        `ready` has changed and after each exit, `on_restart` when a dead engine is about to be replaced.
         """
         fields: dict[str, object] = {"model": name} if is_only else {"model": name, "replica": index}
         super().__init__("engine", f"model {name!r}", policy, fields, partial(on_restart, index))
@@ -120,12 +112,7 @@ class ReplicaPool(Dispatcher):
     """The dispatcher of one model, with its engines' supervisors.
 
     The model is ready while an engine is. When an engine dies, its running requests fail with `Unavailable`; waiting requests go to
-    the other engines, and fail if there are none.
-
-    Attributes:
-        settings: Settings of the first engine; the others differ in their cores.
-        num_replicas: Number of engines, ready or not.
-        replicas: Supervisors of the engines.
+    the other engines, and fail if there are none. `settings` are those of the first engine; the others differ in their cores.
     """
 
     def __init__(
@@ -142,15 +129,8 @@ class ReplicaPool(Dispatcher):
     ) -> None:
         """Describe engines; `start` starts them.
 
-        Args:
-            name: Name of the model.
-            settings: Settings of each engine; the queue limits, the same in all, apply to the whole model.
-            policy: Restart policy.
-            on_statistics: Called with the model's statistics after each report of an engine.
-            on_engine_statistics: Called with an engine's index and the statistics of each of its reports.
-            on_change: Called when `is_ready` has changed.
-            on_engine_change: Called with the index of an engine whose readiness has changed.
-            on_restart: Called with the index of a dead engine that is about to be replaced.
+        The queue limits, the same in all settings, apply to the whole model. `on_statistics` is called with the model's
+        statistics after each report of an engine; the `on_engine` callbacks and `on_restart` get the engine's index first.
         """
         self.settings, self.num_replicas = settings[0], len(settings)
         super().__init__(

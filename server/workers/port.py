@@ -18,16 +18,7 @@ class HeldPort:
     """A port that is bound until it is closed."""
 
     def __init__(self, host: str, port: int, setting: str = "port") -> None:
-        """Bind the port at every address of the host.
-
-        Args:
-            host: Name or address.
-            port: 0 for any free port.
-            setting: Name of the port in errors.
-
-        Raises:
-            ConfigError: If the port is taken, or there is no such address.
-        """
+        """Bind the port (0 for any free one) at every address of the host; raise `ConfigError` naming `setting` if that fails."""
         self.port = port
         self._sockets: list[socket.socket] = []
         try:

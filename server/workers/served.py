@@ -36,15 +36,7 @@ class ServedVersions:
         on_change: Callable[[], None],
         send: Callable[[FromWorker], None],
     ) -> None:
-        """Start without versions.
-
-        Args:
-            repository: Routes of this worker, updated here.
-            attach: Returns the unopened client of a model's dispatcher.
-            prepare: Prepares a model for requests; called in a thread.
-            on_change: Called when the served versions have changed.
-            send: Sends a message to the parent.
-        """
+        """Start without versions; `attach` returns an unopened dispatcher client, `prepare` is called in a thread."""
         self._repository, self._attach = repository, attach
         self._prepare, self._on_change, self._send = prepare, on_change, send
         self._models: dict[str, LoadedModel] = {}

@@ -89,7 +89,6 @@ class UsageTable:
             place = (place + 1) % self._num_places
 
     def _add(self, key: bytes, at: int) -> int:
-        """Add a record and its number in the directory; return its offset."""
         number = self.num_callers
         if number >= MAX_CALLERS:
             raise InputError(f"auth_tokens_file: more than {MAX_CALLERS} callers since the start; restart the server")
@@ -129,7 +128,6 @@ class SharedUsage:
         self.tokens: Bucket | None = None
 
     def __enter__(self) -> Self:
-        """Lock and read the record."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX, 1, self._at)
         self._seen = seen = _TOTALS.unpack_from(self._memory, self._at)
         self.num_running, self.num_streams, requests_level, requests_time, tokens_level, tokens_time = seen
@@ -140,7 +138,6 @@ class SharedUsage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write the changes, and unlock the record."""
         num_running, num_streams, *_states = seen = self._seen
         if self.num_running != num_running or self.num_streams != num_streams:
             running, streams = _PART.unpack_from(self._memory, self._part_at)

@@ -40,12 +40,7 @@ class RestartPolicy:
     watchdog_seconds: float = 30.0  # silence after which a process counts as hung; the heartbeat interval is a second
 
     def backoff_seconds(self, previous: float | None, ready_seconds: float) -> float:
-        """Return the wait before a restart.
-
-        Args:
-            previous: Wait before the last restart; None if there was none.
-            ready_seconds: Time since the child became ready; after `STABLE_SECONDS` the backoff is reset.
-        """
+        """Return the wait before a restart, given the last one (None for none); reset after `STABLE_SECONDS` of readiness."""
         if previous is None or ready_seconds > STABLE_SECONDS:
             return min(self.initial_backoff_seconds, self.max_backoff_seconds)
         return min(2 * previous, self.max_backoff_seconds)
@@ -54,12 +49,8 @@ class RestartPolicy:
 class ProcessSupervisor(ABC):
     """Keeps one child process running.
 
-    A subclass starts the process, receives its messages, and calls `set_ready` and `hear`.
-
-    Attributes:
-        process: The running process; None while there is none.
-        num_restarts: Number of restarts.
-        failure: Reason of the exit, more specific than the exit code; empty for none.
+    A subclass starts the process, receives its messages, and calls `set_ready` and `hear`. `failure` is a more specific reason of
+    the exit than the exit code, or empty.
     """
 
     def __init__(
@@ -72,12 +63,8 @@ class ProcessSupervisor(ABC):
     ) -> None:
         """Describe a child process; `begin` starts it.
 
-        Args:
-            kind: Kind of process, for the log: `engine` or `front end`.
-            subject: Name of the child in errors.
-            policy: Restart policy.
-            fields: Fields of log lines.
-            on_restart: Called when a dead child is about to be replaced.
+        `kind` (`engine` or `front end`) and `fields` identify it in logs, `subject` in errors. `on_restart` is called when a dead
+        child is about to be replaced.
         """
         self.policy = policy
         self.process: Process | None = None
