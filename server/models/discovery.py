@@ -321,10 +321,10 @@ def _each_once(models: list[FoundModel], known: Mapping[Path, FoundModel]) -> li
 
 
 def find_models(folder: Path, files: Path | None = None) -> list[FoundModel]:
-    """Return the models of a folder at server start.
+    """Return the models at server start.
 
     Raises:
-        BundleError: If there is no version, or a folder cannot be used.
+        BundleError: If a folder cannot be used, or there is no version.
         ConfigError: If a `model.toml` is invalid.
     """
     found = scan(folder, files=files)

@@ -64,12 +64,7 @@ class Front(Protocol):
 
 
 class Executor:
-    """Executes the actions of one model and observes the facts that decide them.
-
-    Attributes:
-        loading: The current load; None for none.
-        lock: Held while the route is changed.
-    """
+    """Executes the actions of one model and observes the facts for decisions; `lock` is held while the route is changed."""
 
     def __init__(
         self,

@@ -39,15 +39,7 @@ class VersionLoader:
         num_models: Callable[[], int],
         on_change: Callable[[str], None],
     ) -> None:
-        """Store the settings.
-
-        Args:
-            config: Settings of the server.
-            metrics: Metrics of the server.
-            keys: Each bundle must be signed by one of these; None if bundles need no signature.
-            num_models: Returns the number of models that share the cores.
-            on_change: Called with a model's name when the readiness of one of its engines has changed.
-        """
+        """Store the settings; `keys` None accepts unsigned bundles, `on_change` gets the name of a model with changed readiness."""
         self.turn = asyncio.Lock()
         self.load_seconds = config.load_timeout_seconds
         self.metrics = metrics
@@ -98,10 +90,7 @@ class VersionLoader:
         return sum(_resident_sizes(model))
 
     def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel:
-        """Return the stand-in for an unloaded version; raise `ConfigError` if the model's settings are no longer valid.
-
-        `device` is the last device of its engines, empty for none.
-        """
+        """Return the stand-in for an unloaded version; raise `ConfigError` if the model's settings are no longer valid."""
         config, bundle = file.settings.within(self._config), opened.bundle
         plan = self._plan(bundle, config)
         engine = SleepingEngine(bundle.manifest.name, engine_settings(config, bundle, plan)[0], plan.num_replicas, device)
@@ -119,13 +108,8 @@ class VersionLoader:
     ) -> LoadedModel:
         """Return a version with an engine that is not started.
 
-        Args:
-            opened: Contents of the version.
-            file: `model.toml` of the model.
-            label: Name of the version.
-            replicas: Engine numbers for metrics; empty for a stand-in.
-            on_death: Called when an engine has exited unexpectedly.
-            is_observed: Returns whether metrics count the engines' work.
+        `replicas` are engine numbers for metrics, none for a stand-in. `on_death` is called when an engine has exited unexpectedly,
+        `is_observed` returns whether metrics count the work.
         """
         config, bundle = file.settings.within(self._config), opened.bundle
         name = bundle.manifest.name

@@ -171,12 +171,7 @@ class Candidate:
 
 
 class Placement:
-    """Memory that models share.
-
-    Attributes:
-        keep_seconds: Default idle time after which models are unloaded; infinite for never.
-        bound_bytes: Bound on all engines together; 0 for the memory of the container or the machine.
-    """
+    """Memory that models share, within `bound_bytes` for all engines; 0 for the memory of the container or the machine."""
 
     def __init__(
         self,
@@ -200,10 +195,7 @@ class Placement:
         self._news.set()
 
     def check(self, needed_bytes: int, *, is_start: bool = False) -> None:
-        """Raise `Refused` unless there is memory for engines.
-
-        At server start (`is_start`) only the bound counts: many models load at once, and free memory is not yet meaningful.
-        """
+        """Raise `Refused` unless there is memory; at server start only the bound counts, as many models load at once."""
         rooms = [] if is_start else [self._measure_room()]
         if self.bound_bytes:
             free = max(0, self.bound_bytes - sum(one.memory_bytes for one in self._candidates()))

@@ -60,7 +60,7 @@ class Wanted:
     shares: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)  # version by label
     default: str | None = None  # version that gets the rest of the shares; None only without versions
-    problems: tuple[str, ...] = ()  # unmet wishes, a line each, beginning with the field
+    problems: tuple[str, ...] = ()  # fields that cannot be satisfied, a line each, beginning with the field
 
 
 NO_OVERRIDES = Overrides()

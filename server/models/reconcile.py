@@ -367,10 +367,7 @@ def route_to(target: Wanted, found: FoundModel, loaded: Loaded) -> Route | None:
 def next_canary(
     loaded: Loaded, route: Route | None, swap: Swap, outcomes_of: Callable[[LoadedModel], Outcomes], now: float
 ) -> Canary | None:
-    """Return the canary check for a route that replaces the present one; None for none.
-
-    No check is made of versions that have answered before, nor where there is no fallback.
-    """
+    """Return the canary check for a route's new versions; None for none, such as without new versions or a fallback."""
     before, canary = loaded.route, loaded.canary
     fallback = before if canary is None else canary.fallback
     if fallback is None or route is None or not swap.probation_seconds:

@@ -32,7 +32,7 @@ log = structlog.get_logger("dragoman.repository")
 
 
 class ModelReconciler:
-    """Reconciles a model whenever something has changed; `problems` are unmet wishes, a line each."""
+    """Reconciles a model whenever something has changed; `problems` are fields that cannot be satisfied, a line each."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class ModelReconciler:
 
         Raises:
             BundleError: If there are versions, and none can be opened.
-            ConfigError: The same, because of settings.
+            ConfigError: If this is because of settings.
         """
         first: Refused | None = None
         while found := missing(self.found, self.overrides, self.loaded):
@@ -209,10 +209,8 @@ class ModelReconciler:
     async def start(self, *, is_persistent: bool = False) -> None:
         """Load and publish the opened versions; the policy's next version replaces one that cannot be loaded.
 
-        With `is_persistent`, the start of an engine is retried forever if there is no other version.
-
-        Raises:
-            EngineCannotStart: If no version can be served.
+        With `is_persistent`, the start of an engine is retried forever if there is no other version. Raises `EngineCannotStart` if
+        no version can be served.
         """
         executor, is_only = self._executor, len(self.found.versions) == 1
         opened = [version for version in self.loaded.versions if version.state is State.OPENING]

@@ -39,13 +39,7 @@ def _draw(key: str, name: str) -> float:
 
 
 def resolve(model: str, asked: str, contents: Mapping[str, str], labels: Mapping[str, str]) -> str:
-    """Return the name of the version that `asked` denotes: a name, a label or a content hash.
-
-    `contents` has the content hash by name, of the served versions; `labels` the name by label.
-
-    Raises:
-        UnknownVersion: If there is no such version, or more than one.
-    """
+    """Return the name of the one version with this name, label or content hash; raise `UnknownVersion` if none or several match."""
     found = {name for name, content in contents.items() if asked in (name, content)}
     if (labelled := labels.get(asked)) in contents:
         found.add(str(labelled))
@@ -74,10 +68,7 @@ MAX_MARGIN_SECONDS = 0.25
 
 
 class Waiting:
-    """Requests of this process that wait, for at most `max_seconds`, for a model to be loaded.
-
-    `on_change` is called when the set of awaited models has changed.
-    """
+    """Requests of this process that wait for a model to be loaded; `on_change` is called when the awaited models change."""
 
     def __init__(self, max_seconds: float = USUAL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_seconds = max_seconds

@@ -47,10 +47,7 @@ class SampleComparison:
         self.found = Found()
 
     def compare_answer(self, name: str, sample: Sample, answer: Answer) -> None:
-        """Compare an answer with its sample; `name` is for messages.
-
-        The top-k tokens of each position are compared at a divergence, and where they are reported in an exact comparison.
-        """
+        """Compare an answer with its sample; `name` is for messages."""
         ids = generated_ids(name, answer, sample.target_prefix, self._eos_id)
         self.found.num_answers += 1
         for place, (token, expected) in enumerate(zip(ids, sample.ids, strict=False)):

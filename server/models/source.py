@@ -60,11 +60,11 @@ class ModelSource:
         return self._mirror is not None
 
     def fetch(self) -> None:
-        """Mirror the store before the first scan; if it does not answer, an earlier copy is enough.
+        """Mirror the store before the first scan; an earlier copy is enough if it does not answer.
 
         Raises:
             BundleError: If there is no bundle.
-            StoreError: If there is no bundle because the store does not answer.
+            StoreError: If this is because the store does not answer.
         """
         if self._mirror is None:
             return
@@ -77,7 +77,7 @@ class ModelSource:
             raise StoreError(message) if synced.is_away else BundleError(message)
 
     async def follow(self, on_change: Callable[[], Awaitable[None]], is_used: Callable[[Path], bool]) -> None:
-        """Mirror the store until cancelled; `is_used` returns, on any thread, whether the version in a directory may be served."""
+        """Mirror the store until cancelled; `is_used`, called on any thread, returns whether a directory may be served."""
         assert self._mirror is not None
         self._is_used = is_used
         try:

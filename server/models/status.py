@@ -24,7 +24,7 @@ def resolve_version(model: ModelReconciler, asked: str) -> str:
 
     Raises:
         NotInRepository: If there is none.
-        InvalidRequest: If there are several of this content.
+        InvalidRequest: If there are several with this content.
     """
     names, known = version_names_of(model), model.loaded.with_files()
     if asked in names:

@@ -36,13 +36,7 @@ class Outcomes(NamedTuple):
 
 
 class Use:
-    """Use of one version by the requests of one process; see also `Outcomes`.
-
-    Attributes:
-        num_moves: Number of calls of `take` and `leave`.
-        last_used: Time of the last of these calls, or of the start; by `time.monotonic()`.
-        warm_until: Time at which a single use would count as much as all uses together, see `together`.
-    """
+    """Use of one version by the requests of one process; `num_moves` counts `take` and `leave`, `warm_until` is by `together`."""
 
     def __init__(self) -> None:
         self.num_held = 0

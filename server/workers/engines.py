@@ -45,7 +45,7 @@ def plan_engine(config: ServerConfig, bundle: Bundle, num_models: int) -> Engine
 def plan_engines(
     config: ServerConfig, bundles: Sequence[Bundle], own: Mapping[str, ServerConfig] = MappingProxyType({})
 ) -> dict[str, EnginePlan]:
-    """Return the plan of each model, by name, with settings of its own if in `own`.
+    """Return the plan of each model, by name; `own` has settings of single models.
 
     Raises:
         ConfigError: If a model cannot have several engines, or there are too few cores to pin them to.
@@ -64,11 +64,7 @@ def plan_engines(
 
 
 def divide_cores(num_engines: int, num_threads: int) -> list[tuple[int, ...]]:
-    """Return the cores of each engine, one per thread, from the end of this process's affinity.
-
-    Raises:
-        ConfigError: If no core would be left for the frontend.
-    """
+    """Return the cores of each engine, from the end of the affinity; raise `ConfigError` if no core is left for the frontend."""
     cores = sorted(os.sched_getaffinity(0))
     num_taken = num_engines * num_threads
     if num_taken >= len(cores):
@@ -110,15 +106,8 @@ def make_engine(
 ) -> ReplicaPool:
     """Return the engines of a model, not started.
 
-    Args:
-        config: Settings of the model.
-        bundle: Bundle of the model.
-        plan: Number and cores of the engines.
-        metrics: Metrics of the server.
-        on_change: Called when the readiness of the model has changed.
-        on_death: Called when a dead engine is about to be restarted.
-        is_observed: Returns whether metrics count the work; self-tests are not counted.
-        first_replica: Number of the first engine in metrics, unique among the versions of the model.
+    `on_death` is called when a dead engine is about to be restarted. `is_observed` returns whether metrics count the work.
+    `first_replica` is the number of the first engine in metrics, unique among the versions of the model.
     """
     name = bundle.manifest.name
     settings = engine_settings(config, bundle, plan)

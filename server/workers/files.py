@@ -55,11 +55,7 @@ class BundleCopies:
         return self._folder / bundle.digest
 
     def add(self, bundle: Bundle) -> None:
-        """Copy a bundle unless a copy exists; each `add` needs a `remove`.
-
-        Raises:
-            BundleError: If the files have changed since the bundle was opened, or cannot be copied.
-        """
+        """Copy a bundle, or count another user of its copy; raise `BundleError` if files have changed or cannot be copied."""
         with self._lock:
             if not self._num_users.get(bundle.digest):
                 folder = self.folder_of(bundle)

@@ -47,11 +47,7 @@ class Frontend:
         known: Iterable[str] = (),
         operators: OperatorCalls | None = None,
     ) -> None:
-        """Create everything that can fail on an invalid setting, without starting it; `known` models have been ready before.
-
-        Raises:
-            ConfigError: If the file of callers is invalid.
-        """
+        """Create everything that can fail, without starting it; raise `ConfigError` if the file of callers is invalid."""
         self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
         self._models = models
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)

@@ -72,11 +72,7 @@ class FrontendWorkers:
         version: str,
         operators: OperatorCalls | None = None,
     ) -> None:
-        """Bind the ports and validate the workers' settings, without starting workers.
-
-        Raises:
-            ConfigError: If a port is taken, or a setting is invalid.
-        """
+        """Bind the ports, without starting workers; raise `ConfigError` if a port is taken, or a setting is invalid."""
         self._operators = operators
         self._config, self._repository, self._metrics, self._version = config, repository, metrics, version
         self._tls = TlsFiles.of(config)
@@ -174,11 +170,7 @@ class FrontendWorkers:
             yield Source("operators_over_http", (path,), self._read_operators, self._send_files)
 
     async def adopt(self, model: LoadedModel) -> None:
-        """Make a version reachable for workers, before it is published.
-
-        Raises:
-            BundleError: If its manifest or tokenizer files have changed since it was opened.
-        """
+        """Make a version reachable for workers; raise `BundleError` if its manifest or tokenizer files have changed."""
         await asyncio.to_thread(self._bundles.add, model.bundle)
         endpoint = f"ipc://{self._folder}/dispatcher-{next(self._numbers)}"
         server = DispatcherServer(endpoint, model.engine) if isinstance(model.engine, ReplicaPool) else None

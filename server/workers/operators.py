@@ -38,10 +38,7 @@ class WorkerOperators:
     """Admin calls of this worker; `calls` is the entry for the protocols."""
 
     def __init__(self, config: ServerConfig, metrics: Metrics, counted: CallerMetrics, send: Callable[[FromWorker], None]) -> None:
-        """Read the operators file; raise `ConfigError` if it is invalid.
-
-        Operators are counted in `counted`, separate from callers of models.
-        """
+        """Read the operators file; raise `ConfigError` if it is invalid."""
         self._config, self._send = config, send
         book = read_operators_book(config)
         assert book is not None, "settings without a file of operators are refused"

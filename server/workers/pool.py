@@ -28,10 +28,7 @@ log = structlog.get_logger("dragoman.supervisor")
 
 
 class EngineSupervisor(ProcessSupervisor):
-    """Keeps one engine process running, and connects it to the dispatcher while it is ready.
-
-    `ready` is the engine's message after its load; None while it is not ready.
-    """
+    """Keeps one engine process running, connected to the dispatcher while `ready`, the engine's message after its load, is set."""
 
     def __init__(
         self,

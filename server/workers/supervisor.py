@@ -47,11 +47,7 @@ class RestartPolicy:
 
 
 class ProcessSupervisor(ABC):
-    """Keeps one child process running.
-
-    A subclass starts the process, receives its messages, and calls `set_ready` and `hear`. `failure` is a more specific reason of
-    the exit than the exit code, or empty.
-    """
+    """Keeps one child process running; `failure` is a more specific reason of the exit than the exit code, or empty."""
 
     def __init__(
         self,
@@ -61,11 +57,7 @@ class ProcessSupervisor(ABC):
         fields: dict[str, object],
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        """Describe a child process; `begin` starts it.
-
-        `kind` (`engine` or `front end`) and `fields` identify it in logs, `subject` in errors. `on_restart` is called when a dead
-        child is about to be replaced.
-        """
+        """Describe a child process, named `subject` in errors; `begin` starts it, `on_restart` is called before each restart."""
         self.policy = policy
         self.process: Process | None = None
         self.num_restarts = 0
@@ -94,10 +86,9 @@ class ProcessSupervisor(ABC):
         return self._stopping.is_set()
 
     def begin(self, *, is_persistent: bool = False) -> asyncio.Future[None]:
-        """Start the child and keep it running.
+        """Start the child and keep it running; with `is_persistent`, retry even if the first start fails.
 
-        Return a future that is done when the child is first ready, and fails with `CannotStart` if the first start does and
-        `is_persistent` is false.
+        Return a future that is done when the child is first ready, and fails with `CannotStart` if the first start does.
         """
         self._first_ready = first_ready = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._keep_running(first_ready, is_persistent), name=f"{self._kind} {self._subject}")
