@@ -35,7 +35,8 @@ log = structlog.get_logger("dragoman.administration")
 class Administrator:
     """Changes the served versions of models.
 
-    Each change returns when it is made, or raises and has changed nothing; it continues if its caller leaves. All methods raise:
+    Each change returns when it is made, and continues if its caller leaves. If a change fails, the earlier overrides are restored,
+    except by `load` without a version. All methods raise:
 
         InvalidRequest: If a name is invalid.
         NotInRepository: If there is no such model, for this operator, or no such version or label.
