@@ -1,7 +1,4 @@
-"""Changes that operators ask for: checked, carried out by reconciliation, and undone if they cannot be.
-
-Wishes of operators last until the server ends.
-"""
+"""Admin changes by operators: checked, applied by reconciliation, and undone if they fail; not persistent."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,29 +33,29 @@ log = structlog.get_logger("dragoman.administration")
 
 
 class Administrator:
-    """Changes the served versions of models, for as long as the server lives.
+    """Changes the served versions of models.
 
-    Each change returns when it is made, or raises and has changed nothing; it goes on if nobody waits. All methods raise:
+    Each change returns when it is made, and continues if its caller leaves. If a change fails, the earlier overrides are restored,
+    except by `load` without a version. All methods raise:
 
-        InvalidRequest: If a name cannot be one.
+        InvalidRequest: If a name is invalid.
         NotInRepository: If there is no such model, for this operator, or no such version or label.
         NotPossible: If it cannot be done, with the reason.
-        Unavailable: If the server starts or ends.
+        Unavailable: If the server is starting or shutting down.
     """
 
     def __init__(self, manager: ModelManager) -> None:
-        """Answer questions only, until `begin`."""
         self._manager = manager
         self._turns: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[ModelStatus]] = set()
         self._is_begun = self._is_over = False
 
     def begin(self) -> None:
-        """Make changes from now on: the models are reconciled."""
+        """Accept changes: the models are being reconciled."""
         self._is_begun = True
 
     async def end(self) -> None:
-        """Make no change any more, and end those that are under way where they are."""
+        """Reject further changes and cancel running ones."""
         self._is_over = True
         for task in self._tasks:
             task.cancel()
@@ -66,11 +63,11 @@ class Administrator:
 
     @property
     def problem(self) -> str:
-        """Return why the models folder could not be scanned the last time; empty if it could."""
+        """Return why the last scan of the models folder failed; empty if it did not."""
         return self._manager.problem
 
     async def carry_out(self, operator: Operator, order: Order) -> Listing:
-        """Carry out an order that came as data."""
+        """Execute an `Order`."""
         model, version = order.model, order.version
         models: Sequence[ModelStatus]
         match order.verb:
@@ -91,7 +88,7 @@ class Administrator:
         return Listing(tuple(models), self.problem)
 
     def list(self, operator: Operator, model: str = "") -> Sequence[ModelStatus]:
-        """Return the status of all models that the operator may see, or of one."""
+        """Return the status of one model, or of all that the operator may see."""
         if model:
             return [status_of(self._permitted(operator, model))]
         models = self._manager.models
@@ -114,7 +111,7 @@ class Administrator:
         return await self._change(operator, "load", model, load, version=version)
 
     async def unload(self, operator: Operator, model: str, version: str) -> ModelStatus:
-        """Serve a version no more; with an empty one the whole model."""
+        """Stop serving a version; with an empty one the whole model."""
 
         async def unload(one: ModelReconciler) -> None:
             asked = one.overrides
@@ -123,7 +120,7 @@ class Administrator:
                 await self._lead(one, replace(asked, is_unloaded=True), lambda: one.route is None)
                 return
             check_loaded(one)
-            if name not in version_names_of(one):  # it was loaded, and is gone: nobody asks for it any more
+            if name not in version_names_of(one):  # it was loaded, and its files are gone
                 await self._lead(one, replace(asked, loaded=asked.loaded - {name}), lambda: True)
                 return
             pinned = None if asked.pinned == name else asked.pinned
@@ -135,7 +132,7 @@ class Administrator:
         return await self._change(operator, "unload", model, unload, version=version)
 
     async def reload(self, operator: Operator, model: str) -> ModelStatus:
-        """Scan the folder, and try refused versions again."""
+        """Scan the folder, and retry refused versions."""
 
         async def reload(one: ModelReconciler) -> None:
             await self._look()
@@ -153,7 +150,7 @@ class Administrator:
         return await self._change(operator, "reload", model, reload)
 
     async def rollback(self, operator: Operator, model: str, version: str) -> ModelStatus:
-        """Have a version answer requests that name none; an empty one means the default before."""
+        """Pin the default version; an empty one means the previous default."""
 
         async def rollback(one: ModelReconciler) -> None:
             check_loaded(one)
@@ -167,7 +164,7 @@ class Administrator:
         return await self._change(operator, "rollback", model, rollback, version=version)
 
     async def set_label(self, operator: Operator, model: str, label: str, version: str) -> ModelStatus:
-        """Have a label stand for a version; for none if that is empty."""
+        """Assign a label to a version; an empty version removes the label."""
         try:
             check_version_name(label)
         except ValueError as error:
@@ -210,20 +207,12 @@ class Administrator:
         work: Callable[[ModelReconciler], Awaitable[None]],
         **asked: str,
     ) -> ModelStatus:
-        """Make a change in its turn, to its end although its caller may leave.
-
-        Args:
-            operator: Caller.
-            change: Name of the change, for the log.
-            model: Name of the model.
-            work: Makes the change.
-            asked: Further parameters, for the log.
-        """
+        """Run `work` under the model's lock, to its end even if the caller leaves; `asked` are further parameters for the log."""
         self._check_open()
         if len(asked.get("version", "")) > MAX_NAME_CHARACTERS:
             raise InvalidRequest("version", f"{len(asked['version'])} characters; at most {MAX_NAME_CHARACTERS} are allowed")
         if _may_see(operator, check_model_name(model)) and not self._is_known(model, asked.get("version", "")):
-            await self._look()  # it may just have come
+            await self._look()  # it may be new
         self._permitted(operator, model)
         turn = self._turns.setdefault(model, asyncio.Lock())
         await turn.acquire()
@@ -269,15 +258,7 @@ class Administrator:
         *,
         is_undone: bool = True,
     ) -> None:
-        """Reconcile a model with changed wishes; raise `NotPossible` if they are not met then.
-
-        Args:
-            one: Of the model.
-            asked: All wishes of operators.
-            is_done: Returns whether they are met.
-            version: Version that is tried again though it was refused.
-            is_undone: Whether wishes that are not met are taken back.
-        """
+        """Reconcile with changed overrides; raise `NotPossible` unless `is_done` then, restoring the old ones if `is_undone`."""
         before = one.overrides
         if version is not None:
             one.retry_refused({version})
@@ -297,12 +278,11 @@ class Administrator:
             raise NotPossible(f"the folder of models cannot be looked at: {self._manager.problem}")
 
     def _is_known(self, model: str, version: str) -> bool:
-        """Return whether there is a model, and a version of it if one is named."""
         one = self._manager.models.get(model)
         return one is not None and (not version or is_called(one, version))
 
     def _permitted(self, operator: Operator, model: str) -> ModelReconciler:
-        """Return a model of an operator; raise `InvalidRequest` for an impossible name, `NotInRepository` for an unknown one."""
+        """Return a model of an operator; raise `InvalidRequest` for an invalid name, `NotInRepository` for an unknown one."""
         names = sorted(name for name in self._manager.models if _may_see(operator, name))
         if check_model_name(model) not in names:
             raise NotInRepository("model", shown(model), names)

@@ -1,7 +1,6 @@
-"""Models, their versions and their `model.toml` in the models folder, found without opening a bundle.
+"""Scan of the models folder: models, versions and `model.toml` files, without opening bundles.
 
-Nothing is refused here that opening a bundle refuses with a better reason. Whatever cannot be read now is as it was before; only
-what has changed since the last scan is read again.
+Entries that cannot be read keep the state of the last scan; only changed files are read again.
 """
 
 import errno
@@ -20,77 +19,51 @@ from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError
 from dragoman.server.models.model_file import MODEL_FILE, ModelFile, check_version_name, natural_key, read_model_file
 
+# Inode, size and mtime in ns: detects a replaced file.
 Stamp = tuple[int, int, int]
-"""Inode, size and time of modification in ns, which tell a replaced file."""
 
+# Matches no file, so that the file is read at the next scan.
 UNREAD: Stamp = (-1, -1, -1)
-"""Stamp of no file: it is read at the next scan."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundVersion:
-    """A folder with a whole `bundle.json`.
+    """A folder with a complete `bundle.json`."""
 
-    Attributes:
-        name: Name of the folder; empty where the model's folder is itself the bundle.
-        directory: Of the bundle.
-        stamp: Of its `bundle.json`; it changes, too, once that can be read.
-        model: Model in its manifest; empty if that could not be read.
-        is_closed: Whether the folder may not be entered.
-    """
-
-    name: str
+    name: str  # empty where the model's folder is itself the bundle
     directory: Path
-    stamp: Stamp
-    model: str = ""
-    is_closed: bool = False
+    stamp: Stamp  # stamp of `bundle.json`
+    model: str = ""  # model name in the manifest; empty if it could not be read
+    is_closed: bool = False  # whether the folder's permissions forbid reading the manifest
 
 
 @dataclass(frozen=True, slots=True)
 class FileLook:
-    """State of a model's `model.toml`.
+    """State of a model's `model.toml` between scans."""
 
-    Attributes:
-        used: Stamp of the file in use; None for none.
-        seen: Stamp of the file at the last scan.
-        is_usable: Whether there ever was a file that could be used, or none at all.
-        refused: Stamp of a file that cannot be used; None for none.
-    """
-
-    used: Stamp | None = None
-    seen: Stamp | None = None
-    is_usable: bool = True
-    refused: Stamp | None = None
+    used: Stamp | None = None  # stamp of the file in use; None for none
+    seen: Stamp | None = None  # stamp of the file at the last scan
+    is_usable: bool = True  # False if no usable file has been read since the model was found
+    refused: Stamp | None = None  # stamp of an invalid file; None for none
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model of the folder.
+    """A model of the folder."""
 
-    Attributes:
-        name: Of the folder, or of the manifest where the folder is itself a bundle; unique.
-        directory: Folder of its versions, or its bundle.
-        versions: In natural order of their names, the newest last; while there is a problem, those from before it.
-        file: Its `model.toml`, or the last one that could be used.
-        problem: Reason why the folder cannot be used; empty if it can.
-        file_problem: Reasons, a line each, why the present `model.toml` is not in use; without a usable one there are no versions.
-        left_out: Entries of the folder that are no versions, a line each with the reason.
-        look: State of its file, for the next scan.
-    """
-
-    name: str
+    name: str  # unique name: the folder's, or the manifest's where the folder is itself a bundle
     directory: Path
-    versions: tuple[FoundVersion, ...] = ()
-    file: ModelFile = field(default_factory=ModelFile)
-    problem: str = ""
-    file_problem: str = ""
-    left_out: tuple[str, ...] = ()
-    look: FileLook = FileLook()
+    versions: tuple[FoundVersion, ...] = ()  # in natural order, the newest last; with a problem, those of the last scan
+    file: ModelFile = field(default_factory=ModelFile)  # its `model.toml`, or the last usable one
+    problem: str = ""  # reason why the folder cannot be used; empty if it can
+    file_problem: str = ""  # reasons, a line each, why the present `model.toml` is not in use
+    left_out: tuple[str, ...] = ()  # entries that are not versions, a line each with the reason
+    look: FileLook = FileLook()  # state of `model.toml`, for the next scan
 
 
 @dataclass(slots=True)
 class Listing:
-    """Names in a folder, hidden ones aside: all, those of folders with links to folders, and those of links."""
+    """Names in a folder, without hidden entries: all, folders (links to folders included), and links."""
 
     names: set[str]
     folders: list[str]
@@ -98,7 +71,7 @@ class Listing:
 
 
 def list_folder(directory: Path) -> Listing:
-    """Return the contents of a folder; raise `OSError` if it cannot be read."""
+    """Return the entries of a folder; raise `OSError` if it cannot be read."""
     listing = Listing(set(), [], set())
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -116,7 +89,7 @@ def list_folder(directory: Path) -> Listing:
 
 
 def find_beside(directory: Path, name: str, listing: Listing) -> str | None:
-    """Return the target of a link if that is a folder beside it, or one that it lies in; None for anywhere else."""
+    """Return a link's target if it is a sibling folder or an ancestor; None otherwise."""
     here, there = os.path.realpath(directory), os.path.realpath(directory / name)
     if os.path.dirname(there) == here and os.path.basename(there) in listing.names:
         return os.path.basename(there)
@@ -124,7 +97,7 @@ def find_beside(directory: Path, name: str, listing: Listing) -> str | None:
 
 
 def find_versions(directory: Path, listing: Listing, known: dict[str, FoundVersion]) -> tuple[list[FoundVersion], list[str]]:
-    """Return the versions in a model's folder in their order, and the reasons why other entries are none."""
+    """Return the versions of a model's folder in natural order, and the reasons why other entries are not versions."""
     versions, left_out = [], []
     for name in listing.folders:
         version, reason = find_bundle(directory, name, known.get(name))
@@ -140,14 +113,8 @@ def find_versions(directory: Path, listing: Listing, known: dict[str, FoundVersi
 
 
 def find_bundle(parent: Path, name: str, known: FoundVersion | None) -> tuple[FoundVersion | None, str]:
-    """Return the bundle in a folder, and a problem with it; neither if there is none.
-
-    Args:
-        parent: The model's folder.
-        name: Of the version's folder in it; empty for the model's folder itself.
-        known: The same at the last scan.
-    """
-    # Strings, since this is done for every version every time.
+    """Return the bundle in the subfolder `name` (empty for `parent` itself) and its problem; neither if there is no bundle."""
+    # Strings, not paths: this runs for every version in every scan.
     directory = os.path.join(parent, name) if name else os.fspath(parent)
     location = f"{directory}/{MANIFEST_FILE}"
     try:
@@ -157,7 +124,7 @@ def find_bundle(parent: Path, name: str, known: FoundVersion | None) -> tuple[Fo
     except OSError as error:
         if error.errno == errno.ELOOP:
             return None, f"{location}: {error.strerror}"
-        # Opening it will tell of missing rights; one that is served counts as unchanged.
+        # Opening the bundle reports missing permissions; a known version counts as unchanged.
         return known or _closed(directory, name), ""
     stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
     if known is not None and known.stamp == stamp:
@@ -176,7 +143,7 @@ def find_bundle(parent: Path, name: str, known: FoundVersion | None) -> tuple[Fo
 
 
 def _closed(directory: str, name: str) -> FoundVersion | None:
-    """Return a version whose folder may not be entered; None if it has vanished."""
+    """Return a version whose manifest cannot be accessed; None if the folder has vanished."""
     try:
         status = os.stat(directory)
     except OSError:
@@ -185,7 +152,7 @@ def _closed(directory: str, name: str) -> FoundVersion | None:
 
 
 def _model_name(content: bytes) -> str:
-    """Return the model's name in a manifest, empty for an impossible one; raise `msgspec.DecodeError` if it is not whole."""
+    """Return the model name of a manifest, empty if invalid; raise `msgspec.DecodeError` if the file is incomplete."""
     fields = msgspec.json.decode(content)
     name = fields.get("name") if isinstance(fields, dict) else None
     try:
@@ -199,13 +166,10 @@ FILE_SUFFIX = ".toml"
 
 
 def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = True, files: Path | None = None) -> list[FoundModel]:
-    """Return the models of a folder, sorted by name; none if it is empty.
+    """Return the models of a folder, or of a bundle itself, sorted by name.
 
-    Args:
-        folder: Of models, or a bundle itself.
-        before: Models of the last scan.
-        is_at_once: Use a changed `model.toml` although it may be half written; otherwise once two scans have found the same.
-        files: Folder in which NAME.toml replaces the `model.toml` of that model; None for none.
+    A changed `model.toml` may be half written: it is used if `is_at_once`, otherwise once two scans have found the same file.
+    `NAME.toml` in the folder `files` replaces the `model.toml` of that model.
 
     Raises:
         BundleError: If one of the folders cannot be read.
@@ -213,7 +177,7 @@ def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = Tru
     known = {model.directory: model for model in before}
     listing = _list(folder)
     if files is not None:
-        _list(files)  # without it, all models would fall back on files of their own
+        _list(files)  # without this check all models would fall back on their own files
     if MANIFEST_FILE in listing.names:
         model = _look(folder, known.get(folder), is_at_once, files)
         return [] if model is None else [_tellable(model)]
@@ -234,24 +198,23 @@ def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = Tru
 
 
 def _tellable(model: FoundModel) -> FoundModel:
-    """Return a model with texts that messages can hold, which names in file systems need not be."""
+    """Return a model with texts that messages can encode; file names may contain undecodable bytes."""
     name, problem, file_problem, *left_out = map(tellable, (model.name, model.problem, model.file_problem, *model.left_out))
     return replace(model, name=name, problem=problem, file_problem=file_problem, left_out=tuple(left_out))
 
 
 def find_unused(files: Path, models: Iterable[FoundModel]) -> list[str]:
-    """Return the files of `scan`'s `files` that belong to no model; raise `BundleError` if the folder cannot be read."""
+    """Return the entries of `files` that belong to no model; raise `BundleError` if the folder cannot be read."""
     return sorted(_list(files).names - {f"{model.name}{FILE_SUFFIX}" for model in models})
 
 
 def refuse_damaged_files(models: Iterable[FoundModel]) -> None:
-    """Raise `ConfigError` if a `model.toml` cannot be used: a line for each reason, with the file and the field."""
+    """Raise `ConfigError` if a `model.toml` is invalid: a line for each reason, with the file and the field."""
     if problems := [model.file_problem for model in models if model.file_problem]:
         raise ConfigError("\n".join(problems))
 
 
 def _look(directory: Path, before: FoundModel | None, is_at_once: bool, files: Path | None) -> FoundModel | None:
-    """Return the model of a folder; None if it holds none."""
     try:
         listing = list_folder(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -282,14 +245,13 @@ def _look(directory: Path, before: FoundModel | None, is_at_once: bool, files: P
 
 
 def _unreadable(directory: Path, before: FoundModel | None, problem: str) -> FoundModel | None:
-    """Return a model that cannot be read; None if it may as well be none, as `lost+found` is."""
+    """Return a model with this problem; None for an unknown folder whose name no model can have, such as `lost+found`."""
     if before is not None:
         return replace(before, problem=problem)
     return None if _refuse_name(directory, directory.name) else FoundModel(directory.name, directory, problem=problem)
 
 
 def _refuse_name(directory: Path, name: str, check: Callable[[str], object] = check_name) -> str:
-    """Return why a model, or a version by `check_version_name`, cannot have a name; empty if it can."""
     try:
         check(name)
     except ValueError as error:
@@ -313,7 +275,7 @@ def place_of_file(directory: Path, name: str, files: Path | None) -> Path:
 
 
 def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple[ModelFile, str, FileLook]:
-    """Return the file to use, why the present one is not in use, and its state."""
+    """Return the file to use, the problem of the present one, and its state."""
     last = before.look if before is not None else FileLook()
     file = before.file if before is not None else ModelFile()
     try:
@@ -336,12 +298,12 @@ def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple
     except ConfigError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return ModelFile(), "", FileLook()
-        refused = None if isinstance(error.__cause__, OSError) else stamp  # rights may change without the file
+        refused = None if isinstance(error.__cause__, OSError) else stamp  # permissions may change without the file
         return file, str(error), FileLook(UNREAD, stamp, before is not None and last.is_usable, refused)
 
 
 def _each_once(models: list[FoundModel], known: Mapping[Path, FoundModel]) -> list[FoundModel]:
-    """Return the models by name; of several with one name, the one from before stays as it was, with a problem."""
+    """Return one model for each name; of duplicates the previously known one keeps its versions, with a problem."""
     named: dict[str, list[FoundModel]] = {}
     for model in models:
         named.setdefault(model.name, []).append(model)
@@ -359,11 +321,11 @@ def _each_once(models: list[FoundModel], known: Mapping[Path, FoundModel]) -> li
 
 
 def find_models(folder: Path, files: Path | None = None) -> list[FoundModel]:
-    """Return the models of a folder for the start of a server; see `scan`.
+    """Return the models at server start.
 
     Raises:
-        BundleError: If there is none, or a folder cannot be used.
-        ConfigError: If a `model.toml` cannot be used.
+        BundleError: If a folder cannot be used, or there is no version.
+        ConfigError: If a `model.toml` is invalid.
     """
     found = scan(folder, files=files)
     if problems := [model.problem for model in found if model.problem]:

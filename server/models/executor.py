@@ -1,6 +1,6 @@
 """Execution of one model's actions: open, load, self-test, publish, roll back, unload, drain.
 
-Versions that serve go on until others have taken their place, and end when no request holds them.
+Serving versions stay until others have replaced them, and end when no request holds them.
 """
 
 import asyncio
@@ -25,54 +25,46 @@ from dragoman.server.models.use import Holding, Outcomes, together
 from dragoman.server.models.version import NOWHERE, Cause, Opened, Refused, State, Version
 from dragoman.server.workers.supervisor import EngineCannotStart
 
-# Before frontends that could not be told of a route are told again.
+# Pause before a route that a frontend has failed to take is published again.
 RETRY_SECONDS = 10.0
-# Between two looks at an engine that is started again and again.
+# Poll interval for an engine that is started again and again.
 LOOK_SECONDS = 0.25
-# Causes that may have passed at the next attempt, and the text for clients: the reason may name other models, or files.
+# Transient causes, with the text for clients: the reason itself may name other models, or files.
 PASSING = {Cause.MEMORY: "there is no memory for it now", Cause.START: "its engine cannot be started now"}
 
 log = structlog.get_logger("dragoman.repository")
 
 
 class Front(Protocol):
-    """Frontend of this process, or all frontend processes; see `FrontEnd` and `FrontEnds`."""
+    """The frontend of this process, or all frontend workers: `Frontend` or `FrontendWorkers`."""
 
     async def adopt(self, model: LoadedModel) -> None:
-        """Get ready for requests for a version; raise `BundleError` if its files are gone."""
+        """Prepare for requests for a version; raise `BundleError` if its files have changed or cannot be read."""
 
     async def publish(self, name: str, route: Route | None) -> None:
-        """Answer a model's requests by a route from now on; raise `CannotServe` if a frontend cannot."""
+        """Route later requests for a model; raise `CannotServe` if a frontend cannot."""
 
     async def until_released(self, model: LoadedModel) -> None:
-        """Wait until no request holds a version that no route leads to any more."""
+        """Wait until no request holds a version that has left the route."""
 
     def outcomes(self, model: LoadedModel) -> Outcomes:
         """Return the outcomes of the requests that held a version."""
         ...
 
     def holding(self, model: LoadedModel) -> Holding:
-        """Return how requests use a version."""
+        """Return the use of a version by requests."""
         ...
 
     def is_awaited(self, name: str) -> bool:
-        """Return whether requests wait for a model that is asleep."""
+        """Return whether requests wait for an unloaded model."""
         ...
 
     def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
-        """Refuse the requests that wait for a model."""
+        """Fail the requests that wait for a model."""
 
 
 class Executor:
-    """Executes the actions of one model, and observes what they are decided by.
-
-    Attributes:
-        found: Folder of the model.
-        loaded: Its versions and route.
-        history: Versions that have been the default.
-        loading: The load that is under way; None for none.
-        lock: Held while the route is changed.
-    """
+    """Executes the actions of one model and observes the facts for decisions; `lock` is held while the route is changed."""
 
     def __init__(
         self,
@@ -83,16 +75,7 @@ class Executor:
         on_published: Callable[[str], None],
         wake: Callable[[], None],
     ) -> None:
-        """Start with nothing loaded.
-
-        Args:
-            found: Folder of the model.
-            loader: Loads versions.
-            front: Returns the frontend.
-            placement: Memory that models share.
-            on_published: Called with the model's name when its route has changed.
-            wake: Has the model be reconciled soon.
-        """
+        """Start with nothing loaded; `wake` schedules a reconciliation, `on_published` is called after a change of the route."""
         self.found, self.history, self.lock = found, History(), asyncio.Lock()
         self._loader, self._front_of, self._placement, self._on_published = loader, front, placement, on_published
         self._wake, self._metrics = wake, loader.metrics
@@ -111,7 +94,7 @@ class Executor:
         return self._placement.keep_seconds if own is None else own
 
     def observe(self) -> Observed:
-        """Return the facts of this moment."""
+        """Return the present facts for `reconcile`."""
         is_awaited, is_loading = self._front_of().is_awaited(self._name), self.loading is not None
         return Observed(time.monotonic(), self._holding(), is_awaited, is_loading, self._is_published.is_set())
 
@@ -120,7 +103,7 @@ class Executor:
         return self._front_of().outcomes(model)
 
     async def stop(self) -> None:
-        """End all engines, and everything that is under way."""
+        """Stop all engines and cancel all running work."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -128,7 +111,7 @@ class Executor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def execute(self, action: Action) -> bool:
-        """Execute an action; return False where the next ones have to wait until something changes."""
+        """Execute an action; return False if the following ones have to wait for a change."""
         loaded, versions = self.loaded, self._metrics.versions
         match action:
             case actions.Load(found, mode):
@@ -168,7 +151,7 @@ class Executor:
     # Publish and roll back.
 
     async def _publish(self, route: Route | None) -> bool:
-        """Change the route; versions that answered before stay until the canary check has passed."""
+        """Change the route; earlier versions stay until the canary check has passed."""
         loaded, before, canary = self.loaded, self.loaded.route, self.loaded.canary
         fallback = before if canary is None else canary.fallback
         new = [one for one in loaded.versions if is_in(one, route) and not is_in(one, before) and not is_in(one, fallback)]
@@ -179,7 +162,7 @@ class Executor:
         try:
             await self._tell_frontends(route)
         except CannotServe as error:
-            if is_asleep:  # what serves goes on, and sleep is tried again
+            if is_asleep:  # the serving versions stay, and unloading is tried again
                 log.error("a front end does not let a model sleep", model=self._name, reason=str(error))
                 loaded.route = before
                 self.wake_later()
@@ -204,7 +187,6 @@ class Executor:
         return True
 
     async def _publish_again(self) -> bool:
-        """Tell frontends of the present route, which failed before."""
         try:
             await self._tell_frontends(self.loaded.route)
         except CannotServe as error:
@@ -215,7 +197,7 @@ class Executor:
         return True
 
     async def _tell_frontends(self, route: Route | None) -> None:
-        """Have frontends answer by a route; until all do, no version ends."""
+        """Publish a route to the frontends; no version ends until all have taken it."""
         self.loaded.route = route
         self._is_published.clear()
         await self._front_of().publish(self._name, route)
@@ -229,13 +211,12 @@ class Executor:
     async def _roll_back(
         self, versions: Sequence[Version], refused: Refused, route: Route | None, outcome: str, canary: Canary | None = None
     ) -> None:
-        """Refuse versions, and restore the route and the canary check before them."""
         self.loaded.canary = canary
         for version in versions:
             self.refuse(version, refused)
         try:
             await self._tell_frontends(route)
-        except Exception as error:  # the refused versions end all the same, and the route is published again later
+        except Exception as error:  # the refused versions end anyway, and the route is published again later
             is_expected = isinstance(error, CannotServe)
             log.error("a front end does not serve as before", model=self._name, reason=str(error), exc_info=not is_expected)
         self._update_states()
@@ -245,11 +226,10 @@ class Executor:
         self._metrics.versions.swapped(self._name, outcome)
         if versions:
             self._wake()
-        else:  # nothing that is wanted has changed
+        else:  # the wanted state has not changed
             self.wake_later()
 
     def _update_states(self) -> None:
-        """Set the states of versions that are up."""
         route, canary = self.loaded.route, self.loaded.canary
         for version in self.loaded.versions:
             if version.is_up:
@@ -262,14 +242,13 @@ class Executor:
         default = None if route is None else route.default.label
         log.info("versions that serve", model=self._name, default=default, versions=versions, on_trial=is_tried)
 
-    # Stand-ins, for a model that cannot answer now.
+    # Stand-ins for a model that cannot answer now.
 
     def add_stand_in(self, opened: Opened, label: str) -> Route:
-        """Return a route that refuses requests for now: its engine is never ready."""
+        """Return a route to a stand-in, which rejects requests: its engine is never ready."""
         return self._keep_stand_in(self._loader.make(opened, self.found.file, label, range(0)))
 
     async def _adopt_stand_in(self, opened: Opened, label: str) -> Route:
-        """Return such a route once frontends are ready for it."""
         await self._front_of().adopt(model := self._loader.make(opened, self.found.file, label, range(0)))
         return self._keep_stand_in(model)
 
@@ -278,7 +257,7 @@ class Executor:
         return Route.to(model, is_stand_in=True)
 
     async def _end_all(self, opened: Opened, label: str) -> None:
-        """End all versions, so that there is memory for another one; requests are refused for now."""
+        """End all versions to free memory for another one; requests are rejected meanwhile."""
         async with self.lock:
             if self.loaded.route is not None and self.loaded.route.is_stand_in:
                 return
@@ -293,14 +272,7 @@ class Executor:
     # Load.
 
     async def load(self, version: Version, mode: LoadMode, *, is_persistent: bool = False, is_told: bool = True) -> None:
-        """Load a version, or refuse it.
-
-        Args:
-            version: That is wanted.
-            mode: See `LoadMode`.
-            is_persistent: Whether an engine that cannot be started is tried again and again.
-            is_told: Whether a refusal is logged.
-        """
+        """Load a version, or refuse it; `is_persistent` retries the start of its engine, `is_told` logs a refusal."""
         versions, idle = self._metrics.versions, self.loaded.idle
         try:
             await self._bring_up(version, mode, is_persistent)
@@ -316,7 +288,7 @@ class Executor:
                 return
             self.refuse(version, refused, is_told=is_told)
             await self._end(version)
-            if version.state is not State.REFUSED:  # it was retried meanwhile
+            if version.state is not State.REFUSED:  # retried meanwhile
                 self.loaded.remove(version)
             if mode == "wake":
                 versions.woken(self._name, "refused")
@@ -352,7 +324,7 @@ class Executor:
                     if mode == "beside":
                         await self._start(version, mode)
                         return
-                await self._end_all(opened, version.label)  # without the turn: requests may take as long as they like
+                await self._end_all(opened, version.label)  # outside the lock: requests may run for long
                 async with loader.turn:
                     await self._start(version, mode)
 
@@ -362,7 +334,7 @@ class Executor:
         return opened
 
     async def _start(self, version: Version, mode: LoadMode, is_persistent: bool = False) -> None:
-        """Start a version's engine when there is memory, self-test it, and have frontends be able to reach it."""
+        """Start a version's engine when there is memory, self-test it, and make it reachable from frontends."""
         opened, file, loader = version.opened, self.found.file, self._loader
         assert opened is not None
         version.has_died, version.reserved_bytes = False, loader.needed_bytes(opened.bundle, file)
@@ -390,7 +362,7 @@ class Executor:
         await self._front_of().adopt(version.loaded)
 
     async def _make_room(self, needed_bytes: int, mode: LoadMode) -> None:
-        """Return when there is memory for engines; raise `Refused` or `NotWanted`."""
+        """Wait until there is memory for engines; raise `Refused` or `NotWanted`."""
         if mode == "first":
             self._placement.check(needed_bytes, is_start=True)
         elif mode == "wake":
@@ -406,14 +378,14 @@ class Executor:
         try:
             await engine_of(model).start(is_persistent=is_persistent)
         except EngineCannotStart:
-            while not model.engine.is_ready:  # it is started again and again, and the log says so each time
+            while not model.engine.is_ready:  # the supervisor restarts the engine and logs each failure
                 is_answered = self.loaded.route is not None and not self.loaded.route.is_stand_in
                 if not is_persistent or is_answered or version.found not in self.found.versions:
                     raise
                 await asyncio.sleep(LOOK_SECONDS)
 
     def refuse(self, version: Version, refused: Refused, *, is_told: bool = True) -> None:
-        """Refuse a version; its engine, if it has one, is ended elsewhere."""
+        """Refuse a version; its engine, if any, is stopped elsewhere."""
         version.refuse(refused)
         if version.loaded is None:
             version.let_go()
@@ -422,7 +394,7 @@ class Executor:
             log.error("a version is refused", **names, cause=refused.cause.value, reason=refused.reason)
 
     def _refusal(self, error: Exception) -> Refused:
-        """Return the refusal that an error means; an unforeseen error is logged."""
+        """Return the refusal for an error; an unexpected error is logged."""
         if isinstance(error, Refused):
             return error
         if isinstance(error, BundleError):
@@ -435,7 +407,7 @@ class Executor:
     # Idle unloading.
 
     async def _sleep(self, why: actions.UnloadCause) -> None:
-        """Have everything that is up be about to end, and descriptions take its place."""
+        """Start to unload all versions that are up, and replace them by sleeping stand-ins."""
         idle = self.loaded.idle
         idle.is_asleep, idle.why, idle.is_evicted = True, why, False
         up = [version for version in self.loaded.versions if version.is_up and not version.is_stand_in]
@@ -456,11 +428,11 @@ class Executor:
             self._describe_asleep(successor, model)
 
     def describe_first(self, version: Version) -> None:
-        """Have a version be asleep from the start."""
+        """Mark a version as asleep at server start."""
         self._describe_asleep(version, self._sleeping(version))
 
     def _sleeping(self, version: Version) -> LoadedModel:
-        """Return the description of a version while it is asleep; raise `ConfigError` if it could not be loaded again."""
+        """Return the stand-in of an unloaded version; raise `ConfigError` if it could not be loaded again."""
         assert version.opened is not None
         device = "" if version.loaded is None else version.loaded.device
         return self._loader.sleeping(version.opened, self.found.file, version.label, device)
@@ -478,14 +450,14 @@ class Executor:
         self.refuse_waiting()
 
     def refuse_waiting(self) -> None:
-        """Refuse requests that wait for a model that could not be loaded a moment ago."""
+        """Fail requests that wait for a model while its load is backing off."""
         if seconds := self.loaded.idle.retry_seconds(time.monotonic()):
             self._front_of().refuse_waiting(self._name, self._waiting_reason, seconds)
 
     # End.
 
     def _drain(self, version: Version) -> None:
-        """End a version that no route leads to, as soon as no request holds it; a refused one stays known."""
+        """End a version without a route once no request holds it; a refused one stays known."""
         if version.state is not State.REFUSED:
             version.enter(State.RETIRING)
         if not version.is_draining:
@@ -509,7 +481,6 @@ class Executor:
         self._wake()
 
     async def _end(self, version: Version) -> None:
-        """End the engine of a version that no request holds."""
         if version.loaded is not None:
             await engine_of(version.loaded).stop()
             version.loaded = None
@@ -520,7 +491,6 @@ class Executor:
     # Helpers.
 
     def _holding(self) -> Holding:
-        """Return how requests use the model, all of its versions together."""
         models = [] if self.loaded.route is None else list(self.loaded.route.versions.values())
         uses = [self._front_of().holding(model) for model in models if not model.is_asleep]
         if not uses:
@@ -533,11 +503,10 @@ class Executor:
         self._wake()
 
     def wake_later(self) -> None:
-        """Have the model be reconciled after a pause."""
+        """Reconcile the model after a pause."""
         asyncio.get_running_loop().call_later(RETRY_SECONDS, self._wake)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something beside everything else, until `stop`."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

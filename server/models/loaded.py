@@ -1,4 +1,4 @@
-"""A version of a model that answers requests: its bundle, its tokenisers, and its engine or a stand-in for that."""
+"""A version that answers requests: its bundle, tokenizers, and engine or stand-in."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,15 +18,10 @@ from dragoman.server.service.languages import PromptTemplates
 
 
 class SleepingEngine(Calls):
-    """Refuses every request with `NotReady`; requests wait for the model before they get here, see `Repository.hold`.
+    """Engine of an unloaded model: rejects every request with `NotReady`.
 
-    Attributes:
-        settings: Of the engines once the model is loaded.
-        num_replicas: Engines that it has then.
-        device: Device that they have run on; empty if they never have.
-        is_ready: True: requests are accepted, and load the model.
-        ready: None.
-        process_ids: None.
+    `is_ready` is true since requests are accepted: they wait in `Repository.hold` for the load and do not get here.
+    `settings` and `num_replicas` are those after the load, `device` is the last one (empty before the first load).
     """
 
     is_ready = True
@@ -34,33 +29,32 @@ class SleepingEngine(Calls):
     process_ids: tuple[int, ...] = ()
 
     def __init__(self, name: str, settings: EngineSettings, num_replicas: int, device: str) -> None:
-        """Describe engines that are not loaded; see the attributes."""
         super().__init__(name, 0.0)
         self.settings, self.num_replicas, self.device = settings, num_replicas, device
 
     async def start(self, *, is_persistent: bool = False) -> None:
-        """Do nothing, as the next two."""
+        """Do nothing."""
 
     async def stop(self) -> None:
-        """See `start`."""
+        """Do nothing."""
 
     def cancel(self, request_id: int) -> None:
-        """See `start`."""
+        """Do nothing."""
 
     def submit(self, request: Request | ScoreRequest, deliver: Callable[[Any], None]) -> None:
-        """Raise `NotReady`, as the next three."""
+        """Raise `NotReady`."""
         self._refuse()
 
     def ensure_place(self, share: Share) -> None:
-        """See `submit`."""
+        """Raise `NotReady`."""
         self._refuse()
 
     def statistics(self) -> Statistics:
-        """See `submit`."""
+        """Raise `NotReady`."""
         self._refuse()
 
     def watch(self) -> asyncio.Future[Snapshot]:
-        """See `submit`."""
+        """Raise `NotReady`."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:
@@ -69,31 +63,18 @@ class SleepingEngine(Calls):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A version of a model that requests can get.
-
-    Attributes:
-        bundle: Its bundle.
-        tokenizers: Its tokenisers.
-        frames: Its prompt templates.
-        engine: Its engine.
-        label: Name of the version's folder; where that has none, the version by content.
-        use: Its use by requests.
-        traits: Settings that only models have.
-        manifest: Of the bundle.
-        name: Name of the model.
-        version: Version by content.
-    """
+    """A version of a model that requests can use."""
 
     bundle: Bundle
     tokenizers: Tokenizers
     frames: PromptTemplates
     engine: Any
-    label: str
+    label: str  # name of the version's folder, or the content hash where the folder has no name
     use: Use = field(default_factory=Use)
     traits: Traits = NO_TRAITS
     manifest: Manifest = field(init=False)
     name: str = field(init=False)
-    version: str = field(init=False)
+    version: str = field(init=False)  # content hash
 
     def __post_init__(self) -> None:
         manifest = self.bundle.manifest
@@ -102,18 +83,18 @@ class LoadedModel:
 
     @classmethod
     def of(cls, bundle: Bundle, engine: Any, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":
-        """Read a bundle for an engine that has been made; raise `BundleError` if its tokenisers or templates are damaged."""
+        """Return a loaded model for an engine; raise `BundleError` if the tokenizers or templates are damaged."""
         return cls(
             bundle, bundle.tokenizers(), PromptTemplates(bundle.manifest), engine, label or bundle.manifest.version, traits=traits
         )
 
     def card(self) -> str:
-        """Read the bundle's card."""
+        """Return the bundle's model card."""
         return self.bundle.card()
 
     @property
     def is_asleep(self) -> bool:
-        """Whether it describes a version that is loaded when a request comes."""
+        """Whether the version is unloaded until a request arrives."""
         return isinstance(self.engine, SleepingEngine)
 
     @property
@@ -123,20 +104,20 @@ class LoadedModel:
 
     @property
     def device(self) -> str:
-        """Device of the engine; empty until it was ready once."""
+        """Device of the engine; empty before the engine was first ready."""
         return str(self.engine.device)
 
     @property
     def num_engines(self) -> int:
-        """Engines that share its requests."""
+        """Number of engines that share the requests."""
         return int(self.engine.num_replicas)
 
     @property
     def max_slots(self) -> int:
-        """Rows of the decode batches of all its engines."""
+        """Decode batch rows of all engines together."""
         return int(self.engine.num_replicas * self.engine.settings.max_slots)
 
     @property
     def max_slots_per_request(self) -> int:
-        """Rows that one request may take, all in one engine."""
+        """Decode batch rows that one request may take, all in one engine."""
         return int(self.engine.settings.slots_per_request)

@@ -1,4 +1,4 @@
-"""Loading of a version by the server's settings and the model's own: opened, checked for memory, started, self-tested."""
+"""Loading of a version with the server's and the model's settings: open, estimate memory, start, self-test."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -28,13 +28,7 @@ log = structlog.get_logger("dragoman.repository")
 
 
 class VersionLoader:
-    """Opens versions, makes their engines and tests them.
-
-    Attributes:
-        turn: Held while a version is loaded: one after the other, so that memory can be estimated.
-        load_seconds: Bound on the time until an engine is ready.
-        metrics: Where engines and versions are observed.
-    """
+    """Opens versions, creates their engines and self-tests them; `turn` is held during a load, so that memory can be estimated."""
 
     def __init__(
         self,
@@ -45,15 +39,7 @@ class VersionLoader:
         num_models: Callable[[], int],
         on_change: Callable[[str], None],
     ) -> None:
-        """Note the settings.
-
-        Args:
-            config: The server's settings.
-            metrics: See the attributes.
-            keys: One of them must have signed each bundle; None if bundles need no signature.
-            num_models: Returns the number of models that share the cores.
-            on_change: Called with a model's name when the readiness of one of its engines has changed.
-        """
+        """Store the settings; `keys` None accepts unsigned bundles, `on_change` gets the name of a model with changed readiness."""
         self.turn = asyncio.Lock()
         self.load_seconds = config.load_timeout_seconds
         self.metrics = metrics
@@ -62,11 +48,11 @@ class VersionLoader:
         self._measured: dict[str, Measured] = {}
 
     def pin(self, plans: Mapping[str, EnginePlan]) -> None:
-        """Have the models of the start keep the cores they were given, in all their versions."""
+        """Keep the cores assigned to the initial models for all of their versions."""
         self._pinned = plans
 
     def open(self, model: str, found: FoundVersion, file: ModelFile) -> Opened:
-        """Open a version and check it without running it, on any thread; raise `Refused` if it cannot be served."""
+        """Open and check a version without running it; callable on any thread; raise `Refused` if it cannot be served."""
         try:
             bundle = Bundle.open(found.directory, keys=self._keys)
             if bundle.manifest.name != model:
@@ -88,27 +74,23 @@ class VersionLoader:
         return self._plan(bundle, file.settings.within(self._config)).num_replicas
 
     def needed_bytes(self, bundle: Bundle, file: ModelFile) -> int:
-        """Return the memory that a version's engines may take; an engine checks that of a GPU itself."""
+        """Return the CPU memory that a version's engines may take; GPU memory is checked by the engine."""
         config = file.settings.within(self._config)
         plan, measured = self._plan(bundle, config), self._measured.get(bundle.manifest.name)
         return needed_bytes(bundle, engine_settings(config, bundle, plan)[0], plan.num_replicas, measured)
 
     def measure(self, model: LoadedModel) -> None:
-        """Measure a running version's memory, which improves the estimate for the model's other versions."""
+        """Measure the memory of a running version, to refine the estimate for the model's other versions."""
         if sizes := _resident_sizes(model):
             most = needed_bytes(model.bundle, model.engine.settings, len(sizes))
             self._measured[model.name] = Measured(sum(sizes), most, len(sizes))
 
     def resident_bytes(self, model: LoadedModel) -> int:
-        """Return the memory of a version's engines; 0 if it is not known."""
+        """Return the resident memory of a version's engines; 0 if unknown."""
         return sum(_resident_sizes(model))
 
     def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel:
-        """Return the stand-in for a version that is asleep and has run on a device, or on none if that is empty.
-
-        Raises:
-            ConfigError: If it could not be loaded again by the model's file.
-        """
+        """Return the stand-in for an unloaded version; raise `ConfigError` if the model's settings are no longer valid."""
         config, bundle = file.settings.within(self._config), opened.bundle
         plan = self._plan(bundle, config)
         engine = SleepingEngine(bundle.manifest.name, engine_settings(config, bundle, plan)[0], plan.num_replicas, device)
@@ -126,13 +108,8 @@ class VersionLoader:
     ) -> LoadedModel:
         """Return a version with an engine that is not started.
 
-        Args:
-            opened: Contents of the version.
-            file: Of the model.
-            label: Name of the version.
-            replicas: Numbers of its engines in metrics; none for a stand-in.
-            on_death: Called when one of them has ended by itself.
-            is_observed: Returns whether metrics count their work.
+        `replicas` are engine numbers for metrics, none for a stand-in. `on_death` is called when an engine has exited unexpectedly,
+        `is_observed` returns whether metrics count the work.
         """
         config, bundle = file.settings.within(self._config), opened.bundle
         name = bundle.manifest.name
@@ -155,7 +132,7 @@ class VersionLoader:
         if ready is None:
             raise Refused(Cause.START, "its engine has ended")
         try:
-            seconds = max(PROOF_SECONDS, self.load_seconds)  # a model that takes long to load takes long to answer
+            seconds = max(PROOF_SECONDS, self.load_seconds)  # a model that loads slowly answers slowly
             proof = await prove(model.bundle, model.tokenizers, model.engine, ready.platform, model.device, seconds=seconds)
         except ProofFailed as error:
             raise Refused(Cause.PROOF, str(error)) from error
@@ -163,9 +140,9 @@ class VersionLoader:
             log.warning("a bundle without sample answers cannot be proved", model=model.name, version=model.version)
 
     def forget(self, model: str, replicas: range) -> None:
-        """End the series of engines that are gone for good."""
+        """Remove the metrics of engines that have been stopped."""
         self.metrics.remove_engines(model, replicas)
-        give_back_blocks_soon()  # tokenisers were read on many threads, and lie among others
+        give_back_blocks_soon()  # tokenizers are read on many threads, which fragments the heap
 
     def _plan(self, bundle: Bundle, config: ServerConfig) -> EnginePlan:
         plan = self._pinned.get(bundle.manifest.name)
@@ -173,18 +150,17 @@ class VersionLoader:
 
 
 def _resident_sizes(model: LoadedModel) -> list[int]:
-    """Return the resident bytes of each engine that has a process."""
     readings = [read_process(process_id) for process_id in engine_of(model).process_ids]
     return [reading.resident_memory_bytes for reading in readings if reading is not None]
 
 
 def engine_of(model: LoadedModel) -> ReplicaPool | SleepingEngine:
-    """Return the engine of a model in the process that starts engines."""
+    """Return a model's engine with its type in the supervisor process, where engines are started."""
     return cast(ReplicaPool | SleepingEngine, model.engine)
 
 
 def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> None:
-    """Raise `ConfigError` if a model's defaults need more slots than these settings give a request."""
+    """Raise `ConfigError` if a model's defaults need more slots than a request may take."""
     name, defaults = bundle.manifest.name, bundle.manifest.defaults
     limit = slots_per_request(max_slots, max_slots_per_request)
     for field in ("num_beams", "num_return_sequences"):

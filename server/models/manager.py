@@ -1,4 +1,4 @@
-"""The model manager: the models folder is scanned now and then, and each model is reconciled with it."""
+"""The model manager: scans the models folder periodically and reconciles each model with it."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -16,12 +16,7 @@ log = structlog.get_logger("dragoman.repository")
 
 
 class ModelManager:
-    """The models of a server.
-
-    Attributes:
-        models: Each by its name; one whose folder is gone ends by itself.
-        problem: Reason why the folder could not be scanned the last time; empty if it could.
-    """
+    """The models of a server, by name; `problem` is the reason why the last scan failed, or empty."""
 
     def __init__(
         self,
@@ -31,15 +26,7 @@ class ModelManager:
         poll_seconds: float,
         files: Path | None = None,
     ) -> None:
-        """Begin with the models of the start.
-
-        Args:
-            folder: The models folder.
-            found: Its models.
-            make: Returns the reconciler of a new model.
-            poll_seconds: Pause between two scans; 0 for scans on request only.
-            files: Folder of files that replace `model.toml`; see `scan`.
-        """
+        """Start with the models of the first scan; `poll_seconds` 0 scans on request only, `files` is as in `scan`."""
         self._folder, self._found, self._make, self._poll_seconds, self._files = folder, found, make, poll_seconds, files
         self.models = {model.name: make(model) for model in found}
         self.problem = ""
@@ -49,12 +36,12 @@ class ModelManager:
         self._log_unused([] if files is None else find_unused(files, found))
 
     def check_ready_rule(self, rule: ReadyRule) -> None:
-        """Raise `ConfigError` if `ready_when` names a model that is not there."""
+        """Raise `ConfigError` if `ready_when` names an unknown model."""
         if absent := sorted(rule.names.difference(self.models)):
             raise ConfigError(f"ready_when: there is no model {', '.join(absent)}; there are {', '.join(self.models)}")
 
     async def run(self) -> None:
-        """Reconcile all models, and scan for ever; the models of the start have been started."""
+        """Reconcile all models and scan until cancelled; the initial models must have been started."""
         for name in self.models:
             self._run(name)
         try:
@@ -66,11 +53,7 @@ class ModelManager:
             await self._leave()
 
     async def look(self, *, is_at_once: bool = True) -> None:
-        """Scan the folder once.
-
-        Args:
-            is_at_once: Whether to use a `model.toml` although it has changed since the last scan, and may be half written.
-        """
+        """Scan the folder once; `is_at_once` is as in `scan`."""
         async with self._scanning:
             try:
                 found = await asyncio.to_thread(scan, self._folder, self._found, is_at_once, self._files)
@@ -81,7 +64,7 @@ class ModelManager:
             except Exception:
                 log.exception("cannot look at the models, those that are served stay")
                 return
-            if not found and self._found:  # as where a folder is no longer mounted
+            if not found and self._found:  # for example when the folder is no longer mounted
                 self._note_problem(f"{self._folder}: holds no model any more")
                 return
             self.problem, self._found = "", found
@@ -95,11 +78,11 @@ class ModelManager:
                 self.models[name].note_removed()
 
     def uses(self, directory: Path) -> bool:
-        """Return whether the version of a folder is loaded, asleep or on its way; callable on any thread."""
+        """Return whether the version in a directory is loaded, asleep or loading; callable on any thread."""
         return any(model.uses(directory) for model in list(self.models.values()))
 
     async def settled(self) -> None:
-        """Wait until every model is as it is wanted."""
+        """Wait until every model is settled."""
         await asyncio.gather(*(model.settled() for model in list(self.models.values())))
 
     def readings(self) -> list[VersionReading]:
@@ -107,14 +90,14 @@ class ModelManager:
         return [reading for model in list(self.models.values()) for reading in model.readings()]
 
     def troubles(self) -> list[str]:
-        """Return a line for each refused version, and for everything else that is not as wanted; callable on any thread."""
+        """Return a line for each refused version and each other problem; callable on any thread."""
         lines = [self.problem] if self.problem else []
         for name, model in sorted(self.models.items()):
             lines += [f"{name}: {trouble}" for trouble in model.troubles()]
         return lines
 
     async def stop(self) -> None:
-        """End all engines."""
+        """Stop reconciling, and stop all engines."""
         await self._leave()
         await asyncio.gather(*(model.stop() for model in self.models.values()))
 
@@ -144,13 +127,12 @@ class ModelManager:
             del self._running[name]
             if self.models[name].is_gone:
                 del self.models[name]
-            elif not task.cancelled():  # its folder has come back in this very moment
+            elif not task.cancelled():  # its folder has reappeared in this moment
                 self._run(name)
 
         task.add_done_callback(forget)
 
     async def _leave(self) -> None:
-        """Reconcile no model any more."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()

@@ -1,7 +1,6 @@
-"""Memory for models: estimates, free memory, and eviction of idle models when it is short.
+"""Memory for models: estimates, free memory, and eviction of idle models.
 
-Models are loaded one after the other, in the order in which they were asked for (`VersionLoader.turn`). A loaded model counts with
-its estimate, or with its resident memory if that is more. An evicted model ends when no request holds it.
+Loads are serialized (`VersionLoader.turn`). A loaded model counts with its estimate, or its resident memory if that is more.
 """
 
 import asyncio
@@ -19,12 +18,12 @@ from dragoman.export.fields import MAX_COPY_BYTES, Precision
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.models.version import Cause, Refused
 
-# An engine process without a model.
+# Resident memory of an engine process without a model.
 PROCESS_BYTES = 120 * 2**20
-# Memory for each byte of weights: prepacked weights and intermediate results.
+# Memory for each byte of weights, with prepacked weights and intermediate results.
 WEIGHTS_FACTOR = 1.25
 ITEM_BYTES: dict[Precision, int] = {"fp32": 4, "int8": 1, "fp16": 2, "bf16": 2}
-# Memory of a version relative to another one of the model.
+# Safety factor on the measured memory of another version of the model.
 MARGIN = 1.25
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -32,7 +31,7 @@ MEMINFO = Path("/proc/meminfo")
 
 
 class _Names(NamedTuple):
-    """File names of a version of control groups, and lines of `memory.stat`."""
+    """File names of a cgroup version, and lines of `memory.stat`."""
 
     folder: str
     limit: str
@@ -46,7 +45,7 @@ VERSION_2 = _Names("", "memory.max", "memory.current", ("inactive_file", "slab_r
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Free memory, and its limit in words."""
+    """Free memory, and a description of its limit."""
 
     num_bytes: int
     limit: str
@@ -54,27 +53,18 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Memory of another version of the same model.
+    """Measured memory of another version of the same model."""
 
-    Attributes:
-        num_bytes: Resident memory of all its engines.
-        most_bytes: Their bound by `needed_bytes`.
-        num_replicas: Number of engines.
-    """
-
-    num_bytes: int
-    most_bytes: int
+    num_bytes: int  # resident memory of all its engines
+    most_bytes: int  # upper bound by `needed_bytes`
     num_replicas: int
 
 
 def needed_bytes(bundle: Bundle, settings: EngineSettings, num_replicas: int, measured: Measured | None = None) -> int:
-    """Return an estimate of the memory that a version's engines take on the CPU at most: weights, caches of all slots, processes.
+    """Return an upper estimate of the CPU memory of a version's engines: weights, caches of all slots, processes.
 
-    Args:
-        bundle: Of the version.
-        settings: Of an engine; engines that share weights have them once, and without a copy for the scorer.
-        num_replicas: Number of engines.
-        measured: Of a version that has served, since caches seldom hold the longest texts in all slots.
+    `measured` of another version lowers the estimate, since caches seldom hold the longest texts in all slots. Engines that share
+    weights count them once, without a copy for the scorer.
     """
     weights = int(weight_bytes(bundle) * WEIGHTS_FACTOR)
     if not settings.device.weights_cache:
@@ -101,13 +91,7 @@ def slot_bytes(bundle: Bundle) -> int:
 
 
 def room(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS, meminfo: Path = MEMINFO) -> Room:
-    """Return the free memory, of the container or of the machine, whichever is less.
-
-    Args:
-        cgroups: Folder of control groups.
-        own_cgroups: File of this process's groups.
-        meminfo: File of the machine's memory.
-    """
+    """Return the free memory of the container or the machine, whichever is less."""
     rooms = [Room(_available(meminfo), "of the machine is free")]
     for folder, names in _groups(cgroups, own_cgroups):
         try:
@@ -115,13 +99,13 @@ def room(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS, meminfo: Path
             if limit != "max":
                 used = int((folder / names.used).read_text(encoding="ascii")) - _reclaimable(folder / "memory.stat", names)
                 rooms.append(Room(int(limit) - used, "of the container's limit is left"))
-        except (OSError, ValueError):  # the root of all groups has no limit, and a kernel may have no groups
+        except (OSError, ValueError):  # the root cgroup has no limit, and a kernel may lack cgroups
             pass
     return min(rooms, key=lambda one: one.num_bytes)
 
 
 def _groups(cgroups: Path, own_cgroups: Path) -> Iterator[tuple[Path, _Names]]:
-    """Yield this process's groups and their parents, in both versions; a container may see its own group as the root."""
+    """Yield this process's cgroups and their parents, v1 and v2; a container may see its own cgroup as the root."""
     paths = {VERSION_1: PurePosixPath("/"), VERSION_2: PurePosixPath("/")}
     with suppress(OSError):
         for line in own_cgroups.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -148,18 +132,17 @@ def _available(meminfo: Path) -> int:
 
 
 def _reclaimable(stat: Path, names: _Names) -> int:
-    """Return the part of a group's memory that the kernel would reclaim first: contents of files."""
     lines = (line.split() for line in stat.read_text(encoding="ascii").splitlines())
     return sum(int(value) for name, value in lines if name in names.reclaimable)
 
 
-# A loaded model is not evicted for so long: requests that waited for it are to be answered, in all frontends.
+# Minimum time between load and eviction, so that the requests that waited for the model are answered, in all frontends.
 MIN_STAY_SECONDS = 1.0
-# The same of a model that requests hold; where all are in use they take turns.
+# The same for a model that requests hold; where all models are in use they take turns.
 MIN_BUSY_STAY_SECONDS = 5.0
-# So long an evicted model may take to end before another is evicted, too: a request may hold it for longer.
+# Time for an evicted model to end before another is evicted too: a request may hold it for longer.
 LEAVE_SECONDS = 2.0
-# Between two looks at whether memory has become free.
+# Poll interval while waiting for free memory.
 LOOK_SECONDS = 0.1
 MIB = 2**20
 
@@ -170,27 +153,16 @@ class NotWanted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model, as far as eviction goes.
-
-    Attributes:
-        name: Of the model.
-        memory_bytes: Memory that its engines have, or may come to have.
-        is_leaving: Whether memory of it is about to become free.
-        may_leave: Whether it is loaded, and may be unloaded at all.
-        is_busy: Whether it cannot be evicted now: it is being changed, or waited for.
-        num_held: Requests that hold it.
-        warm_until: How recently, and how often lately, requests have; see `together`.
-        awake_since: Time of its load.
-    """
+    """A model as seen by eviction."""
 
     name: str
-    memory_bytes: int = 0
-    is_leaving: bool = False
-    may_leave: bool = False
-    is_busy: bool = False
-    num_held: int = 0
-    warm_until: float = 0.0
-    awake_since: float = 0.0
+    memory_bytes: int = 0  # memory that its engines have, or may come to have
+    is_leaving: bool = False  # whether some of its memory is about to become free
+    may_leave: bool = False  # whether it is loaded and can be unloaded at all
+    is_busy: bool = False  # whether it cannot be evicted now: it is changing, or requests wait for it
+    num_held: int = 0  # requests that hold it
+    warm_until: float = 0.0  # recency and frequency of use; see `together`
+    awake_since: float = 0.0  # time of its load
 
     @property
     def may_leave_at(self) -> float:
@@ -199,13 +171,7 @@ class Candidate:
 
 
 class Placement:
-    """Memory that models share.
-
-    Attributes:
-        keep_seconds: Idle time after which models are unloaded whose files say nothing of it; infinite for never.
-        bound_bytes: Bound on all engines together; 0 for the memory of the container or the machine.
-        wait_seconds: Bound on the time that evictions may take.
-    """
+    """Memory that models share, within `bound_bytes` for all engines; 0 for the memory of the container or the machine."""
 
     def __init__(
         self,
@@ -218,23 +184,18 @@ class Placement:
         measure_room: Callable[[], Room] = room,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Describe the memory; `candidates` returns all models, `evict` unloads one of a name as soon as it can be."""
+        """Describe the memory; `candidates` returns all models, `evict` unloads a model by name as soon as possible."""
         self.keep_seconds, self.bound_bytes, self.wait_seconds = keep_seconds, bound_bytes, wait_seconds
         self._candidates, self._evict, self._measure_room, self._clock = candidates, evict, measure_room, clock
         self._news = asyncio.Event()
         self._evicted_at = -math.inf
 
     def note(self) -> None:
-        """Note that memory may have become free, or may not be wanted any more."""
+        """Signal that memory may have become free, or is no longer wanted."""
         self._news.set()
 
     def check(self, needed_bytes: int, *, is_start: bool = False) -> None:
-        """Raise `Refused` unless there is memory for engines.
-
-        Args:
-            needed_bytes: That they may take.
-            is_start: Whether many are loaded at once: then only the bound counts, since free memory says nothing yet.
-        """
+        """Raise `Refused` unless there is memory; at server start only the bound counts, as many models load at once."""
         rooms = [] if is_start else [self._measure_room()]
         if self.bound_bytes:
             free = max(0, self.bound_bytes - sum(one.memory_bytes for one in self._candidates()))
@@ -244,16 +205,11 @@ class Placement:
                 raise Refused(Cause.MEMORY, f"it may take {_mib(needed_bytes)}, and {_mib(there.num_bytes)} {there.limit}")
 
     async def make_room(self, name: str, needed_bytes: int, is_wanted: Callable[[], bool]) -> None:
-        """Evict models, the least used of late first, until there is memory; the caller holds the turn to load.
-
-        Args:
-            name: Of the model that is to be loaded.
-            needed_bytes: That it may take.
-            is_wanted: Returns whether it is still to be loaded.
+        """Evict models, the least recently and frequently used first, until there is memory; the caller holds `VersionLoader.turn`.
 
         Raises:
-            Refused: If there is not enough in time.
-            NotWanted: If it is not to be loaded any more.
+            Refused: If there is not enough memory within `wait_seconds`.
+            NotWanted: If the load is no longer wanted.
         """
         self._evicted_at = began = self._clock()
         while True:
@@ -272,7 +228,7 @@ class Placement:
                     await self._news.wait()
 
     def _evict_next(self, name: str, refused: Refused, until: float) -> None:
-        """Evict the next model unless one is leaving already; those in use come last."""
+        """Evict the next model unless one is leaving already; models in use come last."""
         now = self._clock()
         others = [one for one in self._candidates() if one.name != name]
         is_leaving, able = any(one.is_leaving for one in others), [one for one in others if one.may_leave]
@@ -285,7 +241,7 @@ class Placement:
             return
         free = [one for one in able if not one.is_busy]
         first = min(free, key=lambda one: (bool(one.num_held), one.warm_until), default=None)
-        if first is not None and first.may_leave_at <= now:  # one that was just loaded is waited for, not passed over
+        if first is not None and first.may_leave_at <= now:  # a model that was just loaded is waited for, not skipped
             self._evicted_at = now
             self._evict(first.name)
 

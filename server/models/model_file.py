@@ -1,6 +1,6 @@
-"""`model.toml`: the policy for one model's versions, and its own settings; names of versions and labels.
+"""`model.toml`: version policy and settings of one model; names of versions and labels.
 
-A file that cannot be used is refused as a whole: at the start that ends the start, later the one before stays in use.
+An invalid file is rejected as a whole: at server start this is fatal, later the previous file stays in use.
 """
 
 import math
@@ -55,7 +55,7 @@ def is_version_name(text: str) -> bool:
 
 
 def check_version_name(text: str) -> str:
-    """Return a name of a version or a label; raise `ValueError` if it cannot be one."""
+    """Return a name of a version or a label; raise `ValueError` if it is invalid."""
     if not is_version_name(text):
         rule = f"letters, digits, '.', '_' and '-', at most {MAX_CHARACTERS} of them, and begin with a letter or a digit"
         raise ValueError(f"{shown(text)} is no name of a version or a label: it must be {rule}")
@@ -63,7 +63,7 @@ def check_version_name(text: str) -> str:
 
 
 def natural_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
-    """Return a key that sorts runs of digits as numbers, before anything else at their place: 1, 2, 10; v1.2.9, v1.2.10."""
+    """Return a sort key that compares digit runs as numbers, before other text: 1, 2, 10; v1.2.9, v1.2.10."""
     runs = tuple((0, int(run), "") if run[0] in "0123456789" else (1, 0, run) for run in _RUNS.findall(name))
     return runs, name
 
@@ -76,27 +76,21 @@ VersionName = Annotated[
 
 MODEL_FILE = "model.toml"
 USUAL_LATEST = 1
-# A setting of the server, and not of engines.
+# Settings of the server that engines do not have.
 NOT_OF_ENGINES = frozenset({"keep_loaded"})
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Sticky = Literal["request", "caller"]
-# Decimal fractions that are 1 together may be a little more in binary.
+# Tolerance for binary rounding of decimal fractions that sum to 1.
 _ROUNDING = 1e-9
 
 
 class Traits(Struct, frozen=True, array_like=True):
-    """Properties of a model that no setting of the server is.
+    """Properties of a model without a server setting of the same name."""
 
-    Attributes:
-        max_priority: Highest priority of its requests; None for any.
-        is_ready_needed: Whether the server is ready only while it is; None for the rule of `ready_when`.
-        one_sentence: Whether it knows one sentence at a time; None for the bundle's answer.
-    """
-
-    max_priority: int | None = None
-    is_ready_needed: bool | None = None
-    one_sentence: bool | None = None
+    max_priority: int | None = None  # highest priority of its requests; None for any
+    is_ready_needed: bool | None = None  # whether the server's readiness requires the model; None for the rule of `ready_when`
+    one_sentence: bool | None = None  # whether the model translates one sentence at a time; None for the bundle's value
 
 
 NO_TRAITS = Traits()
@@ -110,25 +104,16 @@ KeepLoaded = Annotated[
 
 
 class _Table(BaseModel):
-    """Table of the file."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Versions(_Table):
-    """Versions that are served.
+    """Policy of the served versions."""
 
-    Attributes:
-        latest: Number of the newest ones; None where `only` names them.
-        only: These and no others; None for the newest.
-        default: Version or label that answers requests which name none; None for the newest that has no share of its own.
-        sticky: Part of a request that decides on its share: its id, or its caller where callers are known.
-    """
-
-    latest: Count | None = None
-    only: Annotated[tuple[VersionName, ...], Field(strict=False)] | None = None
-    default: VersionName | None = None
-    sticky: Sticky = "request"
+    latest: Count | None = None  # number of the newest versions; None where `only` is set
+    only: Annotated[tuple[VersionName, ...], Field(strict=False)] | None = None  # exactly these versions; None for the newest
+    default: VersionName | None = None  # version or label for requests without a version; None for the newest without a weight
+    sticky: Sticky = "request"  # property that selects among shares: the request id, or the caller where callers are known
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -147,14 +132,7 @@ class Versions(_Table):
 
 
 class ModelSettings(_Table):
-    """Settings of one model; None for the server's setting of that name, which `ServerConfig` describes.
-
-    Attributes:
-        max_priority: Highest priority of a request; None for any.
-        one_sentence: Whether it knows one sentence at a time; None for the bundle's choice.
-        is_ready_needed: Whether it counts for the server's readiness; None for `ready_when`.
-        keep_loaded: Seconds without a request after which it is unloaded, infinite for never; None for the server's setting.
-    """
+    """Settings of one model; None for the server's setting of that name, see `ServerConfig`, and for the rest `Traits`."""
 
     num_threads: CountOrUsual | None = None
     replicas: Replicas | None = None
@@ -167,7 +145,7 @@ class ModelSettings(_Table):
     max_priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     is_ready_needed: bool | None = None
     one_sentence: bool | None = None
-    keep_loaded: KeepLoaded | None = None
+    keep_loaded: KeepLoaded | None = None  # idle time in seconds after which the model is unloaded, infinite for never
 
     @property
     def traits(self) -> Traits:
@@ -175,40 +153,28 @@ class ModelSettings(_Table):
         return Traits(self.max_priority, self.is_ready_needed, self.one_sentence)
 
     def within(self, config: ServerConfig) -> ServerConfig:
-        """Return the settings of the model's engines, by the server's; raise `ConfigError` if these do not fit together."""
+        """Return the settings of the model's engines on top of the server's; raise `ConfigError` if they are inconsistent."""
         own = ServerConfig.model_fields.keys() - NOT_OF_ENGINES
         return config.changed({name: value for name, value in self if value is not None and name in own})
 
 
 class Swap(_Table):
-    """Rollout of a version.
+    """Rollout of a version."""
 
-    Attributes:
-        mode: `replace` starts the new version beside the old one; `restart` ends the old one first, to save memory.
-        probation_seconds: Length of the canary check, in which the old version can come back; 0 for none.
-        max_error_rate: Share of its requests that may fail through the server's fault in that time.
-        max_latency_factor: Bound on its mean latency in that time, relative to the old version's.
-    """
-
+    # `replace` starts the new version beside the old one; `restart` ends the old one first, to save memory.
     mode: Literal["replace", "restart"] = "replace"
-    probation_seconds: Seconds = 60.0
-    max_error_rate: Share = 0.05
+    probation_seconds: Seconds = 60.0  # length of the canary check, during which a rollback is possible; 0 for none
+    max_error_rate: Share = 0.05  # maximum fraction of its requests that end with a server fault in that time
+    # Bound on its mean latency in that time, relative to the old version's.
     max_latency_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 3.0
 
 
 class ModelFile(_Table):
-    """The whole file; without arguments, that of a model that has none.
-
-    Attributes:
-        versions: Versions that are served.
-        labels: Version by label.
-        weights: Share of the requests that name no version, by version or label; the default gets the rest.
-        settings: Settings of the model.
-        swap: Rollouts.
-    """
+    """The whole file; without arguments, the defaults for a model without a file."""
 
     versions: Versions = Versions()
-    labels: dict[VersionName, VersionName] = {}
+    labels: dict[VersionName, VersionName] = {}  # version by label
+    # Fraction of the requests without a version, by version or label; the default gets the rest.
     weights: dict[VersionName, Share] = {}
     settings: ModelSettings = ModelSettings()
     swap: Swap = Swap()
@@ -222,7 +188,7 @@ class ModelFile(_Table):
 
 
 def read_model_file(path: Path) -> ModelFile:
-    """Read a `model.toml`; raise `ConfigError` if it cannot be used: a line for each reason, with the file and the field."""
+    """Read a `model.toml`; raise `ConfigError` if it is invalid: a line for each reason, with the file and the field."""
     try:
         fields = tomllib.loads(read_bounded(path, MAX_FILE_BYTES).decode("utf-8"))
     except OSError as error:
@@ -237,8 +203,7 @@ def read_model_file(path: Path) -> ModelFile:
 
 
 def _explain(detail: ErrorDetails) -> str:
-    """Return a line about a wrong field."""
-    # In a table of one's own names pydantic says `[key]` of the name itself.
+    # For invalid keys of a free table pydantic appends `[key]` to the location.
     parts = [str(part) for part in detail["loc"] if part != "[key]"]
     field = one_line(".".join(parts), 120)
     match detail["type"]:
@@ -258,10 +223,9 @@ def _explain(detail: ErrorDetails) -> str:
 
 
 def _written(value: object) -> str:
-    """Return a value of the file for a message."""
     try:
         return one_line(repr(value), 80)
-    except ValueError:  # Python writes no number of thousands of digits, which TOML can have in hexadecimal
+    except ValueError:  # Python prints no integers of thousands of digits, which TOML can have in hexadecimal
         return "a number of too many digits"
 
 

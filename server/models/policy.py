@@ -1,7 +1,6 @@
-"""Version policy: the versions of a model to load, and the version that answers requests which name none.
+"""Version policy: the versions of a model to load, and the default version.
 
-The same folder, file, refusals and wishes of operators give the same answer. The next version that the file allows replaces one
-that is removed or refused.
+A pure function of folder, file, refusals and overrides. A removed or refused version is replaced by the next that the file allows.
 """
 
 import math
@@ -13,69 +12,55 @@ from dragoman.export.fields import listed
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.model_file import ModelFile
 
-# A bound, since a server may live for years.
+# Bound, since a server may run for years.
 MAX_VERSIONS = 64
 
 
 class History:
-    """Versions that have been the default, for rollbacks; those after a version are forgotten once it is the default again."""
+    """Versions that have been the default, for rollbacks; a return to a version drops those after it."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
 
     def note(self, name: str) -> None:
-        """Note the present default."""
+        """Record the present default."""
         if name in self._names:
             del self._names[self._names.index(name) + 1 :]
         else:
             self._names = [*self._names[-MAX_VERSIONS + 1 :], name]
 
     def before(self, usable: Container[str]) -> str | None:
-        """Return the last default before the present one, of those that can be served; None if there is none."""
+        """Return the last default before the present one that is usable; None if there is none."""
         return next((name for name in reversed(self._names[:-1]) if name in usable), None)
 
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-# Rest of 1 after weights that are meant to sum to 1.
+# Tolerance of weights that sum to 1 up to rounding.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Wishes of operators since the start; none outlasts the server.
+    """Operators' requests since the server started; not persistent."""
 
-    Attributes:
-        is_unloaded: Whether no version is to be loaded.
-        loaded: Further versions than the file's; they answer requests that name them.
-        unloaded: Versions that are not to be loaded in any case.
-        pinned: Version that answers requests which name none; newer ones do not count then. None where the file decides.
-        labels: Version by label, before the file's labels; None removes a label.
-    """
-
-    is_unloaded: bool = False
-    loaded: frozenset[str] = frozenset()
-    unloaded: frozenset[str] = frozenset()
-    pinned: str | None = None
+    is_unloaded: bool = False  # whether no version is to be loaded
+    loaded: frozenset[str] = frozenset()  # versions beyond the file's; requests must name them
+    unloaded: frozenset[str] = frozenset()  # versions that are never loaded
+    pinned: str | None = None  # default version, which excludes newer ones; None where the file decides
+    # Version by label, overriding the file's labels; None removes a label.
     labels: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Versions to serve, by names.
+    """Versions to serve, by names."""
 
-    Attributes:
-        versions: Versions to load, the newest first.
-        shares: Of the requests that name no version, by version: above 0, with sum 1; empty only if there is no version.
-        labels: Version by label.
-        default: Version with the rest of the shares; None only if there is no version.
-        problems: Wishes that cannot be met, a line each, which begins with the field.
-    """
-
-    versions: tuple[FoundVersion, ...] = ()
+    versions: tuple[FoundVersion, ...] = ()  # versions to load, the newest first
+    # Fraction of the requests without a version, by version: above 0, with sum 1; empty only without versions.
     shares: Mapping[str, float] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    default: str | None = None
-    problems: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)  # version by label
+    default: str | None = None  # version that gets the rest of the shares; None only without versions
+    problems: tuple[str, ...] = ()  # fields that cannot be satisfied, a line each, beginning with the field
 
 
 NO_OVERRIDES = Overrides()
@@ -87,23 +72,15 @@ def wanted(
     refused: Mapping[str, str] = _NOTHING,
     overrides: Overrides = NO_OVERRIDES,
 ) -> Wanted:
-    """Return the versions to serve.
+    """Return the versions to serve: those of `latest` or `only`, of labels, weights and `default`, and those that operators load.
 
-    These are the versions of `latest` or `only`, those that labels, weights and `default` name, and those that operators load.
-    Where the default is left open, `latest` counts versions without a weight only, so that a canary is never alone.
-
-    Args:
-        found: The model's versions, the newest last.
-        file: The model's.
-        refused: Reason by name of refused versions.
-        overrides: Wishes of operators.
+    If nothing names a default, `latest` counts only versions without a weight, so that a canary is never alone. `found` has the
+    newest version last, `refused` a reason by name.
     """
     return Wanted() if overrides.is_unloaded else _Decision(found, file, refused, overrides).wanted()
 
 
 class _Decision:
-    """One decision, with its problems."""
-
     def __init__(self, found: Sequence[FoundVersion], file: ModelFile, refused: Mapping[str, str], overrides: Overrides) -> None:
         self._found = found
         self._file = file
@@ -114,7 +91,6 @@ class _Decision:
         self._problems: list[str] = []
 
     def wanted(self) -> Wanted:
-        """Return the versions to serve."""
         pinned = self._pinned()
         labels = self._labels()
         weights = self._weights(labels) if pinned is None else {}
@@ -139,7 +115,7 @@ class _Decision:
         return f"version {name!r} is refused: {self._refused[name]}" if name in self._refused else ""
 
     def _is_there(self, field: str, name: str) -> bool:
-        """Return whether a version can be served, and note a problem if not."""
+        """Return whether a version can be served, and record a problem if not."""
         if reason := self._why_not(name):
             self._problems.append(f"{field}: {reason}")
         return not reason
@@ -149,7 +125,6 @@ class _Decision:
         return pinned if pinned is not None and self._is_there("rollback", pinned) else None
 
     def _asked_labels(self) -> dict[str, str]:
-        """Return the labels that are asked for, the operator's before the file's."""
         both = {**self._file.labels, **self._overrides.labels}
         return {label: version for label, version in both.items() if version is not None}
 
@@ -163,7 +138,7 @@ class _Decision:
         return labels
 
     def _resolve(self, field: str, asked: str, labels: Mapping[str, str]) -> str | None:
-        """Return the version of a field, named itself or by a label; None, and a problem, if it cannot be served."""
+        """Return the version that a field names or labels; None, and a problem, if it cannot be served."""
         if asked not in self._names and asked in (asked_labels := self._asked_labels()):
             if asked not in labels:
                 self._problems.append(f"{field}: {self._why_not(asked_labels[asked])}")
@@ -174,7 +149,6 @@ class _Decision:
         return None
 
     def _weights(self, labels: Mapping[str, str]) -> dict[str, float]:
-        """Return the stated shares, by version."""
         weights: dict[str, float] = {}
         for asked, weight in self._file.weights.items():
             if (name := self._resolve(f"weights.{asked}", asked, labels)) is not None:
@@ -182,7 +156,7 @@ class _Decision:
         return weights
 
     def _policy(self, without: Collection[str], pinned: str | None) -> list[str]:
-        """Return the versions of `only`, or of `latest` without counting some."""
+        """Return the versions of `only`, or of `latest` except those in `without`."""
         versions = self._file.versions
         if versions.only is not None:
             return [name for name in versions.only if self._is_there("versions.only", name)]
@@ -196,12 +170,10 @@ class _Decision:
         return self._resolve("versions.default", default, labels) if default is not None else None
 
     def _newest(self, names: Set[str]) -> str | None:
-        """Return the newest of some versions; None if there are none."""
         return max(names, key=self._names.__getitem__, default=None)
 
 
 def _shares(weights: Mapping[str, float], default: str | None) -> dict[str, float]:
-    """Return each version's share of the requests that name none."""
     if default is None:
         return {}
     shares = {name: weight for name, weight in weights.items() if weight > 0}

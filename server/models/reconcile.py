@@ -1,7 +1,6 @@
-"""Reconciliation of one model: a pure function from what is found, wanted and loaded to the next actions.
+"""Reconciliation of one model: a pure function from the found, wanted and loaded state to the next actions.
 
-The executor (`ModelReconciler`) carries the actions out in order and asks again until there are none. Nothing here reads a clock,
-a file or a socket.
+`ModelReconciler` executes the actions in order and reconciles again until there are none.
 """
 
 import math
@@ -18,13 +17,13 @@ from dragoman.server.models.registry import Route
 from dragoman.server.models.use import Holding, Outcomes
 from dragoman.server.models.version import Cause, Refused, State, Version
 
-# Canary check: fewer requests say little of a rate or of a mean.
+# Canary check: fewer requests are too few for a rate or a mean.
 MIN_REQUESTS = 20
-# Least time over which answers are measured before a version counts as too slow, unless its probation ends before.
+# Minimum time over which latencies are measured before a version counts as too slow, unless the probation ends before.
 JUDGED_SECONDS = 5.0
-# Part of a probation, and its bound, in which no version is too slow: loading took the cores, and queues have grown.
+# Fraction of a probation, and its bound, without latency checks: loading took the cores, and queues have grown.
 SETTLING, SETTLING_SECONDS = 0.25, 10.0
-# Pause after a model could not be loaded again; it doubles with each further failure up to the bound.
+# Pause after a failed load; doubles with each further failure up to the bound.
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 
 
@@ -37,27 +36,16 @@ class UnloadCause(StrEnum):
 
 @dataclass(slots=True)
 class Idle:
-    """Idle unloading of one model.
+    """Idle unloading of one model."""
 
-    Attributes:
-        keep_seconds: Seconds without a request after which the model is unloaded; infinite for never.
-        awake_since: Time of the last load, by the monotonic clock.
-        is_asleep: Whether nothing of the model is to be loaded.
-        why: Reason of the last unloading.
-        is_evicted: Whether the model is to be unloaded to free memory.
-        problem: Reason why it could not be loaded the last time; empty if it could.
-        retry_at: Earliest time of the next attempt.
-        num_failures: Failed attempts in a row.
-    """
-
-    keep_seconds: float
-    awake_since: float
-    is_asleep: bool = field(init=False)
-    why: UnloadCause = UnloadCause.IDLE
-    is_evicted: bool = False
-    problem: str = ""
-    retry_at: float = -math.inf
-    num_failures: int = 0
+    keep_seconds: float  # idle time after which the model is unloaded; infinite for never
+    awake_since: float  # time of the last load, by the monotonic clock
+    is_asleep: bool = field(init=False)  # whether no version of the model is to be loaded
+    why: UnloadCause = UnloadCause.IDLE  # reason of the last unloading
+    is_evicted: bool = False  # whether the model is to be unloaded to free memory
+    problem: str = ""  # reason why the last load failed; empty if it did not
+    retry_at: float = -math.inf  # earliest time of the next attempt
+    num_failures: int = 0  # consecutive failed attempts
 
     def __post_init__(self) -> None:
         self.is_asleep = self.may_sleep
@@ -68,11 +56,11 @@ class Idle:
         return self.keep_seconds < math.inf
 
     def retry_seconds(self, now: float) -> float:
-        """Return the time until the next attempt to load; 0 for at once."""
+        """Return the time until the next attempt to load; 0 for now."""
         return max(0.0, self.retry_at - now)
 
     def is_wake_due(self, seen: "Observed") -> bool:
-        """Return whether a model that is asleep is to be loaded now."""
+        """Return whether an unloaded model is to be loaded now."""
         return self.is_asleep and seen.now >= self.retry_at and (seen.is_awaited or not self.may_sleep)
 
     def unload_cause(self, seen: "Observed", *, has_canary: bool) -> UnloadCause | None:
@@ -93,11 +81,11 @@ class Idle:
         return self.keep_seconds if seen.holding.num_held else max(0.001, self.keep_seconds - self._idle_seconds(seen))
 
     def note_awake(self, now: float) -> None:
-        """Take note that the model has been loaded."""
+        """Record that the model has been loaded."""
         self.awake_since, self.problem, self.num_failures = now, "", 0
 
     def note_failure(self, problem: str, now: float) -> None:
-        """Stay asleep: the model could not be loaded, and may be at the next attempt."""
+        """Record a failed load and schedule the next attempt."""
         self.is_asleep, self.problem = True, problem
         self.retry_at = now + min(MAX_RETRY_SECONDS, MIN_RETRY_SECONDS * 2 ** min(self.num_failures, 10))
         self.num_failures += 1
@@ -108,29 +96,19 @@ class Idle:
 
 @dataclass(slots=True, eq=False)
 class Canary:
-    """Canary check of versions that have replaced others, which are kept for a rollback.
-
-    Attributes:
-        versions: On probation.
-        fallback: Route before them, which a failure restores.
-        swap: Limits and length of the probation.
-        usual: Outcomes of the version that answered before.
-        began: Start of the probation, by the monotonic clock.
-        outcomes: Outcomes of the versions, as last observed.
-        settling: The same as last observed while the versions settled.
-    """
+    """Canary check of new versions; the versions before are kept for a rollback."""
 
     versions: Sequence[Version]
-    fallback: Route
+    fallback: Route  # route before them, which a failure restores
     swap: Swap
-    usual: Outcomes
-    began: float
-    outcomes: dict[Version, Outcomes] = field(default_factory=dict)
-    settling: dict[Version, Outcomes] = field(default_factory=dict)
+    usual: Outcomes  # of the previous default version
+    began: float  # start of the probation, by the monotonic clock
+    outcomes: dict[Version, Outcomes] = field(default_factory=dict)  # last observed outcomes of the versions
+    settling: dict[Version, Outcomes] = field(default_factory=dict)  # last outcomes observed while the versions settled
 
     @property
     def settling_seconds(self) -> float:
-        """Length of the time in which latencies are not judged."""
+        """Time in which latencies are not checked."""
         return min(self.swap.probation_seconds * SETTLING, SETTLING_SECONDS)
 
     def observe(self, outcomes_of: Callable[[LoadedModel], Outcomes], now: float) -> None:
@@ -140,11 +118,11 @@ class Canary:
             self.settling = self.outcomes
 
     def is_over(self, now: float) -> bool:
-        """Return whether the probation has lasted long enough."""
+        """Return whether the probation has ended."""
         return now - self.began >= self.swap.probation_seconds
 
     def failed(self, now: float) -> tuple[Version, Refused] | None:
-        """Return the first version that has failed, and why; None if none has."""
+        """Return the first failed version with the reason; None if none has failed."""
         for version in self.versions:
             if (refused := self._check(version, now)) is not None:
                 return version, refused
@@ -161,7 +139,7 @@ class Canary:
         if total >= MIN_REQUESTS and (rate := found.num_failed / total) > self.swap.max_error_rate:
             limit = f"max_error_rate is {self.swap.max_error_rate:g}"
             return Refused(Cause.ERRORS, f"{found.num_failed} of {total} requests failed, {rate:.1%}; {limit}")
-        if loaded.version == self.fallback.default.version:  # the same files are as fast; the machine is busier
+        if loaded.version == self.fallback.default.version:  # the same files are equally fast; the machine is busier
             return None
         if seconds < self.settling_seconds + JUDGED_SECONDS and not self.is_over(now):
             return None
@@ -177,29 +155,22 @@ class Canary:
 
 @dataclass(slots=True)
 class Loaded:
-    """The versions of one model, and the route of its requests.
-
-    Attributes:
-        model: Name of the model.
-        idle: Its idle unloading.
-        versions: All that are known, refused ones and stand-ins among them, in the order in which they came.
-        route: Answers requests now; None while nothing does.
-        canary: Canary check that lasts; None for none.
-    """
+    """The versions of one model, and the route of its requests."""
 
     model: str
     idle: Idle
+    # All known versions, refused ones and stand-ins included, in order of arrival.
     versions: list[Version] = field(default_factory=list)
-    route: Route | None = None
-    canary: Canary | None = None
+    route: Route | None = None  # present route; None while no version answers
+    canary: Canary | None = None  # running canary check; None for none
 
     def add(self, found: FoundVersion) -> Version:
-        """Return a new version."""
+        """Add and return a new version."""
         self.versions.append(version := Version(self.model, found))
         return version
 
     def remove(self, version: Version) -> None:
-        """Forget a version; without effect where it is forgotten."""
+        """Remove a version if it is known."""
         if version in self.versions:
             self.versions.remove(version)
 
@@ -208,15 +179,15 @@ class Loaded:
         return next((one for one in self.versions if one.found == found and one.state is not State.RETIRING), None)
 
     def with_files(self) -> list[Version]:
-        """Return the versions that have files; callable on any thread."""
+        """Return the versions that are not stand-ins; callable on any thread."""
         return [one for one in list(self.versions) if not one.is_stand_in]
 
     def is_held(self, version: Version) -> bool:
-        """Return whether a version answers requests, or may have to again."""
+        """Return whether a version is in the route or in the canary check's fallback."""
         return is_in(version, self.route) or (self.canary is not None and is_in(version, self.canary.fallback))
 
     def retry_refused(self, names: Collection[str] | None, causes: frozenset[Cause] = frozenset(Cause)) -> None:
-        """Forget refusals, of these names or all, for these causes; a version that requests still hold ends first."""
+        """Forget refusals of these names (None for all) for these causes; a version that requests still hold ends first."""
         for version in list(self.versions):
             if version.state is State.REFUSED and version.cause in causes and (names is None or version.found.name in names):
                 if version.loaded is None:
@@ -234,25 +205,17 @@ class Loaded:
 
 
 class Observed(NamedTuple):
-    """Facts at the moment of a decision.
+    """Facts at the moment of a decision."""
 
-    Attributes:
-        now: Time, by the monotonic clock.
-        holding: Use of the model by requests, of all versions together.
-        is_awaited: Whether requests wait for the model to be loaded.
-        is_loading: Whether a version is being loaded.
-        is_published: False while frontends may still answer by an earlier route.
-    """
-
-    now: float
-    holding: Holding
-    is_awaited: bool = False
-    is_loading: bool = False
-    is_published: bool = True
+    now: float  # time, by the monotonic clock
+    holding: Holding  # combined use of all versions by requests
+    is_awaited: bool = False  # whether requests wait for the model to be loaded
+    is_loading: bool = False  # whether a version is being loaded
+    is_published: bool = True  # False while frontends may still answer by an earlier route
 
 
+# Beside the serving versions, instead of them, only as a sleeping stand-in, from sleep, or at server start.
 LoadMode = Literal["beside", "instead", "describe", "wake", "first"]
-"""Beside the versions that serve, instead of them, only as far as a description, from its sleep, or when the server starts."""
 
 
 class Load(NamedTuple):
@@ -263,17 +226,17 @@ class Load(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """Answer requests by this route."""
+    """Route later requests by this route."""
 
     route: Route | None
 
 
 class GiveUp(NamedTuple):
-    """Refuse requests for now: the model is asleep, and no version of it can be loaded."""
+    """Reject requests for now: the model is asleep, and no version of it can be loaded."""
 
 
 class Refuse(NamedTuple):
-    """Refuse a version that was loaded and does not serve."""
+    """Refuse a loaded version that does not serve."""
 
     version: Version
     refused: Refused
@@ -291,13 +254,13 @@ class Promote(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """Unload everything, and describe it."""
+    """Unload all versions; sleeping stand-ins replace them."""
 
     why: UnloadCause
 
 
 class Wake(NamedTuple):
-    """Let the model be loaded again."""
+    """Allow the model to be loaded again."""
 
 
 class Drain(NamedTuple):
@@ -316,14 +279,7 @@ Action = Load | Publish | GiveUp | Refuse | RollBack | Promote | Sleep | Wake | 
 
 
 def reconcile(found: FoundModel, overrides: Overrides, loaded: Loaded, seen: Observed) -> Sequence[Action]:
-    """Return the next actions; none when the model is as it is wanted, or while it has to wait.
-
-    Args:
-        found: Folder and `model.toml` of the model.
-        overrides: Wishes of operators.
-        loaded: Versions and route.
-        seen: Facts of this moment.
-    """
+    """Return the next actions; none when the model is as wanted, or has to wait."""
     canary, idle, versions = loaded.canary, loaded.idle, loaded.versions
     if canary is not None:
         if (failed := canary.failed(seen.now)) is not None:
@@ -347,10 +303,10 @@ def reconcile(found: FoundModel, overrides: Overrides, loaded: Loaded, seen: Obs
         return [Sleep(idle.why)]
     if (load := _next_load(found, overrides, loaded)) is not None:
         return [load]
-    # Nothing is missing, and half of what is wanted was never served.
+    # All wanted versions are loaded; partial states are never published.
     target = target_of(found, overrides, loaded)
     route = route_to(target, found, loaded)
-    if route is None and found.versions and not overrides.is_unloaded:  # what serves goes on where nothing else can
+    if route is None and found.versions and not overrides.is_unloaded:  # serving versions stay where nothing can replace them
         if loaded.route is not None and loaded.route.default.is_asleep:
             return [GiveUp()]
         route = loaded.route
@@ -363,7 +319,7 @@ def reconcile(found: FoundModel, overrides: Overrides, loaded: Loaded, seen: Obs
 
 
 def target_of(found: FoundModel, overrides: Overrides, loaded: Loaded, retried: Container[str] = ()) -> Wanted:
-    """Return what is to be served, by the policy and by the refusals so far, but for those of some names."""
+    """Return the versions to serve by the policy and the refusals, ignoring refusals of `retried` names."""
     refused = {}
     for one in found.versions:
         version = loaded.known(one)
@@ -373,7 +329,7 @@ def target_of(found: FoundModel, overrides: Overrides, loaded: Loaded, retried: 
 
 
 def missing(found: FoundModel, overrides: Overrides, loaded: Loaded) -> FoundVersion | None:
-    """Return the first version that is wanted and that nothing has been done about, or that is to be woken."""
+    """Return the first wanted version that is unknown or to be woken; None if there is none."""
     for one in target_of(found, overrides, loaded).versions:
         version = loaded.known(one)
         if version is None or (version.state is State.ASLEEP and not loaded.idle.is_asleep):
@@ -393,7 +349,7 @@ def _next_load(found: FoundModel, overrides: Overrides, loaded: Loaded) -> Load 
 
 
 def route_to(target: Wanted, found: FoundModel, loaded: Loaded) -> Route | None:
-    """Return the route that a policy wants; None if its default cannot answer."""
+    """Return the wanted route; None if its default cannot answer."""
     models: dict[str, LoadedModel] = {}
     for one in target.versions:
         version = loaded.known(one)
@@ -411,10 +367,7 @@ def route_to(target: Wanted, found: FoundModel, loaded: Loaded) -> Route | None:
 def next_canary(
     loaded: Loaded, route: Route | None, swap: Swap, outcomes_of: Callable[[LoadedModel], Outcomes], now: float
 ) -> Canary | None:
-    """Return the canary check of a route that takes the place of the present one; None for none.
-
-    Versions that have answered before need none, and there is none where nothing could come back.
-    """
+    """Return the canary check for a route's new versions; None for none, such as without new versions or a fallback."""
     before, canary = loaded.route, loaded.canary
     fallback = before if canary is None else canary.fallback
     if fallback is None or route is None or not swap.probation_seconds:
@@ -432,5 +385,5 @@ def next_canary(
 
 
 def is_in(version: Version, route: Route | None) -> bool:
-    """Return whether a route leads to a version."""
+    """Return whether a route contains a version."""
     return route is not None and any(model is version.loaded for model in route.versions.values())

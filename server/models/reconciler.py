@@ -1,4 +1,4 @@
-"""One model, reconciled with its folder, its `model.toml` and the wishes of operators until it is gone."""
+"""Reconciliation loop of one model with its folder, its `model.toml` and the overrides of operators."""
 
 import asyncio
 import contextlib
@@ -23,23 +23,16 @@ from dragoman.server.models.version import Cause, Refused, State, Version
 from dragoman.server.telemetry.server_metrics import VersionReading
 from dragoman.server.workers.supervisor import EngineCannotStart
 
-# Between two observations of a canary check.
+# Interval of observations during a canary check.
 WATCH_SECONDS = 0.25
-# Causes for which the model's settings may be to blame.
+# Causes that changed model settings may resolve.
 OF_SETTINGS = frozenset((Cause.SETTINGS, Cause.MEMORY, Cause.START))
 
 log = structlog.get_logger("dragoman.repository")
 
 
 class ModelReconciler:
-    """Decides by `reconcile` whenever something has changed, and has the actions executed.
-
-    Attributes:
-        name: Of the model.
-        overrides: Wishes of operators.
-        problems: Wishes that cannot be met, a line each.
-        loaded: Versions and route of the model.
-    """
+    """Reconciles a model whenever something has changed; `problems` are fields that cannot be satisfied, a line each."""
 
     def __init__(
         self,
@@ -49,7 +42,6 @@ class ModelReconciler:
         placement: Placement,
         on_published: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Start with nothing loaded; see `Executor`."""
         self.name, self.overrides, self.problems = found.name, NO_OVERRIDES, tuple[str, ...]()
         self._executor = Executor(found, loader, front, placement, on_published, self.wake)
         self.loaded = self._executor.loaded
@@ -62,7 +54,7 @@ class ModelReconciler:
 
     @property
     def found(self) -> FoundModel:
-        """Folder of the model, as far as that could be read."""
+        """Folder of the model, as last read."""
         return self._executor.found
 
     @property
@@ -72,18 +64,18 @@ class ModelReconciler:
 
     @property
     def route(self) -> Route | None:
-        """Route of the model's requests; None while nothing answers."""
+        """Present route; None while no version answers."""
         return self.loaded.route
 
     @property
     def is_gone(self) -> bool:
-        """Whether its folder is gone, and all of its versions."""
+        """Whether the folder and all versions are gone."""
         is_loaded = any(version.loaded is not None for version in self.loaded.versions)
         return self._is_lost and self.route is None and self._executor.loading is None and not is_loaded
 
     @property
     def all_problems(self) -> tuple[str, ...]:
-        """Everything that is not as wanted, refused versions aside, a line each."""
+        """All problems apart from refused versions, a line each."""
         found = self.found
         problems = [*found.problem.splitlines(), *found.file_problem.splitlines(), *found.left_out, *self.problems]
         if problem := self.loaded.idle.problem:
@@ -91,7 +83,7 @@ class ModelReconciler:
         return tuple(dict.fromkeys(problems))
 
     def troubles(self) -> list[str]:
-        """Return a line for each refused version, and for everything else that is not as wanted; callable on any thread."""
+        """Return a line for each refused version and each other problem; callable on any thread."""
         refused = [version for version in self.loaded.with_files() if version.state is State.REFUSED and version.cause]
         return [*(f"version {one.label} is refused ({one.cause}): {one.reason}" for one in refused), *self.all_problems]
 
@@ -106,17 +98,17 @@ class ModelReconciler:
         return readings
 
     def uses(self, directory: Path) -> bool:
-        """Return whether a version of a folder is loaded, asleep or on its way; callable on any thread."""
+        """Return whether the version in a directory is loaded, asleep or loading; callable on any thread."""
         there = (version for version in list(self.loaded.versions) if version.found.directory == directory)
         return any(version.loaded is not None or version.state is not State.REFUSED for version in there)
 
     def outcomes(self, version: Version) -> Outcomes:
         """Return the outcomes of a version's requests; callable on any thread."""
-        loaded = version.loaded  # another thread may let go of it at any time
+        loaded = version.loaded  # another thread may clear it at any time
         return Outcomes() if loaded is None else self._executor.outcomes(loaded)
 
     def candidate(self) -> Candidate:
-        """Return what eviction from memory has to know of the model."""
+        """Return the model as seen by eviction."""
         loaded, idle, seen = self.loaded, self.loaded.idle, self._executor.observe()
         with_engines = [(one, one.loaded) for one in loaded.with_files() if one.loaded is not None]
         is_waking = self.route is None or self.route.default.is_asleep
@@ -132,13 +124,13 @@ class ModelReconciler:
         )
 
     def target(self, overrides: Overrides, retried: Container[str] = ()) -> Wanted:
-        """Return what would be served by other wishes, and if versions of some names had not been refused."""
+        """Return the versions to serve with other overrides, ignoring refusals of `retried` names."""
         return target_of(self.found, overrides, self.loaded, retried)
 
-    # Changes from outside.
+    # External changes.
 
     def update(self, found: FoundModel) -> None:
-        """Note the present contents of its folder."""
+        """Apply the present contents of the folder."""
         if found.problem and found.problem != self._logged_problem:
             log.error("the folder of a model cannot be used, what is served stays", model=self.name, reason=found.problem)
         self._logged_problem, before, self._executor.found = found.problem, self.found, found
@@ -149,44 +141,44 @@ class ModelReconciler:
             self.wake()
 
     def note_removed(self) -> None:
-        """Note that its folder is gone."""
+        """Record that the folder is gone."""
         if not self._is_lost:
             self._is_lost, self._executor.found = True, replace(self.found, versions=())
             self.wake()
 
     def override(self, overrides: Overrides) -> None:
-        """Note the wishes of operators."""
+        """Replace the overrides of operators."""
         self.overrides = overrides
         self.wake()
 
     def retry_refused(self, names: Collection[str] | None = None) -> None:
-        """Try refused versions again: those of some names, or all."""
+        """Retry refused versions with these names; None for all."""
         self.loaded.retry_refused(names)
         self.wake()
 
     def evict(self) -> None:
-        """Unload the model as soon as it can be, to free memory."""
+        """Unload the model as soon as possible, to free memory."""
         self.loaded.idle.is_evicted = True
         self.wake()
 
     def wake(self) -> None:
         """Reconcile soon."""
-        if not self._is_over:  # nobody would ever be told that the model is settled
+        if not self._is_over:  # after the end nothing would set the event again
             self._settled.clear()
         self._changed.set()
 
     async def settled(self) -> None:
-        """Wait until nothing is to be done, apart from canary checks that last and versions that drain."""
+        """Wait until nothing is to be done, apart from canary checks and draining versions."""
         await self._settled.wait()
 
     # Start, run, stop.
 
     def open_first(self) -> list[Bundle]:
-        """Open the versions of the start; one that cannot be opened is replaced by the policy's next. Call it first.
+        """Open the initial versions; the policy's next version replaces one that cannot be opened. Must be called first.
 
         Raises:
             BundleError: If there are versions, and none can be opened.
-            ConfigError: The same, because of settings.
+            ConfigError: If this is because of settings.
         """
         first: Refused | None = None
         while found := missing(self.found, self.overrides, self.loaded):
@@ -202,7 +194,7 @@ class ModelReconciler:
         return opened
 
     def set_first_route(self) -> None:
-        """Set the route of the start: to versions that are asleep, or to a stand-in until one serves."""
+        """Set the initial route: to versions that are asleep, or to a stand-in until a version is loaded."""
         target, loaded, executor = self.target(self.overrides), self.loaded, self._executor
         for version in list(loaded.versions):
             if version.cause is not None:
@@ -215,13 +207,10 @@ class ModelReconciler:
             loaded.route = route_to(target, self.found, loaded)
 
     async def start(self, *, is_persistent: bool = False) -> None:
-        """Load and publish what was opened first; what cannot be loaded is replaced by the policy's next.
+        """Load and publish the opened versions; the policy's next version replaces one that cannot be loaded.
 
-        Args:
-            is_persistent: Whether an engine that cannot be started is tried again and again, where there is no other version.
-
-        Raises:
-            EngineCannotStart: If nothing can be served.
+        With `is_persistent`, the start of an engine is retried forever if there is no other version. Raises `EngineCannotStart` if
+        no version can be served.
         """
         executor, is_only = self._executor, len(self.found.versions) == 1
         opened = [version for version in self.loaded.versions if version.state is State.OPENING]
@@ -251,11 +240,10 @@ class ModelReconciler:
             self._settled.set()
 
     async def stop(self) -> None:
-        """End all engines, and everything that is under way."""
+        """Stop all engines and cancel all running work."""
         await self._executor.stop()
 
     async def _run_once(self) -> None:
-        """Wait until there may be something to do, and do it."""
         executor = self._executor
         if self.loaded.canary is not None:
             pause: float | None = WATCH_SECONDS
@@ -277,7 +265,6 @@ class ModelReconciler:
             self._settled.set()
 
     async def _reconcile(self) -> None:
-        """Execute actions until there are none, or one has failed."""
         loaded, executor = self.loaded, self._executor
         loaded.idle.keep_seconds = executor.keep_seconds
         if loaded.canary is not None:

@@ -1,12 +1,10 @@
-"""Self-test of a running engine: it must reproduce the sample answers of its bundle, to the last bit or within a tolerance.
+"""Self-test of a running engine: it must reproduce the sample answers of its bundle, exactly or within a tolerance.
 
-On the platform of the samples all numbers have to be the same: answers on the CPU depend neither on the batch nor on the number
-of threads. Elsewhere two right runs differ by rounding. Let l be the log-probability that a sample has of a token, m the
-engine's, and t the samples' tolerance, which covers the errors of both (`dragoman.export.answering`): then |m − l| ≤ t for each
-token after the same beginning. Where the tokens part, the sample chose a and the engine b, so that l(a) ≥ l(b) and m(b) ≥ m(a);
-both may be right, but |m(a) − l(a)| ≤ t and |m(b) − l(b)| ≤ t hold of these two. Both runs report a few of their likeliest
-tokens; any other token lies at or below the last of them. Tokens after that follow another beginning, and are not compared.
-Scores make no choices: all are compared.
+On the samples' platform all bits must agree: CPU answers depend neither on the batch nor on the number of threads. Elsewhere let
+l be a sample's log-probability of a token, m the engine's, and t the tolerance, which covers the errors of both
+(`dragoman.export.answering`): |m − l| ≤ t for each token after the same prefix. Where the sample chose a and the engine b,
+l(a) ≥ l(b) and m(b) ≥ m(a); both may be right if |m(a) − l(a)| ≤ t and |m(b) − l(b)| ≤ t. Both report their top-k tokens; any
+other token lies at or below the last of them. Later tokens have another prefix and are not compared. All scores are compared.
 """
 
 import asyncio
@@ -26,39 +24,30 @@ from dragoman.server.errors import ServiceError
 
 
 class ProofFailed(Exception):
-    """An engine does not answer as its bundle; the message is a line with the sample and the difference."""
+    """An engine does not reproduce its bundle's answers; the message is a line with the sample and the difference."""
 
 
 @dataclass(slots=True)
 class Found:
-    """Counts of a comparison.
-
-    Attributes:
-        num_answers: Compared answers.
-        num_tokens: Compared tokens of them.
-        num_parted: Answers that parted from their samples where two tokens are equally likely, within the tolerance.
-        num_pairs: Compared scores.
-        max_difference: Largest difference of a log-probability.
-    """
+    """Counts of a comparison."""
 
     num_answers: int = 0
     num_tokens: int = 0
-    num_parted: int = 0
-    num_pairs: int = 0
-    max_difference: float = 0.0
+    num_parted: int = 0  # answers that diverged from their samples at tokens of equal probability, within the tolerance
+    num_pairs: int = 0  # compared scores
+    max_difference: float = 0.0  # largest difference of a log-probability
 
 
 class SampleComparison:
     """Compares answers and scores with samples; raises `ProofFailed` where they differ."""
 
     def __init__(self, eos_id: int, tolerance: float, is_exact: bool, are_scores_exact: bool) -> None:
-        """Compare with a tolerance; `is_exact` and `are_scores_exact` bit by bit."""
         self._eos_id, self._tolerance = eos_id, tolerance
         self._is_exact, self._are_scores_exact = is_exact, are_scores_exact
         self.found = Found()
 
     def compare_answer(self, name: str, sample: Sample, answer: Answer) -> None:
-        """Compare an answer, with the likeliest tokens of each position unless it has to be the same; `name` is for messages."""
+        """Compare an answer with its sample; `name` is for messages."""
         ids = generated_ids(name, answer, sample.target_prefix, self._eos_id)
         self.found.num_answers += 1
         for place, (token, expected) in enumerate(zip(ids, sample.ids, strict=False)):
@@ -93,7 +82,7 @@ class SampleComparison:
     def _check_parting(
         self, at: str, found: Candidate, expected: Candidate, told: Sequence[Candidate], candidates: Sequence[Candidate]
     ) -> None:
-        """Refuse another token, unless both runs may be right."""
+        """Reject a different token, unless both runs may be right."""
         off = f"{at}: {found[0]} ({found[1]:.6g}) instead of {expected[0]} ({expected[1]:.6g})"
         if self._is_exact:
             raise ProofFailed(f"{off}, bit for bit")
@@ -121,7 +110,7 @@ def generated_ids(name: str, answer: Answer, target_prefix: Sequence[int], eos_i
 
 
 def check_finite(name: str, log_probs: Sequence[float], number: int) -> None:
-    """Refuse log-probabilities that are not one finite number for each token."""
+    """Raise `ProofFailed` unless there is one finite log-probability for each token."""
     if len(log_probs) != number:
         raise ProofFailed(f"{name} has {number} tokens with {len(log_probs)} log-probabilities")
     for place, value in enumerate(log_probs, 1):
@@ -130,7 +119,7 @@ def check_finite(name: str, log_probs: Sequence[float], number: int) -> None:
 
 
 def _told(answer: Answer, place: int) -> list[Candidate]:
-    """Return the likeliest tokens at a position, as far as they are reported and possible."""
+    """Return the reported top-k tokens at a position that have a non-zero probability."""
     if place >= len(answer.top_ids) or place >= len(answer.top_log_probs):
         return []
     return [
@@ -141,7 +130,7 @@ def _told(answer: Answer, place: int) -> list[Candidate]:
 
 
 def _lowest(candidates: Sequence[Candidate]) -> float:
-    """Return the bound on tokens that are not among candidates; -inf where there are no others."""
+    """Return the upper bound on tokens that are not among top-k candidates; -inf if there are no others."""
     if not candidates:
         return math.inf
     return candidates[-1][1] if len(candidates) >= NUM_CANDIDATES else -math.inf
@@ -161,18 +150,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Result of a self-test that has passed.
+    """Result of a passed self-test."""
 
-    Attributes:
-        is_proved: Whether there were sample answers; without them the engine has answered with finite numbers, no more.
-        is_exact: Whether answers had to have the samples' bits.
-        tolerance: Tolerance for other numbers.
-        found: Counts.
-        seconds: Time of the test.
-    """
-
-    is_proved: bool
-    is_exact: bool
+    is_proved: bool  # whether there were sample answers; otherwise only finite numbers were checked
+    is_exact: bool  # whether all bits had to agree
     tolerance: float
     found: Found
     seconds: float
@@ -187,21 +168,13 @@ async def prove(
     *,
     seconds: float = PROOF_SECONDS,
 ) -> Proof:
-    """Ask a running engine for the sample answers of its bundle, one alone and then all at once, and compare.
+    """Compare a running engine's answers with its bundle's samples, one alone and then all at once.
 
-    A sample that finds no place in the engine's queue is asked for again when the others have ended, and left out if there is none
-    even then; but one answer has to be compared.
-
-    Args:
-        bundle: Of the engine.
-        tokenizers: Of the bundle, which have to read and write the samples' texts as at export.
-        engine: That is ready.
-        platform: Platform of the engine's process.
-        device: Device of the engine.
-        seconds: Bound on the time for all.
+    Samples that the engine's queue rejects are retried once after the others, then skipped; at least one answer must be compared.
+    The tokenizers must encode and decode the samples' texts as at export.
 
     Raises:
-        ProofFailed: If an answer differs or does not come, or the samples cannot be read.
+        ProofFailed: If an answer differs or is missing within `seconds`, or the samples cannot be read.
     """
     started = time.monotonic()
     try:
@@ -236,10 +209,7 @@ def _read(bundle: Bundle, tokenizers: Tokenizers) -> Samples | None:
 
 
 async def _compare(asking: "_Asking", samples: Samples, manifest: Manifest, comparison: SampleComparison, is_exact: bool) -> Found:
-    """Compare the longest sample alone, then all together, then the scores.
-
-    Where bits have to be the same, only the one alone asks for the likeliest tokens: most requests do not.
-    """
+    """Compare the longest sample alone, then all together (without top-k if exact, as in most requests), then the scores."""
     num_told = min(NUM_CANDIDATES, manifest.num_choices)
 
     def of_sample(name: str, sample: Sample, num_told: int) -> Ask:
@@ -268,12 +238,11 @@ async def _compare(asking: "_Asking", samples: Samples, manifest: Manifest, comp
 
 
 async def _probe(asking: "_Asking", manifest: Manifest) -> Found:
-    """Ask for answers without samples, and refuse those that are not finite."""
     ids = [token for token in range(manifest.source_vocab_size) if token not in (manifest.eos_id, manifest.pad_id)]
     sources = [[manifest.eos_id], [*ids[:: max(len(ids) // NUM_PROBE_IDS, 1)][:NUM_PROBE_IDS], manifest.eos_id]]
     sources = [source[-manifest.max_source_tokens :] for source in sources]
     room = manifest.max_target_tokens
-    if manifest.has_prompts:  # a probe shares the room with its answer
+    if manifest.has_prompts:  # prompt and answer share the target positions
         sources = [source[: room - 1] for source in sources]
         room -= max(map(len, sources))
     limit = min(NUM_PROBE_TOKENS, room)
@@ -304,7 +273,7 @@ class _NoPlaceError(Exception):
 
 
 async def _ask_all(asks: Sequence[Ask]) -> None:
-    """Ask all at once, then one after the other those that found no place; a failure cancels the others."""
+    """Run all at once, then retry one by one those that the queue rejected; a failure cancels the others."""
     full: list[Ask] = []
 
     async def ask_once(ask: Ask) -> None:
@@ -326,7 +295,7 @@ async def _ask_all(asks: Sequence[Ask]) -> None:
 
 
 class _Asking:
-    """Asks an engine, and knows the requests that are not answered."""
+    """Sends requests to an engine and tracks the unanswered ones."""
 
     def __init__(self, engine: Calls) -> None:
         self._engine = engine
@@ -335,22 +304,13 @@ class _Asking:
 
     @property
     def first_waiting(self) -> str:
-        """Name of the request that has waited longest, or of the last one."""
+        """Name of the oldest unanswered request, or of the last request."""
         return next(iter(self._waiting.values()), self._last)
 
     async def answer(
         self, name: str, source: list[int], limit: int, num_told: int, prefix: Sequence[int] = (), start: int | None = None
     ) -> Answer:
-        """Return the greedy answer to a source.
-
-        Args:
-            name: Of the sample.
-            source: Ids, end-of-sequence included.
-            limit: Bound on generated tokens.
-            num_told: Number of likeliest tokens to report at each position.
-            prefix: Forced beginning.
-            start: First input of the decoder; None for the model's.
-        """
+        """Return the greedy answer to source ids with end-of-sequence, and `num_told` top-k tokens for each position."""
         search = SearchOptions(forced_prefix=[*prefix], num_forced=len(prefix), num_top_log_probs=num_told)
         number, now = self._engine.next_id(), time.monotonic()
         request = Request(number, source, limit, now, search=search, decoder_start_id=start)
@@ -361,14 +321,13 @@ class _Asking:
         return finished.answers[0]
 
     async def score(self, name: str, source: list[int], target: list[int], start: int | None) -> list[float]:
-        """Return the log-probabilities of a target's tokens."""
         request = ScoreRequest(self._engine.next_id(), source, target, time.monotonic(), decoder_start_id=start)
         scored: Scored = await self._named(name, request.id, self._engine.score(request))
         _check_end(name, scored)
         return scored.log_probs
 
     async def _named(self, name: str, number: int, answer: Awaitable[T]) -> T:
-        """Wait for an answer; without one it counts as waiting, also when the time is over or the engine is gone."""
+        """Wait for an answer; a request that fails stays in `_waiting`, for the message."""
         self._waiting[number] = self._last = name
         result = await answer
         del self._waiting[number]
@@ -376,7 +335,7 @@ class _Asking:
 
 
 def _check_end(name: str, end: Finished | Scored) -> None:
-    """Refuse an end that is no answer."""
+    """Raise unless the end is an answer."""
     if end.reason == "queue_full":
         raise _NoPlaceError
     if end.reason not in ("eos", "length"):

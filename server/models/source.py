@@ -1,4 +1,4 @@
-"""Source of the models folder: it exists, or it mirrors a store (`server/stores`)."""
+"""Source of the models folder: a local folder, or the mirror of a store (`server/stores`)."""
 
 import asyncio
 import hashlib
@@ -21,28 +21,24 @@ from dragoman.server.stores.mirror import Mirror
 from dragoman.server.stores.pull import CACHE_FOLDER, Order
 from dragoman.server.stores.store import StoppedError, StoreError
 
-# Versions beyond those that a policy wants, in case that the newest is refused.
+# Spare versions beyond those of the policy, in case the newest is refused.
 NUM_SPARE = 1
-# Stores charge for requests, and versions come hours apart; SIGHUP has a store read at once.
+# Stores charge for requests, and versions come hours apart; SIGHUP makes the server read the store at once.
 POLL_SECONDS = 30.0
-# Of files as they came, from which a version is put together again without asking the store.
+# Cache of downloaded files, from which a version is rebuilt without the store.
 CACHE_GIB = 20.0
 
 log = structlog.get_logger("dragoman.stores")
 
 
 class ModelSource:
-    """The models folder, on this machine.
-
-    Attributes:
-        folder: Its path.
-    """
+    """The local models folder; `folder` is its path."""
 
     def __init__(self, config: ServerConfig, keys: Keys | None) -> None:
-        """Note the folder or address of `models`; raise `InputError` if an address, its settings or credentials cannot be used."""
+        """Resolve the folder or address `models`; raise `InputError` for an unusable address, setting or credential."""
         self._mirror: Mirror | None = None
         self._stopping, self._looking = threading.Event(), asyncio.Lock()
-        # Until it is known which versions are served, all may be.
+        # Until the served versions are known, all count as served.
         self._is_used: Callable[[Path], bool] = lambda directory: True
         self._poll_seconds, self._files = POLL_SECONDS if config.models_poll_seconds else 0.0, config.model_files
         if isinstance(config.models, Path):
@@ -64,29 +60,24 @@ class ModelSource:
         return self._mirror is not None
 
     def fetch(self) -> None:
-        """Mirror the store before the first scan; an earlier copy will do if it does not answer.
+        """Mirror the store before the first scan; an earlier copy is enough if it does not answer.
 
         Raises:
             BundleError: If there is no bundle.
-            StoreError: If there is none because the store does not answer.
+            StoreError: If this is because the store does not answer.
         """
         if self._mirror is None:
             return
         synced = self._mirror.sync()
         if not synced.reason:
-            synced = self._mirror.sync()  # now by the models' files, which may have come
+            synced = self._mirror.sync()  # again, by the models' files, which may have arrived
         if not any(self.folder.glob("*/*/bundle.json")) and not any(self.folder.glob("*/bundle.json")):
             reasons = [synced.reason, *synced.problems.values()]
             message = "\n".join(filter(None, reasons)) or f"{self._address.text}: holds no bundle"
             raise StoreError(message) if synced.is_away else BundleError(message)
 
     async def follow(self, on_change: Callable[[], Awaitable[None]], is_used: Callable[[Path], bool]) -> None:
-        """Mirror the store for ever.
-
-        Args:
-            on_change: Called when the folder has changed.
-            is_used: Returns whether the version in a directory is served, or may be soon; on any thread.
-        """
+        """Mirror the store until cancelled; `is_used`, called on any thread, returns whether a directory may be served."""
         assert self._mirror is not None
         self._is_used = is_used
         try:
@@ -98,7 +89,7 @@ class ModelSource:
             self._stopping.set()
 
     async def look(self, on_change: Callable[[], Awaitable[None]]) -> None:
-        """Mirror the store once; without effect where there is none."""
+        """Mirror the store once; without effect for a local folder."""
         if self._mirror is None:
             return
         try:
@@ -106,19 +97,19 @@ class ModelSource:
                 synced = await asyncio.to_thread(self._mirror.sync)
         except StoppedError:
             return
-        except Exception:  # such as that there is no room for a thread; the next attempt may succeed
+        except Exception:  # for example no thread can be started; the next attempt may succeed
             log.exception("cannot follow the store")
             return
         if synced.is_changed:
             await on_change()
 
     def _choose(self, model: str, names: Sequence[str]) -> set[str]:
-        """Return the versions of a model that its policy wants, by its present file, and some to spare."""
+        """Return the versions that the model's policy wants, and spare ones."""
         directory, file = self.folder / model, ModelFile()
         try:
             if (path := place_of_file(directory, model, self._files)).exists():
                 file = read_model_file(path)
-        except ConfigError:  # the scan reports it, and the file before stays in use
+        except ConfigError:  # the scan reports the error, and the previous file stays in use
             if here := {name for name in names if (directory / name).is_dir()}:
                 return here
         found = [FoundVersion(name, self.folder / model / name, (0, 0, 0)) for name in names]
@@ -128,6 +119,6 @@ class ModelSource:
 
 
 def default_folder(address: str) -> Path:
-    """Return the folder of an address that has none set: one among the user's caches."""
+    """Return the default folder of an address, in the user's cache directory."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "dragoman" / "models" / hashlib.sha256(address.encode()).hexdigest()[:16]

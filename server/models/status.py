@@ -10,21 +10,21 @@ from dragoman.server.service.administration import ModelStatus, Requested, Versi
 
 
 def version_names_of(model: ModelReconciler) -> list[str]:
-    """Return the names of the folders of versions, the newest first."""
+    """Return the names of the version folders, the newest first."""
     return [found.name for found in reversed(model.found.versions)]
 
 
 def is_called(model: ModelReconciler, name: str) -> bool:
-    """Return whether a version has this name, by its folder or by its content."""
+    """Return whether a version has this folder name or content hash."""
     return name in version_names_of(model) or any(name == one.content for one in model.loaded.with_files())
 
 
 def resolve_version(model: ModelReconciler, asked: str) -> str:
-    """Return the folder's name of a version that an operator names by that, or by its content.
+    """Return the folder name of a version by folder name or content hash.
 
     Raises:
         NotInRepository: If there is none.
-        InvalidRequest: If there are several of this content.
+        InvalidRequest: If there are several with this content.
     """
     names, known = version_names_of(model), model.loaded.with_files()
     if asked in names:
@@ -48,7 +48,7 @@ def version_before(model: ModelReconciler) -> str:
 
 
 def stands_for(model: ModelReconciler, label: str, name: str | None) -> bool:
-    """Return whether requests can name a version by a label; with None whether any version."""
+    """Return whether a label is assigned to a version; with None to any version."""
     labels = {} if model.route is None else model.route.labels
     return label in labels and name in (None, labels[label])
 
@@ -60,7 +60,7 @@ def check_loaded(model: ModelReconciler) -> None:
 
 
 def why_not_served(model: ModelReconciler, asked: Overrides) -> str:
-    """Return why wishes of an operator are not met."""
+    """Return why overrides are not met."""
     found = model.found
     problems = (found.problem, found.file_problem, *model.target(asked).problems)
     reasons = [why_refused(model, one.name) for one in reversed(found.versions)]
@@ -69,7 +69,7 @@ def why_not_served(model: ModelReconciler, asked: Overrides) -> str:
 
 
 def is_served(model: ModelReconciler, name: str, *, is_default: bool = False) -> bool:
-    """Return whether requests get the present version of a name; as the default, if that is asked."""
+    """Return whether the present version of a name is served; with `is_default`, as the default."""
     if model.route is None:
         return False
     models = [model.route.default] if is_default else list(model.route.versions.values())
@@ -78,7 +78,7 @@ def is_served(model: ModelReconciler, name: str, *, is_default: bool = False) ->
 
 
 def is_name_served(model: ModelReconciler, name: str) -> bool:
-    """Return whether requests get a version of a name, also one whose files have been replaced."""
+    """Return whether a version of a name is served, including one whose files have been replaced."""
     models = [] if model.route is None else list(model.route.versions.values())
     return any(version.answering in models for version in model.loaded.with_files() if version.found.name == name)
 
@@ -90,7 +90,7 @@ def why_refused(model: ModelReconciler, name: str) -> str:
 
 
 def status_of(model: ModelReconciler) -> ModelStatus:
-    """Return the status of a model: the versions of its folder, the newest first, then those that are gone from it."""
+    """Return the status of a model: the versions of its folder, the newest first, then removed ones."""
     route, asked, known, there = model.route, model.overrides, model.loaded.with_files(), version_names_of(model)
     served = {} if route is None else {id(route.versions[one.name]): one for one in route.described()}
     statuses = []

@@ -1,4 +1,4 @@
-"""Use of a version by requests: how many hold it, when they did, and their outcomes."""
+"""Use of a version by requests: number in flight, last use, outcomes."""
 
 import asyncio
 import math
@@ -9,29 +9,22 @@ from typing import NamedTuple
 
 from dragoman.server.errors import Draining, NotReady, ServerFault, ServiceError
 
-# Refused before anything was done: they say nothing of the version.
+# Rejected before any work was done: no evidence about the version.
 REFUSED = (NotReady, Draining)
-# Unforeseen errors; others, such as a caller that is gone while it is written to, are not of the version's making.
+# Unexpected errors that count as the version's fault; others, such as a broken connection, do not.
 UNFORESEEN = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
-# A version that was used twice as much lately counts as if it had been used so much later.
+# A version used twice as much lately counts as if it had been used so much later.
 HALF_LIFE_SECONDS = 10.0
 
 
 class Outcomes(NamedTuple):
-    """Outcomes of requests.
-
-    Attributes:
-        num_answered: Answered requests.
-        num_failed: Requests that ended with a fault of the server, and not because it was ending.
-        seconds: Total time of the answered ones, from their arrival at the model to their answer.
-        queue_seconds: Total time for which those that the engine answered waited for a slot.
-    """
+    """Outcomes of requests."""
 
     num_answered: int = 0
-    num_failed: int = 0
-    seconds: float = 0.0
-    queue_seconds: float = 0.0
+    num_failed: int = 0  # requests that ended with a server fault, apart from `REFUSED`
+    seconds: float = 0.0  # total time of the answered requests from arrival to answer
+    queue_seconds: float = 0.0  # total time that answered requests waited for a slot
 
     def plus(self, other: "Outcomes") -> "Outcomes":
         """Return the sum."""
@@ -43,18 +36,7 @@ class Outcomes(NamedTuple):
 
 
 class Use:
-    """Use of one version by the requests of one process.
-
-    Attributes:
-        num_held: Requests that hold it.
-        num_moves: Number of times that one began or ended to hold it.
-        last_used: Time of the last of these, or of the start; by `time.monotonic()`.
-        warm_until: Time at which a single use would count as much as all uses together, see `together`.
-        num_answered: See `Outcomes`, as the next three.
-        num_failed: See `Outcomes`.
-        seconds: See `Outcomes`.
-        queue_seconds: See `Outcomes`.
-    """
+    """Use of one version by the requests of one process; `num_moves` counts `take` and `leave`, `warm_until` is by `together`."""
 
     def __init__(self) -> None:
         self.num_held = 0
@@ -67,27 +49,22 @@ class Use:
 
     @property
     def outcomes(self) -> Outcomes:
-        """What became of the requests that held it."""
+        """Outcomes of the requests that held the version."""
         return Outcomes(self.num_answered, self.num_failed, self.seconds, self.queue_seconds)
 
     async def until_free(self) -> None:
-        """Wait until no request holds it."""
+        """Wait until no request holds the version."""
         await self._free.wait()
 
     def take(self) -> None:
-        """Begin to hold."""
+        """Start to hold the version."""
         self.num_held += 1
         self._move()
         self.warm_until = together((self.warm_until, self.last_used))
         self._free.clear()
 
     def leave(self, seconds: float, error: BaseException | None) -> None:
-        """End to hold.
-
-        Args:
-            seconds: Time for which the request held it.
-            error: How the request ended; None for an answer.
-        """
+        """Stop holding the version after some seconds; `error` is None for an answered request."""
         self.num_held -= 1
         self._move()
         if error is None:
@@ -104,7 +81,7 @@ class Use:
 
 
 class Holding(NamedTuple):
-    """Use of a version by the requests of all processes, as far as it is known here; see `Use`."""
+    """Use of a version by the requests of all processes, as last reported; see `Use`."""
 
     num_held: int
     last_used: float
@@ -112,16 +89,16 @@ class Holding(NamedTuple):
 
 
 def _is_fault(error: BaseException) -> bool:
-    """Return whether an error is a fault of the version: not the caller's, and no refusal."""
+    """Return whether an error is a fault of the version: not the caller's, and no rejection."""
     if isinstance(error, ServiceError):
         return isinstance(error, ServerFault) and not isinstance(error, REFUSED)
     return isinstance(error, UNFORESEEN)
 
 
 def together(times: Iterable[float]) -> float:
-    """Return the time at which one use would count as much as uses at these times together (the LRFU policy).
+    """Return the time at which a single use would weigh as much as uses at these times together (LRFU policy).
 
-    A use counts half as much with each `HALF_LIFE_SECONDS` since, so that a short pause does not outweigh many uses before it.
+    A use's weight halves every `HALF_LIFE_SECONDS`, so that a short pause does not outweigh many earlier uses.
     """
     known = list(times)
     latest = max(known)

@@ -11,12 +11,12 @@ from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.service.languages import PromptTemplates
 
-# Of a stand-in, which has no files.
+# Folder of a stand-in, which has no files.
 NOWHERE = FoundVersion("", Path(), (0, 0, 0))
 
 
 class State(StrEnum):
-    """State of a version; requests get it in `TRIAL` and `SERVING`, and have it loaded in `ASLEEP`."""
+    """State of a version; requests use a version in `TRIAL` and `SERVING`, and trigger its load in `ASLEEP`."""
 
     OPENING = "opening"
     STARTING = "starting"
@@ -30,7 +30,7 @@ class State(StrEnum):
 
 
 class Cause(StrEnum):
-    """Cause of a refusal, in a word for metrics; a line that says more goes with it."""
+    """Cause of a refusal, a label in metrics."""
 
     BUNDLE = "bundle"
     SIGNATURE = "signature"
@@ -63,87 +63,69 @@ class Opened:
 
 @dataclass(slots=True, eq=False)
 class Version:
-    """A version of a model, or a stand-in: an engine that never starts, and refuses requests or has them wait.
-
-    Attributes:
-        model: Name of its model.
-        found: Its folder; `NOWHERE` for a stand-in.
-        state: Its state.
-        since: Beginning of that state, in seconds since 1970.
-        cause: Cause of its refusal.
-        reason: The same in one line.
-        content: Version by its content; empty until it has been opened.
-        opened: Its contents, until it has ended.
-        loaded: Its engine, while it has one.
-        replicas: Numbers of its engines in metrics.
-        sleeping: Stand-in for it while it is asleep.
-        was_proved: Whether it has served for good, or was unloaded when idle.
-        reserved_bytes: Memory that its engines may come to take.
-        has_died: Whether an engine of it has ended by itself since it was started, and before it was known to be good.
-        is_draining: Whether it ends as soon as no request holds it.
-    """
+    """A version of a model, or a stand-in: an engine that never starts, and rejects requests or makes them wait."""
 
     model: str
-    found: FoundVersion
+    found: FoundVersion  # its folder; `NOWHERE` for a stand-in
     state: State = State.OPENING
-    since: float = field(default_factory=time.time)
+    since: float = field(default_factory=time.time)  # start of the present state, in seconds since 1970
     cause: Cause | None = None
-    reason: str = ""
-    content: str = ""
-    opened: Opened | None = None
+    reason: str = ""  # of the refusal, in one line
+    content: str = ""  # content hash; empty until the version has been opened
+    opened: Opened | None = None  # its contents, until it has ended
     loaded: LoadedModel | None = None
-    replicas: range = range(0)
-    sleeping: LoadedModel | None = None
-    was_proved: bool = False
-    reserved_bytes: int = 0
-    has_died: bool = False
-    is_draining: bool = False
+    replicas: range = range(0)  # numbers of its engines in metrics
+    sleeping: LoadedModel | None = None  # stand-in while it is asleep
+    was_proved: bool = False  # whether it has passed into `SERVING`, or was unloaded when idle
+    reserved_bytes: int = 0  # memory that its engines may come to take
+    has_died: bool = False  # whether an engine has exited unexpectedly before the version was proved
+    is_draining: bool = False  # whether it ends as soon as no request holds it
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether it has no files."""
+        """Whether the version has no files."""
         return self.found is NOWHERE
 
     @property
     def label(self) -> str:
-        """Name of its folder; where that has none for versions, the version by its content once that is known."""
+        """Name of the version's folder, or the content hash where the folder has no name."""
         return self.found.name or self.content
 
     @property
     def is_up(self) -> bool:
-        """Whether it can answer requests at once, whether or not it gets any."""
+        """Whether the version can answer requests at once."""
         return self.state in (State.TRIAL, State.SERVING, State.STANDBY)
 
     @property
     def answering(self) -> LoadedModel | None:
-        """Target of its requests."""
+        """Target of the version's requests."""
         return self.sleeping if self.state is State.ASLEEP else self.loaded
 
     @property
     def is_self_tested(self) -> bool:
-        """Whether its engine works for requests, and not for a self-test."""
+        """Whether the self-test has ended, so that metrics count the engine's work."""
         return self.state not in (State.OPENING, State.STARTING, State.PROVING)
 
     def open(self, opened: Opened) -> None:
-        """Note its contents."""
+        """Store the opened contents."""
         self.opened, self.content = opened, opened.bundle.manifest.version
 
     def let_go(self) -> None:
-        """Free its contents: it has ended, and may stay known for long."""
+        """Free the contents of an ended version, which may stay known for long."""
         self.opened = self.sleeping = None
 
     def note_death(self) -> None:
-        """Note that an engine has ended by itself; of a version that serves for good, or has done so, that says nothing."""
+        """Record an unexpected engine exit, unless the version was proved."""
         if self.state in (State.PROVING, State.STANDBY, State.TRIAL) and not self.was_proved:
             self.has_died = True
 
     def enter(self, state: State) -> None:
-        """Begin a state."""
+        """Change the state."""
         if state is not self.state:
             self.state, self.since = state, time.time()
             self.was_proved = self.was_proved or state is State.SERVING
 
     def refuse(self, refused: Refused) -> None:
-        """Refuse it."""
+        """Mark the version as refused."""
         self.cause, self.reason = refused.cause, refused.reason
         self.enter(State.REFUSED)

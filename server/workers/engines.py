@@ -1,4 +1,4 @@
-"""Engines of a model, from settings and bundle."""
+"""Creation of a model's engines from settings and bundle."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,15 @@ from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.processors import available_cores
 from dragoman.server.workers.supervisor import RestartPolicy
 
-# Of an engine, unless set: in steps of milliseconds or less, more threads mostly wait for each other.
+# Default threads of an engine: in steps of milliseconds or less, more threads mostly wait for each other.
 USUAL_THREADS = 4
-# Of bundles that never run on a GPU, see `runtime/providers.py`.
+# Precisions of bundles that never run on a GPU, see `runtime/providers.py`.
 CPU_PRECISIONS = ("fp32", "int8")
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """Number of a model's engines, their threads, and the cores that each is pinned to (none for all)."""
+    """Number of a model's engines, their threads, and the cores that each is pinned to (empty for all)."""
 
     num_threads: int
     cores: tuple[tuple[int, ...], ...]
@@ -37,7 +37,7 @@ class EnginePlan:
 
 
 def plan_engine(config: ServerConfig, bundle: Bundle, num_models: int) -> EnginePlan:
-    """Return the plan of one model, not pinned, on a machine that some models share. Raises `ConfigError` as `plan_engines`."""
+    """Return the unpinned plan of one model on a machine that `num_models` share; raise `ConfigError` as `plan_engines`."""
     num_replicas, num_threads = _size(config, bundle, _part_of_cores(num_models))
     return EnginePlan(num_threads, ((),) * num_replicas)
 
@@ -45,12 +45,7 @@ def plan_engine(config: ServerConfig, bundle: Bundle, num_models: int) -> Engine
 def plan_engines(
     config: ServerConfig, bundles: Sequence[Bundle], own: Mapping[str, ServerConfig] = MappingProxyType({})
 ) -> dict[str, EnginePlan]:
-    """Return the plan of each model, by name.
-
-    Args:
-        config: Settings of the server.
-        bundles: A version of each model.
-        own: Settings of each model, by name.
+    """Return the plan of each model, by name; `own` has settings of single models.
 
     Raises:
         ConfigError: If a model cannot have several engines, or there are too few cores to pin them to.
@@ -69,11 +64,7 @@ def plan_engines(
 
 
 def divide_cores(num_engines: int, num_threads: int) -> list[tuple[int, ...]]:
-    """Return cores of each engine, one a thread: the last of this process's affinity.
-
-    Raises:
-        ConfigError: If none would be left for the front end.
-    """
+    """Return the cores of each engine, from the end of the affinity; raise `ConfigError` if no core is left for the frontend."""
     cores = sorted(os.sched_getaffinity(0))
     num_taken = num_engines * num_threads
     if num_taken >= len(cores):
@@ -87,7 +78,6 @@ def _part_of_cores(num_models: int) -> int:
 
 
 def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, int]:
-    """Return the number of a model's engines, and of the threads of each."""
     may_be_on_gpu = config.device != "cpu" and bundle.manifest.precision not in CPU_PRECISIONS
     if config.replicas > 1 and may_be_on_gpu:
         name, precision = bundle.manifest.name, bundle.manifest.precision
@@ -114,17 +104,10 @@ def make_engine(
     is_observed: Callable[[], bool] = lambda: True,
     first_replica: int = 0,
 ) -> ReplicaPool:
-    """Return the engines of a model, not started yet.
+    """Return the engines of a model, not started.
 
-    Args:
-        config: The settings.
-        bundle: Of the model.
-        plan: How many engines, and where.
-        metrics: Of the server.
-        on_change: Called when the readiness of the model has changed.
-        on_death: Called when a dead engine is about to be restarted.
-        is_observed: Returns whether metrics count its work; requests of the self-test are not counted.
-        first_replica: Number of its first engine in the metrics, where the engines of a model's versions have different ones.
+    `on_death` is called when a dead engine is about to be restarted. `is_observed` returns whether metrics count the work.
+    `first_replica` is the number of the first engine in metrics, unique among the versions of the model.
     """
     name = bundle.manifest.name
     settings = engine_settings(config, bundle, plan)

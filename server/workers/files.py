@@ -1,6 +1,6 @@
-"""Files as frontend workers have them: contents of settings' files, and copies of bundles' manifests and tokenisers.
+"""Files for frontend workers: contents of settings' files, and copies of bundles' manifests and tokenizers.
 
-The parent has found them good. So a worker that is restarted has what the others have, whatever has become of the files meanwhile.
+The parent has validated them, so that a restarted worker gets the same files as the others, even if the originals have changed.
 """
 
 import hashlib
@@ -15,36 +15,27 @@ from dragoman.export.manifest_file import parse_manifest, read_manifest_bytes
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ServerConfig
 
-# Settings whose files workers get as content.
+# Settings whose files are sent to workers as content.
 FILE_SETTINGS = ("tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file", "admin_tokens_file")
 MAX_FILE_BYTES = 16 * 2**20
 
 
 def read_files(config: ServerConfig, settings: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the contents of the files that some settings name, by setting.
-
-    Raises:
-        OSError: If one cannot be read.
-    """
+    """Return the contents of the files that settings name, by setting; raise `OSError` if a file cannot be read."""
     paths = {name: getattr(config, name) for name in settings}
     return {name: read_bounded(path, MAX_FILE_BYTES) for name, path in paths.items() if path is not None}
 
 
 class MemoryFiles:
-    """Contents that can be opened by a path, in this process alone.
-
-    Attributes:
-        paths: By setting.
-    """
+    """Contents that can be opened by path, in this process only; `paths` is by setting."""
 
     def __init__(self, contents: Mapping[str, bytes]) -> None:
-        """Keep contents, by setting."""
         self._descriptors = {name: os.memfd_create(f"dragoman-{name}") for name in contents}
         self.paths = {name: Path(f"/proc/self/fd/{descriptor}") for name, descriptor in self._descriptors.items()}
         self.replace(contents)
 
     def replace(self, contents: Mapping[str, bytes]) -> None:
-        """Replace contents; paths stay the same."""
+        """Replace contents; the paths stay the same."""
         for name, content in contents.items():
             descriptor = self._descriptors[name]
             os.ftruncate(descriptor, 0)
@@ -52,10 +43,9 @@ class MemoryFiles:
 
 
 class BundleCopies:
-    """Reference-counted copies, one a bundle; thread-safe."""
+    """Reference-counted copies of bundles; thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep copies below an empty folder of this server."""
         self._folder = folder
         self._num_users: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -65,11 +55,7 @@ class BundleCopies:
         return self._folder / bundle.digest
 
     def add(self, bundle: Bundle) -> None:
-        """Copy a bundle, unless there is a copy; call `remove` as often as `add`.
-
-        Raises:
-            BundleError: If the files have changed since the bundle was opened, or cannot be copied.
-        """
+        """Copy a bundle, or count another user of its copy; raise `BundleError` if files have changed or cannot be copied."""
         with self._lock:
             if not self._num_users.get(bundle.digest):
                 folder = self.folder_of(bundle)
@@ -84,7 +70,7 @@ class BundleCopies:
             self._num_users[bundle.digest] = self._num_users.get(bundle.digest, 0) + 1
 
     def remove(self, bundle: Bundle) -> None:
-        """Delete a copy that was added as often as removed."""
+        """Drop a reference; the last one deletes the copy."""
         with self._lock:
             self._num_users[bundle.digest] -= 1
             if not self._num_users[bundle.digest]:
@@ -93,7 +79,7 @@ class BundleCopies:
 
 
 def open_copy(folder: Path) -> Bundle:
-    """Open a copy. Raises `BundleError` if it does not match its manifest."""
+    """Open a copy; raise `BundleError` if it does not match its manifest."""
     content = read_manifest_bytes(folder / MANIFEST_FILE)
     bundle = Bundle(folder, parse_manifest(content, folder / MANIFEST_FILE), hashlib.sha256(content).hexdigest())
     bundle.check_tokenizers()
@@ -101,7 +87,6 @@ def open_copy(folder: Path) -> Bundle:
 
 
 def _copy(bundle: Bundle, to: Path) -> None:
-    """Copy the manifest and the files of the tokenisers."""
     paths = [path for path in bundle.manifest.files if path.startswith(f"{TOKENIZER_DIRECTORY}/")]
     for path in (MANIFEST_FILE, *paths):
         (to / path).parent.mkdir(parents=True, exist_ok=True)

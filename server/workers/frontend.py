@@ -1,6 +1,6 @@
-"""A frontend: everything in one process that answers callers, from the ports to the clients of dispatchers.
+"""A frontend: protocol servers, service and dispatcher clients in one process.
 
-The only frontend is in the parent process; one of several is in a worker (`frontend_process.py`).
+A single frontend runs in the parent process, several run in workers (`frontend_process.py`).
 """
 
 import asyncio
@@ -34,11 +34,7 @@ log = structlog.get_logger("dragoman")
 
 
 class Frontend:
-    """The protocols' servers and the service below them.
-
-    Attributes:
-        core: The service.
-    """
+    """The protocols' servers and the service (`core`) below them."""
 
     def __init__(
         self,
@@ -51,21 +47,7 @@ class Frontend:
         known: Iterable[str] = (),
         operators: OperatorCalls | None = None,
     ) -> None:
-        """Make everything that can fail on a bad setting; nothing runs yet.
-
-        Args:
-            config: The settings.
-            models: Routes of the models.
-            metrics: Of this process.
-            tracer: Makes spans; None if tracing is off.
-            sampler: Limits other libraries' log lines.
-            usage_of: Returns the usage of a caller.
-            known: Names of models that have been ready before.
-            operators: Admin calls over HTTP; None if they are off.
-
-        Raises:
-            ConfigError: If the file of callers cannot be used.
-        """
+        """Create everything that can fail, without starting it; raise `ConfigError` if the file of callers is invalid."""
         self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
         self._models = models
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
@@ -79,7 +61,7 @@ class Frontend:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests, and as many of its models as `ready_when` asks for."""
+        """Whether requests are accepted, and `ready_when` is met."""
         return self.core.is_ready
 
     @property
@@ -99,11 +81,7 @@ class Frontend:
         return None if self._http is None else self._http.port
 
     async def start(self) -> None:
-        """Listen and answer.
-
-        Raises:
-            ConfigError: If a port is taken or credentials cannot be used.
-        """
+        """Listen and answer; raise `ConfigError` if a port is taken or credentials cannot be used."""
         self._face = GrpcServer(self._config, self.core)
         if self._config.http:
             self._http = HttpServer(self._config, self.core, self._face.tls, self._operators, self._face.port)
@@ -115,7 +93,7 @@ class Frontend:
         """Return at once: the frontend is ready when the models are."""
 
     def sources(self) -> Iterator[Source]:
-        """Yield the files that are watched."""
+        """Yield the watched files."""
         if (tls := self.face.tls) is not None:
 
             def tell_expiry(_: object = None) -> None:
@@ -136,11 +114,11 @@ class Frontend:
         return ()
 
     async def adopt(self, model: LoadedModel) -> None:
-        """Prepare for requests for a version, to which none is sent until it is published."""
+        """Prepare for requests for a version, before it is published."""
         await asyncio.to_thread(self.core.generation.prepare, model)
 
     async def publish(self, name: str, route: Route | None) -> None:
-        """Have later requests for a model answered by a route."""
+        """Route later requests for a model."""
         self._models.publish(name, route)
         self.update_health()
 
@@ -153,7 +131,7 @@ class Frontend:
         return model.use.outcomes
 
     def holding(self, model: LoadedModel) -> Holding:
-        """Return how requests use a version."""
+        """Return the use of a version by requests."""
         return Holding(model.use.num_held, model.use.last_used, model.use.warm_until)
 
     def is_awaited(self, name: str) -> bool:
@@ -161,11 +139,11 @@ class Frontend:
         return name in self._models.waiting.names
 
     def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
-        """Fail the requests that wait for a model which cannot be loaded now."""
+        """Fail the requests that wait for a model."""
         self._models.waiting.refuse(name, reason, retry_after_seconds)
 
     def on_awaited(self, call: Callable[[], None]) -> None:
-        """Have a function called when the models that requests wait for have changed."""
+        """Set the callback for changes of the models that requests wait for."""
         self._models.waiting.on_change = call
 
     def update_health(self) -> None:
@@ -174,13 +152,13 @@ class Frontend:
             self._face.update_health()
 
     async def drain(self, seconds: float) -> None:
-        """Take no new requests and let the others finish, at most for some seconds."""
+        """Reject new requests and let the others finish, at most for some seconds."""
         log.info("draining", num_running=self.core.num_running, seconds=seconds)
         if not await self.core.drain(seconds, self.face.tell_health):
             log.warning("drain time is over", num_running=self.core.num_running)
 
     async def end(self) -> None:
-        """End the calls that still run, and log what is left; the process ends after that."""
+        """End the calls that still run, and log the suppressed lines."""
         if self._telling is not None:
             self._telling.cancel()
         await self.core.end_calls()
@@ -190,12 +168,11 @@ class Frontend:
         self.core.calls.records.tell_suppressed()
 
     async def flush(self) -> None:
-        """Send the last spans, after `end`, without waiting long for the collector."""
+        """Send the last spans, after `end`, for at most `FLUSH_SECONDS`."""
         if self._tracer is not None and not await asyncio.to_thread(self._tracer.close, FLUSH_SECONDS):
             log.warning("the collector takes no spans, the last ones are lost", endpoint=self._config.tracing_endpoint)
 
     async def _tell_suppressed(self) -> None:
-        """Log now and then how many lines were suppressed."""
         while True:
             await asyncio.sleep(TELL_SECONDS)
             self._sampler.tell()

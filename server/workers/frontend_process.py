@@ -1,7 +1,6 @@
 """The process of one frontend worker: a `Frontend`, and the pipes to the parent.
 
-Started as `python -m dragoman.server.workers.frontend_process`; its first message describes it. It ends on `Drain`, or when
-its standard input closes, because the parent and the engines are gone then.
+Its first message is `Start`. It exits on `Drain`, or when its standard input closes: then the parent and the engines are gone.
 """
 
 import asyncio
@@ -55,7 +54,7 @@ from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import INITIAL_BACKOFF_SECONDS
 
 SIGN_OF_LIFE_SECONDS = 1.0
-# Metrics are reported unasked at most for a hundredth of the time, lest they are lost if the process dies.
+# Metrics are also pushed, at most for a hundredth of the time, so that few are lost if the process dies.
 METRICS_PAUSE = 100.0
 EXIT_CANNOT_START = 3
 
@@ -63,20 +62,10 @@ log = structlog.get_logger("dragoman.workers")
 
 
 class FrontendWorker:
-    """Part of a frontend worker that depends on the parent."""
+    """The part of a frontend worker that communicates with the parent."""
 
     def __init__(self, start: Start, reader: asyncio.StreamReader, writer: asyncio.WriteTransport, sampler: Sampler) -> None:
-        """Make everything that can fail; nothing runs yet.
-
-        Args:
-            start: Describes the worker.
-            reader: Messages from the parent.
-            writer: Messages to the parent.
-            sampler: Limits other libraries' log lines.
-
-        Raises:
-            InputError: If a setting or a bundle cannot be used.
-        """
+        """Create everything that can fail, without starting it; raise `InputError` if a setting or a bundle is invalid."""
         self._start, self._reader, self._writer = start, reader, writer
         self._files = MemoryFiles(start.files)
         self._config = config = read_config(start, self._files)
@@ -128,7 +117,7 @@ class FrontendWorker:
         receiving.cancel()
 
     async def _receive(self) -> None:
-        """Carry out the parent's messages; end the process when the parent is gone."""
+        """Process the parent's messages; exit when the parent is gone."""
         decoder = msgspec.msgpack.Decoder(ToWorker)
         sources = [*self._front.sources(), *(() if self._operators is None else self._operators.sources())]
         while (payload := await read_message(self._reader)) is not None:
@@ -151,7 +140,7 @@ class FrontendWorker:
         end_process(0)
 
     async def _report(self) -> None:
-        """Send signs of life and, now and then, metrics."""
+        """Send the state every second as a heartbeat, and metrics periodically."""
         loop, metrics_at = asyncio.get_running_loop(), 0.0
         while True:
             self._send(self._state)
@@ -190,7 +179,6 @@ class FrontendWorker:
 
 
 async def _reload(source: Source) -> None:
-    """Use files that the parent has found good."""
     try:
         source.use(await asyncio.to_thread(source.load))
     except Exception:
@@ -231,11 +219,11 @@ async def serve(output: int) -> int:
 
 def main() -> NoReturn:
     """Run a frontend worker."""
-    # The parent decides when the worker ends; signals to the parent's process group must not.
+    # The parent stops the worker; signals to the parent's process group must not.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     output = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no message
+    os.dup2(2, 1)  # libraries that print must not write into the message pipe
     give_back_large_blocks()
     with asyncio.Runner() as runner:
         end_process(runner.run(serve(output)))

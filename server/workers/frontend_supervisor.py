@@ -1,4 +1,4 @@
-"""Supervisor of one frontend worker: its process, the messages to and from it, and its last reported state."""
+"""Supervisor of one frontend worker: its process, its messages and its last reported state."""
 
 import asyncio
 import contextlib
@@ -31,9 +31,9 @@ from dragoman.server.workers.messages import (
 )
 from dragoman.server.workers.supervisor import ProcessSupervisor, RestartPolicy, start_process
 
-# How long a worker may take to report its metrics; a scrape uses the last report after that.
+# Bound on a worker's metrics report; a scrape uses the last report after that.
 COLLECT_SECONDS = 2.0
-# How long a worker may take to end, beside the drain: for health watchers, for calls that are cut off, and for the last spans.
+# Time for a worker to exit beside the drain: for health watchers, ended calls, and the last spans.
 END_SECONDS = 3.0
 
 
@@ -44,12 +44,10 @@ class FrontendSupervisor(ProcessSupervisor):
     """Keeps one frontend worker running.
 
     Attributes:
-        number: Of the worker, from 0.
-        state: State that it reported last.
-        counted: Metrics that it reported last; empty while there is no process.
+        counted: Last reported metrics; empty without a process.
         taken: Last answer to `Routes`.
-        holding: Endpoints of the dispatchers that it was sent and has not released.
-        held: By endpoint of the dispatcher: requests that hold the version, and how warm they keep it, as reported last.
+        holding: Endpoints of dispatchers that were sent to the worker and not released.
+        held: By endpoint of the dispatcher: requests that hold the version, and `Use.warm_until`, as last reported.
         awaited: Models that its requests wait for.
     """
 
@@ -68,16 +66,8 @@ class FrontendSupervisor(ProcessSupervisor):
     ) -> None:
         """Describe a worker; `begin` starts it.
 
-        Args:
-            number: Of the worker.
-            describe: Returns the first message to a process of some identity.
-            policy: When to restart it.
-            pass_fds: File descriptors that the process inherits.
-            on_change: Called when `state` may have changed.
-            on_end: Called with the identity of a process that has ended, `counted` being its last report.
-            on_usage: Called with the outcomes of its requests.
-            on_awaited: Called when `awaited` has changed.
-            carry_out: Carries out orders of operators; None where there can be none.
+        `describe` returns the first message to the process with an identity. `on_change` is called when `state`, `taken` or
+        `holding` may have changed, `on_end` with the identity of an exited process, while `counted` is its last report.
         """
         super().__init__("front end", f"front end {number}", policy, {"front_end": number})
         self.number = number
@@ -97,27 +87,27 @@ class FrontendSupervisor(ProcessSupervisor):
 
     @property
     def is_listening(self) -> bool:
-        """Whether it answers callers."""
+        """Whether the worker accepts connections."""
         return self.state.is_listening
 
     def send(self, message: ToWorker) -> None:
-        """Send a message to the process; without effect while there is none."""
+        """Send a message to the process, if it runs."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(ConnectionError, RuntimeError):
                 self.process.stdin.write(to_bytes(message))
 
     def set_routes(self, routes: Routes) -> None:
-        """Send the worker other routes; a process that starts later gets them from `describe`."""
+        """Send new routes; a process that starts later gets them from `describe`."""
         if self.process is not None:
             self.holding |= routes.endpoints
             self.send(routes)
 
     def has_taken(self, serial: int) -> bool:
-        """Return whether the worker has answered `Routes` of a serial number or later ones, or there is no process."""
+        """Return whether the worker has taken `Routes` of this serial number or a later one, or there is no process."""
         return self.process is None or self.taken.serial >= serial
 
     async def collect(self) -> None:
-        """Ask for the worker's metrics, and wait a moment until `counted` has them."""
+        """Request the worker's metrics, and wait up to `COLLECT_SECONDS` until `counted` has them."""
         if not self.is_listening:
             return
         collecting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -128,7 +118,7 @@ class FrontendSupervisor(ProcessSupervisor):
                 await collecting
 
     async def drain(self, seconds: float) -> None:
-        """Have the worker finish its requests, at most for some seconds, and end."""
+        """Drain the worker for at most some seconds, and stop it."""
         self._drain_seconds = seconds
         await self.stop(seconds + END_SECONDS)
 
@@ -163,7 +153,6 @@ class FrontendSupervisor(ProcessSupervisor):
             await asyncio.wait([self._reading])
 
     async def _read(self, process: Process) -> None:
-        """Take in messages until the process closes its end."""
         assert process.stdout is not None
         while (payload := await read_message(process.stdout)) is not None:
             try:
@@ -207,7 +196,7 @@ class FrontendSupervisor(ProcessSupervisor):
                 self.failure = reason
 
     async def _answer(self, process: Process | None, carrying_out: Awaitable[AdminResponse]) -> None:
-        """Send the outcome of an order to the process that has sent the order, if that still runs."""
+        """Send the response to an admin request, if the requesting process still runs."""
         outcome = await carrying_out
         if process is self.process:
             self.send(outcome)

@@ -1,6 +1,6 @@
-"""Several frontend workers on one port, and the parent's part of them: it answers no caller itself.
+"""Several frontend workers on one port, as seen by the parent, which answers no caller itself.
 
-The parent owns the port, a dispatcher's socket for each version of a model, the shared counters, and the files that workers read.
+The parent owns the port, a dispatcher socket for each version, the shared counters, and the files that workers read.
 """
 
 import asyncio
@@ -38,13 +38,13 @@ from dragoman.server.workers.port import HeldPort
 from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import CannotStart, RestartPolicy
 
-# Settings that workers do not get: files, which they get as content, and settings of the parent's own ports.
+# Settings that are not sent to workers: files, which are sent as content, and settings of the parent's own ports.
 PARENT_SETTINGS = frozenset(
     (*FILE_SETTINGS, "metrics_token_file", "metrics_tls_certificate", "metrics_tls_key", "admin_host", "admin_port")
 )
-# Longer than each worker may take.
+# Longer than `COLLECT_SECONDS` of a single worker.
 COLLECT_SECONDS = 5.0
-# Reading tokenisers and connecting to dispatchers.
+# Bound on reading tokenizers and connecting to dispatchers.
 SERVE_SECONDS = 30.0
 
 log = structlog.get_logger("dragoman.workers")
@@ -52,7 +52,7 @@ log = structlog.get_logger("dragoman.workers")
 
 @dataclass(slots=True, eq=False)
 class _Adopted:
-    """A version that workers can reach: address and socket (none while asleep) of its dispatcher, and the workers' reports."""
+    """A version that workers can reach: its dispatcher's address and socket (none while asleep), and the workers' reports."""
 
     endpoint: str
     server: DispatcherServer | None
@@ -62,7 +62,7 @@ class _Adopted:
 
 
 class FrontendWorkers:
-    """The frontend workers of a server; the rest of the server uses them as it does a `Frontend`."""
+    """The frontend workers of a server, with the interface of a `Frontend`."""
 
     def __init__(
         self,
@@ -72,18 +72,7 @@ class FrontendWorkers:
         version: str,
         operators: OperatorCalls | None = None,
     ) -> None:
-        """Take the ports, and check what workers will need; nothing runs yet.
-
-        Args:
-            config: The settings.
-            repository: The models; each has a dispatcher.
-            metrics: Of this process.
-            version: Of the server.
-            operators: Carries out orders of operators over HTTP; None if there can be none.
-
-        Raises:
-            ConfigError: If a port is taken, or a setting cannot be used.
-        """
+        """Bind the ports, without starting workers; raise `ConfigError` if a port is taken, or a setting is invalid."""
         self._operators = operators
         self._config, self._repository, self._metrics, self._version = config, repository, metrics, version
         self._tls = TlsFiles.of(config)
@@ -113,7 +102,7 @@ class FrontendWorkers:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every worker takes requests, and as many of the models as `ready_when` asks for."""
+        """Whether every worker accepts requests, and `ready_when` is met."""
         return (
             not self._is_draining
             and bool(self._workers)
@@ -132,11 +121,7 @@ class FrontendWorkers:
         return None if self._http_port is None else self._http_port.port
 
     async def start(self) -> None:
-        """Start the workers, and wait until all listen.
-
-        Raises:
-            CannotStart: If one ends before.
-        """
+        """Start the workers, and wait until all listen; raise `CannotStart` if a worker exits before."""
         self._loop = asyncio.get_running_loop()
         folder = tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True)
         self._folder = self._resources.enter_context(folder)
@@ -170,7 +155,7 @@ class FrontendWorkers:
         await self._ready.wait()
 
     def sources(self) -> Iterator[Source]:
-        """Yield the files that are watched; contents that were found good are sent to the workers."""
+        """Yield the watched files; valid contents are sent to the workers."""
         if (tls := self._tls) is not None:
 
             def use(_: object = None) -> None:
@@ -185,23 +170,19 @@ class FrontendWorkers:
             yield Source("operators_over_http", (path,), self._read_operators, self._send_files)
 
     async def adopt(self, model: LoadedModel) -> None:
-        """Let workers reach a version, to which no request is sent until it is published.
-
-        Raises:
-            BundleError: If its manifest and tokenisers, which workers read, are not those any more that were opened.
-        """
+        """Make a version reachable for workers; raise `BundleError` if its manifest or tokenizer files have changed."""
         await asyncio.to_thread(self._bundles.add, model.bundle)
         endpoint = f"ipc://{self._folder}/dispatcher-{next(self._numbers)}"
         server = DispatcherServer(endpoint, model.engine) if isinstance(model.engine, ReplicaPool) else None
         self._adopted[model] = _Adopted(endpoint, server)
 
     async def publish(self, name: str, route: Route | None) -> None:
-        """Have later requests for a model answered by a route; return when every worker does.
+        """Route later requests for a model; return when every worker does.
 
         Raises:
-            CannotServe: If a worker cannot; others may do so until another route is published, or the one before again.
+            CannotServe: If a worker cannot; the others keep the failed route until the next `publish`.
         """
-        async with self._publishing:  # a worker's problem belongs to the route that was published last
+        async with self._publishing:  # a worker's problem belongs to the last published route
             before = self._repository.find(name)
             self._repository.publish(name, route)
             try:
@@ -213,7 +194,7 @@ class FrontendWorkers:
                 self.update_health()
 
     async def until_released(self, model: LoadedModel) -> None:
-        """Wait until no request holds a version without a route, and release what workers needed of it."""
+        """Wait until no request holds a version without a route, and release its resources."""
         adopted = self._adopted[model]
         adopted.is_ending = True
         self._send_routes()
@@ -224,11 +205,11 @@ class FrontendWorkers:
         await asyncio.to_thread(self._bundles.remove, model.bundle)
 
     def outcomes(self, model: LoadedModel) -> Outcomes:
-        """Return the outcomes of a version's requests, as workers have reported."""
+        """Return the outcomes of a version's requests, as last reported."""
         return Outcomes() if (adopted := self._adopted.get(model)) is None else adopted.outcomes
 
     def holding(self, model: LoadedModel) -> Holding:
-        """Return how requests use a version, as workers have reported about a second ago."""
+        """Return the use of a version by requests, as reported by workers about a second ago."""
         if (adopted := self._adopted.get(model)) is None:
             return Holding(0, model.use.last_used, model.use.last_used)
         held = [worker.held[adopted.endpoint] for worker in self._workers if adopted.endpoint in worker.held]
@@ -241,38 +222,38 @@ class FrontendWorkers:
         return any(name in worker.awaited for worker in self._workers)
 
     def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
-        """Fail the requests that wait for a model which cannot be loaded now."""
+        """Fail the requests that wait for a model."""
         for worker in self._workers:
             worker.send(LoadFailed(name, reason, retry_after_seconds))
 
     def on_awaited(self, call: Callable[[], None]) -> None:
-        """Have a function called when the models that requests wait for have changed."""
+        """Set the callback for changes of the models that requests wait for."""
         self._on_awaited = call
 
     def update_health(self) -> None:
-        """Note the readiness of the models; workers learn it from the dispatchers."""
+        """Update the readiness of the models; workers learn it from the dispatchers."""
         self._readiness.note(self._repository.all())
         self._note_change()
 
     def ask(self) -> list[Series]:
-        """Return the metrics of all workers, those that have ended among them; called on another thread than the event loop's."""
+        """Return the metrics of all workers, exited ones included; not callable on the event loop's thread."""
         if not self._workers:
             return []
         return asyncio.run_coroutine_threadsafe(self._collect(), self._loop).result(COLLECT_SECONDS)
 
     async def drain(self, seconds: float) -> None:
-        """Have the workers take no new requests and finish the others, at most for some seconds, and end."""
+        """Reject new requests, let the others finish for at most some seconds, and stop the workers."""
         log.info("draining", front_ends=len(self._workers), seconds=seconds)
         self._is_draining = True
         await asyncio.gather(*(worker.drain(seconds) for worker in self._workers))
 
     async def end(self) -> None:
-        """End the workers that are left."""
+        """Stop the remaining workers."""
         self._is_draining = True
         await asyncio.gather(*(worker.drain(0) for worker in self._workers))
 
     async def flush(self) -> None:
-        """Release, after `end`, what workers needed."""
+        """Release, after `end`, the workers' resources."""
         for adopted in self._adopted.values():
             if adopted.server is not None:
                 adopted.server.close()
@@ -286,7 +267,6 @@ class FrontendWorkers:
         return [self._ended, *(worker.counted for worker in self._workers)]
 
     def _describe(self, number: int, identity: str) -> Start:
-        """Return the first message to a worker's process."""
         return Start(
             number,
             identity,
@@ -301,7 +281,7 @@ class FrontendWorkers:
         )
 
     async def _publish_routes(self) -> None:
-        """Have every worker serve what is in the repository; raises as `publish`."""
+        """Send the repository's routes and wait until every worker has taken them; raise as `publish`."""
         serial = self._send_routes()
         await self._until(lambda: all(worker.has_taken(serial) for worker in self._workers), SERVE_SECONDS)
         for worker in self._workers:
@@ -311,7 +291,7 @@ class FrontendWorkers:
                 raise CannotServe(f"front end {worker.number}: {worker.taken.problem}")
 
     def _send_routes(self) -> int:
-        """Tell the workers which versions are served now; return the serial number of the message."""
+        """Send the present routes to the workers; return the serial number of the message."""
         self._serial += 1
         routes = self._routes()
         for worker in self._workers:
@@ -344,7 +324,6 @@ class FrontendWorkers:
         return ModelRoute(route.name, default, versions, dict(route.shares), dict(route.labels), route.sticky, route.is_stand_in)
 
     def _note_usage(self, usage: UsageReport) -> None:
-        """Add a worker's report to the outcomes of the versions that there still are."""
         now = time.monotonic()
         for adopted in self._adopted.values():
             if (outcomes := usage.outcomes.get(adopted.endpoint)) is not None:
@@ -353,7 +332,6 @@ class FrontendWorkers:
                 adopted.last_used = now
 
     async def _until(self, is_so: Callable[[], bool], seconds: float | None) -> None:
-        """Wait until a condition holds, at most for some seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not is_so():
@@ -361,7 +339,7 @@ class FrontendWorkers:
                     await self._changed.wait()
 
     def _clear_up(self, number: int, identity: str) -> None:
-        """End the requests of a worker's process that has ended, and keep its counters."""
+        """End the requests of an exited worker process, and keep its counters."""
         for adopted in self._adopted.values():
             if adopted.server is not None:
                 adopted.server.detach(identity)
@@ -380,7 +358,7 @@ class FrontendWorkers:
         return self._read_book("admin_tokens_file", read_operators_book)
 
     def _read_book(self, setting: str, read: Callable[[ServerConfig], object]) -> dict[str, bytes]:
-        """Return the content of a setting's file; raise `ConfigError` if `read` refuses it or it changes meanwhile."""
+        """Return the content of a setting's file; raise `ConfigError` if it is invalid or changes meanwhile."""
         before = read_files(self._config, (setting,))
         read(self._config)
         if read_files(self._config, (setting,)) != before:
@@ -388,14 +366,13 @@ class FrontendWorkers:
         return before
 
     def _send_files(self, contents: dict[str, bytes]) -> None:
-        """Send files to the workers, those that start later among them."""
+        """Send files to the workers, and keep them for workers that start later."""
         self._files |= contents
         for worker in self._workers:
             worker.send(Files(contents))
 
 
 def _tls_files(tls: TlsFiles) -> dict[str, bytes]:
-    """Return the contents of the TLS files in use, by setting."""
     contents = tls.contents
     files = {"tls_certificate": contents.certificate, "tls_key": contents.key, "tls_client_ca": contents.client_ca}
     return {name: content for name, content in files.items() if content is not None}

@@ -1,4 +1,4 @@
-"""Messages between the parent and a frontend worker: MessagePack over pipes, each with its length before it."""
+"""Messages between the parent and a frontend worker: length-prefixed MessagePack over pipes."""
 
 import asyncio
 
@@ -14,31 +14,18 @@ _LENGTH_BYTES = 4
 
 
 class VersionAddress(Struct, frozen=True, array_like=True):
-    """A version of a model that requests can get.
+    """A version of a model that requests can use."""
 
-    Attributes:
-        endpoint: ZeroMQ address of its dispatcher, never used for another version; nothing listens there while it is asleep.
-        label: Name of the version's folder.
-        bundle: Directory with a copy of its manifest and tokenisers.
-        settings: Of its engines, but for those that differ between them.
-        num_replicas: Engines.
-        is_ready: Whether an engine is ready.
-        was_ready: Whether an engine has ever been ready.
-        traits: Settings of the model alone.
-        is_asleep: Whether the version is not loaded, and loaded on demand.
-        device: Device that it has run on; only while it is asleep.
-    """
-
-    endpoint: str
+    endpoint: str  # ZeroMQ address of its dispatcher, never reused; without a listener while the version is asleep
     label: str
-    bundle: str
-    settings: EngineSettings
+    bundle: str  # directory with a copy of its manifest and tokenizers
+    settings: EngineSettings  # settings of the first engine; the others differ in their cores
     num_replicas: int
     is_ready: bool
-    was_ready: bool = False
+    was_ready: bool = False  # whether an engine has ever been ready
     traits: Traits = Traits()
-    is_asleep: bool = False
-    device: str = ""
+    is_asleep: bool = False  # whether the version is unloaded, and loaded on demand
+    device: str = ""  # last device; only while the version is asleep
 
 
 class ModelRoute(Struct, frozen=True, array_like=True):
@@ -54,17 +41,11 @@ class ModelRoute(Struct, frozen=True, array_like=True):
 
 
 class Routes(Struct, frozen=True, array_like=True, tag="routes"):
-    """Answer later requests by these routes.
+    """Route later requests by these routes."""
 
-    Attributes:
-        serial: Number of the message; they count up.
-        models: Routes of all models.
-        kept: Endpoints of all versions that may get requests again.
-    """
-
-    serial: int
+    serial: int  # increasing number of the message
     models: list[ModelRoute]
-    kept: list[str] = []
+    kept: list[str] = []  # endpoints of all versions that may get requests again
 
     @property
     def endpoints(self) -> set[str]:
@@ -73,41 +54,28 @@ class Routes(Struct, frozen=True, array_like=True, tag="routes"):
 
 
 class Start(Struct, frozen=True, array_like=True, tag="start"):
-    """First message to a worker.
+    """First message to a worker."""
 
-    Attributes:
-        number: Of the worker, from 0.
-        identity: Of the process at dispatchers, never used again.
-        port: Port of gRPC.
-        http_port: Port of HTTP, where it is on.
-        config: The settings, as JSON.
-        files: Contents of files, by the setting that names the file.
-        routes: Of all models.
-        folder: Of the dispatchers' sockets; a worker that outlives the parent removes it.
-        table: Descriptor of the shared counters.
-        version: Of the server.
-    """
-
-    number: int
-    identity: str
+    number: int  # number of the worker, from 0
+    identity: str  # identity of the process at dispatchers, never reused
     port: int
-    http_port: int
-    config: str
-    files: dict[str, bytes]
+    http_port: int  # 0 where HTTP is off
+    config: str  # JSON
+    files: dict[str, bytes]  # contents by setting
     routes: Routes
-    folder: str
-    table: int
+    folder: str  # folder of the dispatchers' sockets; a worker that outlives the parent removes it
+    table: int  # file descriptor of the shared counters
     version: str
 
 
 class Files(Struct, frozen=True, array_like=True, tag="files"):
-    """Files have changed; their contents by setting."""
+    """New contents of files, by setting."""
 
     contents: dict[str, bytes]
 
 
 class LoadFailed(Struct, frozen=True, array_like=True, tag="load_failed"):
-    """A model that requests wait for cannot be loaded now."""
+    """Fail the requests that wait for a model: it cannot be loaded now."""
 
     model: str
     reason: str
@@ -115,29 +83,21 @@ class LoadFailed(Struct, frozen=True, array_like=True, tag="load_failed"):
 
 
 class AdminResponse(Struct, frozen=True, array_like=True, tag="admin_response"):
-    """Outcome of an `AdminRequest`.
-
-    Attributes:
-        number: Of the request.
-        listing: Answer to the operator; None if the request failed.
-        error: Class name of the error, one of `server.errors`; empty for an unexpected one.
-        message: Of the error.
-        retry_after_seconds: Of the error.
-    """
+    """Response to an `AdminRequest`."""
 
     number: int
-    listing: Listing | None
-    error: str = ""
+    listing: Listing | None  # None if the request failed
+    error: str = ""  # class name in `server.errors`; empty for an unexpected error
     message: str = ""
     retry_after_seconds: float | None = None
 
 
 class CollectMetrics(Struct, frozen=True, array_like=True, tag="collect_metrics"):
-    """Send `MetricsReport`."""
+    """Request for a `MetricsReport`."""
 
 
 class Drain(Struct, frozen=True, array_like=True, tag="drain"):
-    """Take no new requests, finish the others within some seconds, and end."""
+    """Reject new requests, let the others finish within some seconds, and exit."""
 
     seconds: float
 
@@ -146,57 +106,47 @@ ToWorker = Start | Files | Routes | LoadFailed | AdminResponse | CollectMetrics 
 
 
 class State(Struct, frozen=True, array_like=True, tag="state"):
-    """State of a worker, sent when it changes and, as a sign of life, once a second.
-
-    Attributes:
-        is_listening: Whether the worker answers.
-        is_ready: Whether it takes requests, and as many of its models as `ready_when` asks for.
-    """
+    """State of a worker, sent on change and every second as a heartbeat."""
 
     is_listening: bool = False
-    is_ready: bool = False
+    is_ready: bool = False  # whether requests are accepted, and `ready_when` is met
 
 
 class MetricsReport(Struct, frozen=True, array_like=True, tag="metrics"):
-    """Metrics of a worker since its start: now and then, in answer to each `CollectMetrics`, and as its last message."""
+    """Metrics of a worker since its start: periodic, in answer to each `CollectMetrics`, and as its last message."""
 
     series: Series
     is_requested: bool = False
 
 
 class RoutesTaken(Struct, frozen=True, array_like=True, tag="routes_taken"):
-    """Requests are answered by the `Routes` of a serial number, or by those before because of a problem."""
+    """Confirmation of `Routes`; with a problem, the routes before stay in use."""
 
     serial: int
     problem: str = ""
 
 
 class UsageReport(Struct, frozen=True, array_like=True, tag="usage"):
-    """Use of versions since the last such message, by endpoint.
+    """Use of versions since the last such message, by endpoint."""
 
-    Attributes:
-        outcomes: Fields of `Outcomes`.
-        held: Requests that hold the version, and `Use.warm_until`.
-    """
-
-    outcomes: dict[str, tuple[int, int, float]]
-    held: dict[str, tuple[int, float]] = {}
+    outcomes: dict[str, tuple[int, int, float]]  # the first three fields of `Outcomes`
+    held: dict[str, tuple[int, float]] = {}  # requests that hold the version, and `Use.warm_until`
 
 
 class AwaitedModels(Struct, frozen=True, array_like=True, tag="awaited"):
-    """Names of all models that requests of the worker wait for to be loaded."""
+    """Names of all unloaded models that requests of the worker wait for."""
 
     models: list[str]
 
 
 class Released(Struct, frozen=True, array_like=True, tag="released"):
-    """No request holds a version any more that the last `Routes` did not have."""
+    """No request holds a version any more that the last `Routes` did not contain."""
 
     endpoint: str
 
 
 class AdminRequest(Struct, frozen=True, array_like=True, tag="admin_request"):
-    """An operator, authenticated by the worker, asks for a change; answered by an `AdminResponse` of the same number."""
+    """Request of an operator authenticated by the worker, answered by an `AdminResponse` of the same number."""
 
     number: int
     operator: Operator
@@ -204,7 +154,7 @@ class AdminRequest(Struct, frozen=True, array_like=True, tag="admin_request"):
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed"):
-    """The worker cannot start, for a reason of one line; its process exits."""
+    """The worker cannot start, with a reason of one line; its process exits."""
 
     reason: str
 
@@ -213,7 +163,7 @@ FromWorker = State | MetricsReport | RoutesTaken | UsageReport | AwaitedModels |
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next message, not decoded yet; None at the end."""
+    """Return the next encoded message; None at the end."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
         return await reader.readexactly(length)
@@ -222,6 +172,6 @@ async def read_message(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def to_bytes(message: ToWorker | FromWorker) -> bytes:
-    """Return a message as it is written."""
+    """Encode a message with its length."""
     payload = msgspec.msgpack.encode(message)
     return len(payload).to_bytes(_LENGTH_BYTES, "little") + payload

@@ -1,4 +1,4 @@
-"""Admin requests of operators at a frontend worker: authenticated there, carried out in the parent."""
+"""Admin requests of operators at a frontend worker: authenticated in the worker, executed in the parent."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ from dragoman.server.workers.messages import AdminRequest, AdminResponse, FromWo
 
 log = structlog.get_logger("dragoman.workers")
 
-# Errors of admin requests that keep their class on the way to the worker.
+# Errors of admin requests that keep their class across processes.
 _ERRORS: dict[str, type[errors.ServiceError]] = {
     error.__name__: error
     for error in (
@@ -35,24 +35,10 @@ _ERRORS: dict[str, type[errors.ServiceError]] = {
 
 
 class WorkerOperators:
-    """Operators at this worker.
-
-    Attributes:
-        calls: Entry for the protocols.
-    """
+    """Admin calls of this worker; `calls` is the entry for the protocols."""
 
     def __init__(self, config: ServerConfig, metrics: Metrics, counted: CallerMetrics, send: Callable[[FromWorker], None]) -> None:
-        """Read the file of operators.
-
-        Args:
-            config: The settings, with `http_admin`.
-            metrics: Of the worker.
-            counted: Metrics of operators, who are no callers of models.
-            send: Sends a message to the parent.
-
-        Raises:
-            ConfigError: If the file cannot be used.
-        """
+        """Read the operators file; raise `ConfigError` if it is invalid."""
         self._config, self._send = config, send
         book = read_operators_book(config)
         assert book is not None, "settings without a file of operators are refused"
@@ -62,13 +48,13 @@ class WorkerOperators:
         self.calls = OperatorCalls(RunningCalls(AccessLog(metrics), self._callers), self._carry_out)
 
     def sources(self) -> Iterator[Source]:
-        """Yield the file of operators, which is watched."""
+        """Yield the watched operators file."""
         assert self._config.admin_tokens_file is not None
         load = partial(read_operators_book, self._config)
         yield Source("operators", (self._config.admin_tokens_file,), load, self._callers.replace)
 
     def receive(self, response: AdminResponse) -> None:
-        """Answer the request of a response."""
+        """Complete the request of a response."""
         future = self._waiting.get(response.number)
         if future is None or future.done():
             return
@@ -82,7 +68,7 @@ class WorkerOperators:
             future.set_exception(error)
 
     def drain(self) -> None:
-        """Refuse new requests, and end those that run."""
+        """Reject new requests, and end running ones."""
         self.calls.calls.draining.set()
         self.calls.calls.end_all()
 
@@ -98,7 +84,7 @@ class WorkerOperators:
 
 
 async def answer_admin_request(carry_out: CarryOut, request: AdminRequest) -> AdminResponse:
-    """Carry out a worker's admin request in the parent; return the response."""
+    """Execute a worker's admin request in the parent; return the response."""
     try:
         return AdminResponse(request.number, await carry_out(request.operator, request.order))
     except errors.ServiceError as error:

@@ -1,4 +1,4 @@
-"""The engine processes of one model behind its dispatcher, each supervised by itself."""
+"""The engine processes of one model behind its dispatcher, each with its own supervisor."""
 
 import asyncio
 import contextlib
@@ -28,11 +28,7 @@ log = structlog.get_logger("dragoman.supervisor")
 
 
 class EngineSupervisor(ProcessSupervisor):
-    """Keeps one engine process running, and connects it to the dispatcher while it is ready.
-
-    Attributes:
-        ready: Message that the engine sent when it was loaded; None while it is not ready.
-    """
+    """Keeps one engine process running, connected to the dispatcher while `ready`, the engine's message after its load, is set."""
 
     def __init__(
         self,
@@ -47,18 +43,10 @@ class EngineSupervisor(ProcessSupervisor):
         on_change: Callable[[int], None],
         on_restart: Callable[[int], None],
     ) -> None:
-        """Describe an engine.
+        """Describe an engine; callbacks get its `index` first.
 
-        Args:
-            name: Of the model.
-            index: Of the replica; the callbacks' first argument.
-            settings: Of the engine; its endpoint is chosen anew for each process.
-            policy: When to restart.
-            dispatcher: Of the model.
-            is_only: Whether the model has no other; the log does not number it then.
-            on_statistics: Called with each report's statistics, and with empty ones when the process has ended.
-            on_change: Called when `ready` has changed, and after each end.
-            on_restart: Called when a dead engine is about to be replaced.
+        `on_statistics` is called with each report's statistics, and with empty ones when the process has exited, `on_change` when
+        `ready` has changed and after each exit, `on_restart` when a dead engine is about to be replaced.
         """
         fields: dict[str, object] = {"model": name} if is_only else {"model": name, "replica": index}
         super().__init__("engine", f"model {name!r}", policy, fields, partial(on_restart, index))
@@ -90,7 +78,7 @@ class EngineSupervisor(ProcessSupervisor):
             self._link.send(Stop())
 
     async def _read_last_words(self) -> None:
-        """Wait a moment for `Fatal`, which may arrive after the end of its sender."""
+        """Wait up to `LAST_WORDS_SECONDS` for `Fatal`, which may arrive after the exit of the process."""
         if not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
@@ -118,15 +106,10 @@ class EngineSupervisor(ProcessSupervisor):
 
 
 class ReplicaPool(Dispatcher):
-    """The engines of one model: their dispatcher, with their supervisors.
+    """The dispatcher of one model, with its engines' supervisors.
 
-    The model is ready while at least one engine is. Requests that run in an engine that dies end once with `Unavailable`; those
-    that wait go to the other engines, and end with `Unavailable` if there is none.
-
-    Attributes:
-        settings: Of the first engine; those of the others differ in their cores.
-        num_replicas: Engines, whether they are ready or not.
-        replicas: Supervisors, one an engine.
+    The model is ready while an engine is. When an engine dies, its running requests fail with `Unavailable`; waiting requests go to
+    the other engines, and fail if there are none. `settings` are those of the first engine; the others differ in their cores.
     """
 
     def __init__(
@@ -143,15 +126,8 @@ class ReplicaPool(Dispatcher):
     ) -> None:
         """Describe engines; `start` starts them.
 
-        Args:
-            name: Of the model.
-            settings: Of each engine; limits of the queue, the same in all, are those of the model as a whole.
-            policy: When to restart an engine.
-            on_statistics: Called with the model's statistics after each report of an engine.
-            on_engine_statistics: Called with an engine's index and the statistics of each of its reports.
-            on_change: Called when `is_ready` has changed.
-            on_engine_change: Called with the index of an engine whose readiness has changed.
-            on_restart: Called with the index of a dead engine that is about to be replaced.
+        The queue limits, the same in all settings, apply to the whole model. `on_statistics` is called with the model's
+        statistics after each report of an engine; the `on_engine` callbacks and `on_restart` get the engine's index first.
         """
         self.settings, self.num_replicas = settings[0], len(settings)
         super().__init__(
@@ -179,20 +155,17 @@ class ReplicaPool(Dispatcher):
 
     @property
     def process_ids(self) -> list[int]:
-        """Ids of the engine processes that there are."""
+        """Ids of the running engine processes."""
         return [replica.process_id for replica in self.replicas if replica.process_id is not None]
 
     async def start(self, *, is_persistent: bool = False) -> None:
         """Start engines and keep them running; return once one is ready.
 
-        The first has the machine to itself until it is ready, so that the server is ready soonest and shared weights are
-        prepared once. The others start then. An engine that cannot start is retried as long as another could.
-
-        Args:
-            is_persistent: Whether they are retried also if none can be started at first.
+        The first engine starts alone, so that the server is ready soonest and shared weights are prepared once.
+        With `is_persistent`, engines are retried even if none starts at first.
 
         Raises:
-            EngineCannotStart: If none can; for the reason of the first.
+            EngineCannotStart: If no engine can start, with the reason of the first.
         """
         try:
             await self._start_engines(is_persistent)
@@ -202,7 +175,7 @@ class ReplicaPool(Dispatcher):
             raise
 
     async def stop(self) -> None:
-        """End all; requests that run or wait end with `Unavailable`."""
+        """Stop all engines; running and waiting requests fail with `Unavailable`."""
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
 
     async def _start_engines(self, is_persistent: bool) -> None:

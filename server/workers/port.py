@@ -1,8 +1,8 @@
-"""The port that frontend workers share: bound by the parent and never listened on.
+"""The port that frontend workers share: bound by the parent, which never accepts connections.
 
-Workers bind it with SO_REUSEPORT, which the kernel allows to all processes of one user. Two servers started on one port by mistake
-must not share its connections, so the parent binds it without that option first, as any other server does, and sets the option
-afterwards: then workers may join, and other programs are refused, also while no worker runs.
+Workers bind it with SO_REUSEPORT, which the kernel allows to all processes of one user. So that two servers started on one port by
+mistake do not share connections, the parent binds it without that option and sets the option afterwards: workers may join, and
+other programs are rejected even while no worker runs.
 """
 
 import errno
@@ -10,28 +10,15 @@ import socket
 
 from dragoman.server.listening import addresses_of, cannot_listen
 
-# The machine does not have the address, such as ::1 without IPv6; another one of the host may do.
+# Address missing on this machine, such as ::1 without IPv6; another address of the host may exist.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class HeldPort:
-    """A port that is bound until it is closed.
-
-    Attributes:
-        port: Its number.
-    """
+    """A port that is bound until it is closed."""
 
     def __init__(self, host: str, port: int, setting: str = "port") -> None:
-        """Bind the port, at every address that the host stands for.
-
-        Args:
-            host: Name or address.
-            port: 0 for any that is free.
-            setting: Name of the port in errors.
-
-        Raises:
-            ConfigError: If it is taken, or there is no such address.
-        """
+        """Bind the port (0 for any free one) at every address of the host; raise `ConfigError` naming `setting` if that fails."""
         self.port = port
         self._sockets: list[socket.socket] = []
         try:
@@ -66,10 +53,10 @@ def _take(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.s
         if family == socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != "::"))
         is_chosen = address[1] != 0
-        if is_chosen:  # connections of a server that has just ended are no reason to wait
+        if is_chosen:  # allow the port of a server that has just ended
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(address)
-        if is_chosen:  # two processes can bind it with that option, only one can listen
+        if is_chosen:  # several processes can bind a port with SO_REUSEADDR, but only one can listen
             held.listen()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)

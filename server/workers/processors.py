@@ -13,11 +13,7 @@ CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def available_cores(quota_file: Path = CGROUP_QUOTA) -> int:
-    """Return the cores of this process's affinity, or fewer where its container has a smaller CPU quota; at least 1.
-
-    Args:
-        quota_file: Of cgroup v2: quota and period in microseconds, or `max` for no quota.
-    """
+    """Return the number of cores by affinity and cgroup v2 CPU quota; at least 1."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = quota_file.read_text(encoding="ascii").split()
@@ -26,7 +22,7 @@ def available_cores(quota_file: Path = CGROUP_QUOTA) -> int:
         return cores
 
 
-# Blocks of at least this size are mapped alone, and returned when they are free.
+# Blocks of at least this size are mapped separately, and returned to the system when freed.
 LARGE_BYTES = 2**20
 # The largest threshold that glibc accepts, and the free memory above which it trims by itself.
 KEPT_BLOCK_BYTES, KEPT_BYTES = 2**25, 2**28
@@ -34,7 +30,7 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # of malloc.h
 
 
 def give_back_large_blocks() -> None:
-    """Have large blocks returned to the system when they are free; without effect where the C library is not glibc.
+    """Make the allocator return large freed blocks to the system; no effect without glibc.
 
     glibc raises its threshold to the size of freed blocks, up to 32 MiB: after a few large messages, later ones would be kept.
     """
@@ -43,9 +39,9 @@ def give_back_large_blocks() -> None:
 
 
 def keep_blocks() -> None:
-    """Have free blocks kept for reuse; without effect where the C library is not glibc.
+    """Make the allocator keep free blocks for reuse; no effect without glibc.
 
-    An engine allocates and frees the same megabytes with every batch; for a small model, clearing them again would take longer than
+    An engine allocates and frees the same megabytes with every batch; for a small model, clearing new pages would take longer than
     the computation. `give_back_blocks` returns them when the engine is idle.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
@@ -55,12 +51,12 @@ def keep_blocks() -> None:
 
 
 def give_back_blocks_soon() -> None:
-    """Call `give_back_blocks` a second later, on the event loop, which it blocks for less than a millisecond."""
+    """Schedule `give_back_blocks` in a second on the event loop, which it blocks for less than a millisecond."""
     asyncio.get_running_loop().call_later(1.0, give_back_blocks)
 
 
 def give_back_blocks() -> None:
-    """Return free memory to the system; without effect where the C library is not glibc."""
+    """Return free memory to the system; no effect without glibc."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -69,12 +65,11 @@ class Terminal:
     """The process's controlling terminal."""
 
     def __init__(self) -> None:
-        """Note whether there is one."""
         self._was_there = _is_there()
 
     @property
     def is_gone(self) -> bool:
-        """Whether the terminal that there was is closed, or its connection broken."""
+        """Whether the terminal existed at the start and has been closed."""
         return self._was_there and not _is_there()
 
 
@@ -87,17 +82,17 @@ def _is_there() -> bool:
 
 
 def freeze_heap() -> None:
-    """Exempt the objects of the start, which stay, from garbage collection."""
+    """Exempt startup objects from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)
 
 
 def end_process(code: int) -> NoReturn:
-    """Exit at once, with the standard streams flushed.
+    """Flush the standard streams and exit at once.
 
-    Not through gRPC's own shutdown, which would end calls that it has not passed on yet as CANCELLED, which clients do not retry.
-    A broken connection ends them as UNAVAILABLE.
+    gRPC's own shutdown would end calls not yet passed on as CANCELLED, which clients do not retry; a broken connection ends them as
+    UNAVAILABLE.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the terminal may be gone

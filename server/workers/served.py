@@ -1,4 +1,4 @@
-"""Versions that a frontend worker serves: read, attached to, routed to and released by order of the parent."""
+"""Versions served by a frontend worker, as ordered by the parent's `Routes`."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,14 @@ from dragoman.server.workers.files import open_copy
 from dragoman.server.workers.messages import FromWorker, ModelRoute, Released, Routes, RoutesTaken, UsageReport, VersionAddress
 from dragoman.server.workers.processors import give_back_blocks_soon
 
-# A model that was ready a moment ago may not be any more.
+# Bound, since a model that was ready in the message may no longer be.
 ATTACH_SECONDS = 5.0
 
 log = structlog.get_logger("dragoman.workers")
 
 
 class ServedVersions:
-    """Versions that this worker reaches. Messages are carried out in order, and confirmed to the parent."""
+    """Versions that this worker can reach; messages are processed in order and confirmed to the parent."""
 
     def __init__(
         self,
@@ -36,15 +36,7 @@ class ServedVersions:
         on_change: Callable[[], None],
         send: Callable[[FromWorker], None],
     ) -> None:
-        """Start with nothing served.
-
-        Args:
-            repository: Routes of this worker, kept here.
-            attach: Returns the client of a model's dispatcher, not open yet.
-            prepare: Prepares a model for requests; called on a thread of its own.
-            on_change: Called when other versions are served.
-            send: Sends a message to the parent.
-        """
+        """Start without versions; `attach` returns an unopened dispatcher client, `prepare` is called in a thread."""
         self._repository, self._attach = repository, attach
         self._prepare, self._on_change, self._send = prepare, on_change, send
         self._models: dict[str, LoadedModel] = {}
@@ -55,20 +47,16 @@ class ServedVersions:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, routes: Routes) -> None:
-        """Serve the versions of the first message.
-
-        Raises:
-            BundleError: If the copy of a bundle cannot be read.
-        """
+        """Serve the versions of the first message; raise `BundleError` if the copy of a bundle cannot be read."""
         await self._adopt(routes)
         self._publish(routes)
 
     def take(self, routes: Routes) -> None:
-        """Attach to the versions that are new, route requests to them, and release those that are not kept."""
+        """Attach to new versions, route requests to them, and release versions that are not kept."""
         self._spawn(self._take(routes))
 
     def report_usage(self) -> None:
-        """Send what requests have done with versions since the last report."""
+        """Send the use of versions since the last report."""
         used: dict[str, tuple[int, int, float]] = {}
         held: dict[str, tuple[int, float]] = {}
         for endpoint, model in self._models.items():
@@ -91,7 +79,7 @@ class ServedVersions:
                 is_expected = isinstance(error, InputError)
                 log.error("models cannot be served as told", reason=str(error), exc_info=None if is_expected else error)
                 self._send(RoutesTaken(routes.serial, str(error) or type(error).__name__))
-                for endpoint in routes.endpoints - self._models.keys():  # the parent believes that they are held here
+                for endpoint in routes.endpoints - self._models.keys():  # the parent counts them as held here
                     self._send(Released(endpoint))
                 return
             self._publish(routes)
@@ -102,7 +90,7 @@ class ServedVersions:
                 self._spawn(self._release(endpoint, self._models[endpoint]))
 
     async def _adopt(self, routes: Routes) -> None:
-        """Read and attach to the versions that are new here; none is kept if one cannot be read (`BundleError`)."""
+        """Read and attach to new versions; raise `BundleError`, and keep none, if one cannot be read."""
         new = [(route.name, one) for route in routes.models for one in route.versions if one.endpoint not in self._models]
         models = [await asyncio.to_thread(self._load, *one) for one in new]
         for (_, version), model in zip(new, models, strict=True):
@@ -145,7 +133,7 @@ class ServedVersions:
         return Route(self._models[route.default], versions, route.shares, route.labels, route.sticky, route.is_stand_in)
 
     def _load(self, name: str, version: VersionAddress) -> LoadedModel:
-        """Return a version, not attached yet; a bundle that is here already is not read again. Raises `BundleError`."""
+        """Return an unattached version, without reading a known bundle again; raise `BundleError`."""
         engine, directory = self._attach(name, version), Path(version.bundle)
         for model in list(self._models.values()):
             if model.bundle.directory == directory:

@@ -1,8 +1,8 @@
-"""Shared counters: the usage of each caller, in memory that all frontend workers have mapped.
+"""Shared counters: the usage of each caller, in memory mapped by all frontend workers.
 
-A record has a caller's running requests and open streams, the levels of its two token buckets, and each worker's part of the first
-two, which is subtracted when the worker dies. It is locked for microseconds with `fcntl`, whose locks end with their process.
-Records are found by a digest of the name and never freed.
+A record has a caller's running requests and open streams, its two token buckets, and each worker's part of the first two, which is
+subtracted when the worker dies. Records are locked for microseconds with `fcntl`, whose locks end with their process; they are
+found by a digest of the name and never freed.
 """
 
 import fcntl
@@ -15,35 +15,29 @@ from typing import Self
 from dragoman.model.errors import InputError
 from dragoman.server.buckets import Bucket
 
-# Since the start. Unused parts of the table take no memory.
+# Callers since the start. Unused parts of the table take no memory.
 MAX_CALLERS = 1 << 17
 KEY_BYTES = 16
-# The table begins with the number of records, on a cache line whose first byte is the lock of the directory.
+# The header holds the number of records, on a cache line whose first byte is the lock of the directory.
 LINE_BYTES = 64
 _NUMBER = struct.Struct("<I")
-# Running requests and streams, then level and time of the bucket of requests, then of that of tokens; a time of 0 means no bucket.
+# Running requests and streams, then level and time of the request bucket and of the token bucket; time 0 means no bucket.
 _TOTALS = struct.Struct("<iidddd")
 # Running requests and streams of one worker.
 _PART = struct.Struct("<ii")
 
 
 class UsageTable:
-    """The table as one process has it mapped. `open` creates it; other processes map its descriptor."""
+    """The table as mapped by one process. `open` creates it; other processes map its descriptor."""
 
     def __init__(self, descriptor: int, num_front_ends: int, number: int) -> None:
-        """Map the memory of a descriptor, which is closed with the table.
-
-        Args:
-            descriptor: Of the memory.
-            num_front_ends: Number of workers.
-            number: Of this worker, from 0.
-        """
+        """Map the memory of a descriptor for the worker of a number from 0; `close` also closes the descriptor."""
         self.descriptor = descriptor
         self.num_front_ends = num_front_ends
         self.number = number
         record_bytes = KEY_BYTES + _TOTALS.size + num_front_ends * _PART.size
         self._record_bytes = -(-record_bytes // LINE_BYTES) * LINE_BYTES
-        # Twice as many places as callers, so that few digests collide.
+        # Load factor of at most one half, so that few digests collide.
         self._num_places = 2 * MAX_CALLERS
         self._records_at = LINE_BYTES + self._num_places * _NUMBER.size
         size = self._records_at + MAX_CALLERS * self._record_bytes
@@ -53,7 +47,7 @@ class UsageTable:
 
     @classmethod
     def open(cls, num_front_ends: int) -> Self:
-        """Create a table without callers, in the parent."""
+        """Create an empty table, in the parent."""
         return cls(os.memfd_create("dragoman-callers"), num_front_ends, 0)
 
     @property
@@ -62,11 +56,7 @@ class UsageTable:
         return int(_NUMBER.unpack_from(self.memory, 0)[0])
 
     def of(self, name: str) -> "SharedUsage":
-        """Return the usage of a caller.
-
-        Raises:
-            InputError: If there have been too many callers since the start.
-        """
+        """Return the usage of a caller; raise `InputError` after too many callers since the start."""
         key = blake2b(name.encode(), digest_size=KEY_BYTES).digest()
         fcntl.lockf(self.descriptor, fcntl.LOCK_EX, 1)
         try:
@@ -75,18 +65,18 @@ class UsageTable:
             fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1)
 
     def clear(self, number: int) -> None:
-        """End what a dead worker had running."""
+        """Subtract the running requests and streams of a dead worker."""
         for index in range(self.num_callers):
             with SharedUsage(self, self._records_at + index * self._record_bytes) as usage:
                 usage.end_all(number)
 
     def close(self) -> None:
-        """Unmap the table here."""
+        """Unmap the table in this process."""
         self.memory.close()
         os.close(self.descriptor)
 
     def _find(self, key: bytes) -> int:
-        """Return the offset of a key's record, which is added if there is none."""
+        """Return the offset of a key's record, added if missing."""
         place = int.from_bytes(key[:8], "little") % self._num_places
         while True:
             at = LINE_BYTES + place * _NUMBER.size
@@ -99,7 +89,6 @@ class UsageTable:
             place = (place + 1) % self._num_places
 
     def _add(self, key: bytes, at: int) -> int:
-        """Add a record and its number in the directory; return its offset."""
         number = self.num_callers
         if number >= MAX_CALLERS:
             raise InputError(f"auth_tokens_file: more than {MAX_CALLERS} callers since the start; restart the server")
@@ -111,7 +100,7 @@ class UsageTable:
 
 
 class SharedUsage:
-    """A `core.usage.Usage` shared between processes."""
+    """A `service.callers.Usage` shared between processes."""
 
     __slots__ = (
         "_at",
@@ -128,7 +117,6 @@ class SharedUsage:
     )
 
     def __init__(self, table: UsageTable, offset: int) -> None:
-        """Represent the record at an offset."""
         self._table, self._descriptor, self._memory = table, table.descriptor, table.memory
         self._at = offset + KEY_BYTES
         self._parts_at = self._at + _TOTALS.size
@@ -140,7 +128,6 @@ class SharedUsage:
         self.tokens: Bucket | None = None
 
     def __enter__(self) -> Self:
-        """Lock and read the record."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX, 1, self._at)
         self._seen = seen = _TOTALS.unpack_from(self._memory, self._at)
         self.num_running, self.num_streams, requests_level, requests_time, tokens_level, tokens_time = seen
@@ -151,7 +138,6 @@ class SharedUsage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write what has changed, and unlock the record."""
         num_running, num_streams, *_states = seen = self._seen
         if self.num_running != num_running or self.num_streams != num_streams:
             running, streams = _PART.unpack_from(self._memory, self._part_at)
@@ -163,14 +149,14 @@ class SharedUsage:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._at)
 
     def change(self, requests: Bucket | None, tokens: Bucket | None) -> None:
-        """See `Usage`; a bucket that other workers have keeps its level."""
+        """Set the buckets; a bucket that other workers have keeps its level."""
         for old, new, (level, time) in ((self.requests, requests, self._seen[2:4]), (self.tokens, tokens, self._seen[4:6])):
             if old is None and new is not None and time:
                 new.state = level, time
         self.requests, self.tokens = requests, tokens
 
     def end_all(self, number: int) -> None:
-        """End what a worker had running, which may have died while it changed the record; within the `with`."""
+        """Clear a worker's part and recompute the totals, as the worker may have died during a change; only inside `with`."""
         _PART.pack_into(self._memory, self._parts_at + number * _PART.size, 0, 0)
         places = range(self._parts_at, self._parts_at + self._table.num_front_ends * _PART.size, _PART.size)
         parts = [_PART.unpack_from(self._memory, place) for place in places]

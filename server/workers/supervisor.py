@@ -1,4 +1,4 @@
-"""Supervision of child processes: start, watch, restart with back-off, stop; the same for engines and for frontend workers."""
+"""Supervision of child processes (engines and frontend workers): start, watch, restart with backoff, stop."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ log = structlog.get_logger("dragoman.supervisor")
 
 STOP_SECONDS = 1.0
 STABLE_SECONDS = 60.0
-# A first crash is replaced at once; a model that crashes at each start must not take the processors that others need.
+# The first restart is almost immediate; a model that crashes at each start must not take the cores that others need.
 INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 30.0
 WATCH_SECONDS = 1.0
 LAST_WORDS_SECONDS = 0.5
 
 
 class CannotStart(Exception):
-    """A child process failed before it was ready for the first time; the message says why."""
+    """A child process failed before it was ready for the first time; the message gives the reason."""
 
 
 class EngineCannotStart(CannotStart):
@@ -33,38 +33,21 @@ class EngineCannotStart(CannotStart):
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a dead or silent child process is replaced.
+    """Restart of a dead or silent child process."""
 
-    Attributes:
-        initial_backoff_seconds: Wait before the first restart; doubled for each restart that follows.
-        max_backoff_seconds: Longest wait.
-        watchdog_seconds: Silence after which a process counts as hung; each sends a sign of life every second.
-    """
-
-    initial_backoff_seconds: float = INITIAL_BACKOFF_SECONDS
+    initial_backoff_seconds: float = INITIAL_BACKOFF_SECONDS  # wait before the first restart; doubled for each following restart
     max_backoff_seconds: float = MAX_BACKOFF_SECONDS
-    watchdog_seconds: float = 30.0
+    watchdog_seconds: float = 30.0  # silence after which a process counts as hung; the heartbeat interval is a second
 
     def backoff_seconds(self, previous: float | None, ready_seconds: float) -> float:
-        """Return the wait before a restart.
-
-        Args:
-            previous: Wait before the last restart; None if there was none.
-            ready_seconds: Time since the child became ready; after `STABLE_SECONDS` the back-off starts anew.
-        """
+        """Return the wait before a restart, given the last one (None for none); reset after `STABLE_SECONDS` of readiness."""
         if previous is None or ready_seconds > STABLE_SECONDS:
             return min(self.initial_backoff_seconds, self.max_backoff_seconds)
         return min(2 * previous, self.max_backoff_seconds)
 
 
 class ProcessSupervisor(ABC):
-    """Keeps one child process running. A subclass starts the process, receives its messages, and calls `set_ready` and `hear`.
-
-    Attributes:
-        process: The running process; None while there is none.
-        num_restarts: Restarts so far.
-        failure: Reason of the process's end that is better than its exit code; empty for none.
-    """
+    """Keeps one child process running; `failure` is a more specific reason of the exit than the exit code, or empty."""
 
     def __init__(
         self,
@@ -74,15 +57,7 @@ class ProcessSupervisor(ABC):
         fields: dict[str, object],
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        """Describe a child process; `begin` starts it.
-
-        Args:
-            kind: Kind of process, for the log: `engine` or `front end`.
-            subject: Names the child in errors.
-            policy: When to restart it.
-            fields: Identify it in log lines.
-            on_restart: Called when a dead child is about to be replaced.
-        """
+        """Describe a child process, named `subject` in errors; `begin` starts it, `on_restart` is called before each restart."""
         self.policy = policy
         self.process: Process | None = None
         self.num_restarts = 0
@@ -111,20 +86,16 @@ class ProcessSupervisor(ABC):
         return self._stopping.is_set()
 
     def begin(self, *, is_persistent: bool = False) -> asyncio.Future[None]:
-        """Start the child and keep it running.
+        """Start the child and keep it running; with `is_persistent`, retry even if the first start fails.
 
-        Args:
-            is_persistent: Whether it is retried also if it has never been ready.
-
-        Returns:
-            A future that is done when the child is ready for the first time, and fails with `CannotStart` if the first try does.
+        Return a future that is done when the child is first ready, and fails with `CannotStart` if the first start does.
         """
         self._first_ready = first_ready = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._keep_running(first_ready, is_persistent), name=f"{self._kind} {self._subject}")
         return first_ready
 
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Ask the child to end, and kill it after some seconds; a child that is not ready has nothing to finish and is killed."""
+        """Stop the child, and kill it after some seconds; a child that is not ready is killed at once."""
         self._stopping.set()
         if self.process is not None:
             self._request_stop()
@@ -138,11 +109,11 @@ class ProcessSupervisor(ABC):
             await asyncio.gather(self._task, return_exceptions=True)
 
     def hear(self) -> None:
-        """Note a sign of life."""
+        """Record a heartbeat."""
         self._num_heard += 1
 
     def set_ready(self) -> None:
-        """Note that the child is ready."""
+        """Record that the child is ready."""
         self._ready_at = time.monotonic()
         if self._first_ready is not None and not self._first_ready.done():
             self._first_ready.set_result(None)
@@ -155,15 +126,15 @@ class ProcessSupervisor(ABC):
 
     @abstractmethod
     def _run_process(self) -> AbstractAsyncContextManager[Process]:
-        """Start the process and exchange messages with it; on exit release what it had."""
+        """Start the process and exchange messages with it; on exit release its resources."""
 
     @abstractmethod
     def _request_stop(self) -> None:
-        """Ask the process to end."""
+        """Send the stop message."""
 
     @abstractmethod
     async def _read_last_words(self) -> None:
-        """Read the messages that are left of a process that has ended."""
+        """Read the remaining messages of an exited process."""
 
     async def _keep_running(self, first_ready: asyncio.Future[None], is_persistent: bool) -> None:
         """Run process after process until stopped; fail `first_ready` if the first never becomes ready."""
@@ -192,7 +163,7 @@ class ProcessSupervisor(ABC):
             first_ready.exception()  # retrieved, even where nothing awaits it
 
     async def _run_once(self) -> tuple[str, float]:
-        """Run one process to its end; return the reason of the end, or of the failed start, and how long it was ready."""
+        """Run one process to its end; return the reason and the time for which it was ready."""
         self._ready_at, self.failure = None, ""
         reason = ""
         try:
@@ -209,10 +180,7 @@ class ProcessSupervisor(ABC):
         return self.failure or reason, ready_seconds
 
     async def _until_end(self, process: Process) -> str:
-        """Wait until the process has ended, or kill it when it is broken or silent for too long; return the reason.
-
-        Silence is counted in waits of this loop instead of read off the clock: while this process was paused, it heard nothing.
-        """
+        """Wait until the process has exited or is killed as silent; silence is counted in waits, as this process may be paused."""
         if self._stopping.is_set():
             self._kill(process)
         ended = asyncio.create_task(process.wait())
@@ -245,12 +213,9 @@ def _describe_exit(code: int) -> str:
 
 
 async def start_process(module: str, *arguments: str, stdout: int | None = None, pass_fds: Sequence[int] = ()) -> Process:
-    """Start a module in a child process that can tell the end of this one: its standard input closes.
+    """Start a module in a child process, whose standard input closes when this process ends.
 
-    It has this process's import path, and never what happens to lie in the working directory.
-
-    Raises:
-        OSError: If the system has no room for it.
+    Its import path is exactly this process's: -P keeps the working directory out. Raises `OSError` if no process can be started.
     """
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return await asyncio.create_subprocess_exec(
