@@ -1,4 +1,4 @@
-"""Several requests in one call: each has a record of its own."""
+"""Messages of several requests, and a separate record for each request of a call."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from dragoman.server.service.context import AccessLog, Call
 
 
 class BulkEnvelope:
-    """A message of several requests; its length is their number."""
+    """A message of several requests."""
 
     __slots__ = ()
 
@@ -20,31 +20,24 @@ class BulkEnvelope:
 
 
 class ItemRecords:
-    """Records of the requests of one call: access log lines, metrics and limits of the caller."""
+    """Records of a call's requests; `own_ending` returns the status of a protocol's own exception, None for others."""
 
     def __init__(self, records: AccessLog, whole: Call, own_ending: Callable[[BaseException], str | None]) -> None:
-        """Begin without any.
-
-        Args:
-            records: Writes the records.
-            whole: The call.
-            own_ending: Names the status of an exception of the protocol's own; None for every other.
-        """
         self.whole = whole
         self._records = records
         self._own_ending = own_ending
 
     @contextmanager
     def item(self, request_id: str = "", log_id: str = "", *, is_part: bool = False) -> Iterator[Call]:
-        """Record a request within the `with`, in a task of its own.
+        """Record a request within the `with`, in its own task.
 
         Args:
-            request_id: Its id, or that of the message that has it; empty where it is not known yet.
-            log_id: Its id in the log, beside the call's.
-            is_part: Whether it is a part (a sentence, a text) of a message; see `AccessLog.begin_item`.
+            request_id: Id of the request or its message; empty if not yet known.
+            log_id: Id in the log, beside the call's.
+            is_part: Whether it is a sentence or text of a message; see `AccessLog.begin_item`.
 
         Raises:
-            ServiceError: For the caller, whatever was raised inside.
+            ServiceError: Replaces every error but the protocol's own.
         """
         whole = self.whole
         if log_id:
@@ -68,15 +61,13 @@ class ItemRecords:
             self._finish(call, "OK")
 
     def _finish(self, call: Call, code: str) -> None:
-        """Write a request's record; its tokens count for the call's too."""
+        """Write a request's record, and add its tokens to the call's."""
         self.whole.source_tokens += call.source_tokens
         self.whole.generated_tokens += call.generated_tokens
         self._records.finish(call, code, event="item")
 
 
 def both_ends(text: str, num_characters: int) -> str:
-    """Return a text without its middle, if it is longer than twice so many characters: still too long where all of it was.
-
-    A source that is too long is cut at its end, and a prompt at its beginning.
-    """
+    """Return `num_characters` from each end of a text, or a shorter text whole; a text that is too long stays too long."""
+    # Sources are truncated at the end, prompts at the beginning.
     return text if len(text) <= 2 * num_characters else text[:num_characters] + text[-num_characters:]

@@ -1,4 +1,4 @@
-"""TLS certificates and keys in files, which may be replaced while the server runs."""
+"""TLS certificate and key files, reloadable while the server runs."""
 
 import ssl
 import time
@@ -19,7 +19,7 @@ log = structlog.get_logger("dragoman")
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of the files, in PEM."""
+    """Contents of the files in PEM."""
 
     certificate: bytes
     key: bytes
@@ -27,24 +27,13 @@ class Contents:
 
 
 class TlsFiles:
-    """The server's certificate and key, and the authorities of client certificates; new connections use what was read last.
+    """The server's certificate and key, and optional authorities of client certificates, which are then required.
 
-    Attributes:
-        paths: The files; reload when one changes.
-        contents: In use.
+    Reload when one of `paths` changes; new connections use the last valid `contents`.
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
-        """Read the files; a certificate out of its dates causes a warning alone, for another may come soon.
-
-        Args:
-            certificate: PEM, with its chain.
-            key: PEM, not encrypted.
-            client_ca: PEM, authorities of client certificates, which are then required.
-
-        Raises:
-            ConfigError: Naming the setting whose file cannot be used.
-        """
+        """Read the files or raise `ConfigError`; a certificate outside its dates is only logged, as a new one may follow."""
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         self.paths = tuple(path for path in (certificate, key, client_ca) if path is not None)
         self.contents = self._read()
@@ -54,23 +43,18 @@ class TlsFiles:
 
     @classmethod
     def of(cls, config: ServerConfig) -> Self | None:
-        """Return those of the settings; None without TLS. Raises `ConfigError` as the constructor does."""
+        """Return the files of the settings, None without TLS; raise `ConfigError` as the constructor does."""
         if config.tls_certificate is None or config.tls_key is None:
             return None
         return cls(config.tls_certificate, config.tls_key, config.tls_client_ca)
 
     @property
     def expires(self) -> float:
-        """Expiry of the server's certificate, not of its authorities, in seconds since 1970."""
+        """Expiry of the server's certificate as a Unix time."""
         return self._dates[1]
 
     def reload(self) -> bool:
-        """Read the files again; return whether their contents are new. Files that cannot be used change nothing.
-
-        Raises:
-            ConfigError: Naming the setting and the file: it cannot be read or is half written, the key is another certificate's,
-                or the certificate is not valid now.
-        """
+        """Read the files again; return whether they changed. Invalid or expired ones raise `ConfigError` and change nothing."""
         contents = self._read()
         if contents == self.contents:
             return False
@@ -87,13 +71,8 @@ class TlsFiles:
         return Contents(certificate, key, client_ca)
 
     def _check(self, contents: Contents) -> tuple[float, float]:
-        """Return the begin and end of the certificate's validity, in seconds since 1970.
-
-        gRPC only logs a problem with a file and then fails to bind, or to shake hands, so the files are tried here first.
-
-        Raises:
-            ConfigError: Naming the setting whose file cannot be used.
-        """
+        """Return the certificate's validity dates as Unix times, or raise `ConfigError`."""
+        # gRPC only logs an invalid file, and then fails to bind or to shake hands.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         pair = f"tls_certificate, tls_key: {self._certificate}, {self._key}"
         try:
@@ -121,7 +100,7 @@ def _read(setting: str, path: Path | None) -> bytes | None:
 
 
 def _out_of_date(dates: tuple[float, float]) -> str | None:
-    """Return the problem with the dates of a certificate; None if it is valid now."""
+    """Return the problem with a certificate's dates; None if it is valid now."""
     begin, end = dates
     now = time.time()
     if begin <= now < end:

@@ -1,4 +1,4 @@
-"""Data of the console: engine statistics as server-sent events, and models with what their bundles say of quality, as JSON."""
+"""Console data: engine statistics as server-sent events, and models with their bundles' quality data as JSON."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -18,20 +18,19 @@ from dragoman.server.service.sentences import on_thread
 from dragoman.server.service.service import Core
 from dragoman.v1 import generation_pb2
 
-# Until a stream is ended whose client takes no event.
+# A stream ends if its client takes no event for this long.
 SEND_SECONDS = 10.0
 
 
 class ConsoleData:
-    """Endpoints of the console's Engine and Models tabs; none of them has any request's text."""
+    """Endpoints of the console's Engine and Models tabs; they never include a request's text."""
 
     def __init__(self, core: Core, max_message_bytes: int) -> None:
-        """Serve a core; the description of a model is bounded by its size as gRPC would send it."""
         self._core = core
         self._descriptions = Descriptions(core.models, max_message_bytes)
 
     def endpoints(self) -> Iterable[Endpoint]:
-        """Return the endpoints; `/console/engine` counts as one of its caller's streams and keeps no drain waiting."""
+        """Return the endpoints; `/console/engine` counts toward its caller's streams and does not delay a drain."""
         get = partial(Endpoint, "GET", errors=NATIVE_ERRORS, access="both")
         return (
             get("/console/engine", self.watch, is_awaited=False, has_items=True),
@@ -53,20 +52,20 @@ class ConsoleData:
         return response
 
     async def models(self, exchange: Exchange) -> web.Response:
-        """Return every version of the models that the caller may use."""
+        """Return all versions of the models that the caller may use."""
         names = {model.name for model in self._core.generation.models(exchange.call.caller)}
         models = [(self._descriptions.of(model), model) for model in self._core.models.versions() if model.name in names]
         return web.Response(body=await on_thread(_write, models), content_type=JSON)
 
 
 def _write(models: Sequence[tuple[generation_pb2.Model, LoadedModel]]) -> bytes:
-    """Write the models; on a thread, for model cards are read, and hundreds of languages take a while."""
+    """Encode the models; run on a thread, as it reads model cards."""
     written = [{"model": msgspec.Raw(to_json(description).encode())} | _of_bundle(model) for description, model in models]
     return msgspec.json.encode({"models": written})
 
 
 def _of_bundle(model: LoadedModel) -> dict[str, Any]:
-    """Return what the bundle says beside the description; its signature covers all of it."""
+    """Return the bundle's signed data beside the description."""
     manifest = model.manifest
     parity = _in_camel_case(msgspec.to_builtins(manifest.parity))
     return {

@@ -1,4 +1,4 @@
-"""The console's page: static files of the package, sent from memory to anybody; its data comes from other endpoints."""
+"""The console's static files, served from memory without authentication."""
 
 import gzip
 import hashlib
@@ -11,12 +11,12 @@ from typing import Self
 from aiohttp import ETag, web
 
 DOCUMENT = "index.html"
-# Placeholders in the document: the port of gRPC, for the calls that it shows, and whether operators may administer over HTTP.
+# Placeholders in the document: the gRPC port, shown in example calls, and whether the admin service is on HTTP.
 GRPC_PORT, HTTP_ADMIN = b'name="grpc-port" content="8500"', b'name="http-admin" content="no"'
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
 POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS = {
-    "Cache-Control": "no-cache",  # revalidated each time: no half of an old page after an upgrade
+    "Cache-Control": "no-cache",  # revalidate, so that an upgrade never mixes versions
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -29,7 +29,7 @@ _NO_GZIP = re.compile(r"gzip\s*;\s*q=0(?:\.0*)?\s*(?:,|$)")
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file: media type, content, the same compressed, and a tag of the content."""
+    """A file, also compressed, and a tag of its content."""
 
     kind: str
     body: bytes
@@ -38,7 +38,7 @@ class Asset:
 
     @classmethod
     def of(cls, name: str, body: bytes) -> Self:
-        """Prepare a file."""
+        """Create an asset from a file's content."""
         return cls(KINDS[name.rpartition(".")[2]], body, gzip.compress(body, mtime=0), hashlib.sha256(body).hexdigest()[:32])
 
 
@@ -46,7 +46,7 @@ class ConsolePage:
     """The page and its assets."""
 
     def __init__(self, grpc_port: int, has_admin: bool) -> None:
-        """Read the files; `has_admin` says whether operators may administer over HTTP."""
+        """Read the files; `has_admin` enables administration over HTTP."""
         folder = files("dragoman.server.protocols.console").joinpath("assets")
         bodies = {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in KINDS}
         document = bodies.pop(DOCUMENT)
@@ -70,7 +70,7 @@ class ConsolePage:
 
 
 async def _respond(request: web.Request, asset: Asset) -> web.Response:
-    """Return a file, or 304 where the client has it."""
+    """Return a file, or 304 if the client has it."""
     accepted = request.headers.get("Accept-Encoding", "")
     is_zipped = "gzip" in accepted and _NO_GZIP.search(accepted) is None
     tag = ETag(f"{asset.tag}-gzip" if is_zipped else asset.tag)

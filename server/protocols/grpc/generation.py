@@ -1,7 +1,4 @@
-"""The dragoman.v1.Generation service: converts its messages.
-
-Errors are raised as `server.errors` and become statuses in the interceptor, or messages of a stream of requests.
-"""
+"""The dragoman.v1.Generation service; the interceptor or stream converts its errors to statuses."""
 
 from collections.abc import AsyncIterator
 
@@ -23,10 +20,9 @@ from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
-    """Serves every RPC of the service; method names are the protocol's."""
+    """Serves every RPC of the service; the protocol defines the method names."""
 
     def __init__(self, core: Core, max_message_bytes: int) -> None:
-        """Serve the core's models, with messages of at most so many bytes."""
         self._core = core
         self._limit = MessageLimit(max_message_bytes)
         self._descriptions = Descriptions(core.models, max_message_bytes)
@@ -45,33 +41,33 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 await context.write(await to_stream_response(piece, self._limit.max_bytes))
 
     async def GenerateBatch(self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: Context) -> None:
-        """Write the answer to each request of a stream when it is complete."""
+        """Write the answer to each request of a stream as it completes."""
         await Batch(self._generate, self._core, context).serve(requests)
 
     async def GenerateBulk(self, requests: AsyncIterator[BulkRequest], context: Context) -> None:
-        """Write answers as GenerateBatch does, several in a message."""
+        """Write answers as GenerateBatch does, several per message."""
         together = min(MAX_TOGETHER_BYTES, self._limit.max_bytes)
         await Batch(self._generate, self._core, context, together).serve(requests)
 
     async def Score(self, request: generation_pb2.ScoreRequest, context: Context) -> generation_pb2.ScoreResponse:
-        """Return the scores of a pair."""
+        """Return the scores of a source and target."""
         wanted = to_score_request(request)
         scores = await self._core.generation.score(wanted, current_call.get(), context.time_remaining(), self._limit)
         return await to_score_response(scores, self._limit.max_bytes)
 
     async def ListModels(self, _: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
-        """Describe every model that the caller may use."""
+        """Return the models that the caller may use."""
         models = self._core.generation.models(current_call.get().caller)
         return self._descriptions.of_all(models)
 
     async def GetModel(self, request: generation_pb2.GetModelRequest, context: Context) -> generation_pb2.Model:
-        """Describe one model."""
+        """Return one model."""
         return self._descriptions.of(self._core.generation.model(request.model, current_call.get().caller, request.model_version))
 
     async def _generate(
         self, request: generation_pb2.GenerateRequest, call: Call, context: Context, response: generation_pb2.GenerateResponse
     ) -> None:
-        """Write the whole answer into a message."""
+        """Write the whole answer into `response`."""
         wanted = to_generate_request(request)
         generated = await self._core.generation.generate(wanted, call, context.time_remaining(), self._limit)
         await write_response(generated, self._limit.max_bytes, response)

@@ -1,7 +1,7 @@
 """grpc.health.v1, for load balancers and Kubernetes, and gRPC reflection.
 
-`liveness` is served while the process answers. The empty name, `readiness` and the names of the services that generate are served
-while the server is ready, by its rule; a model's name while that model is.
+`liveness` is always SERVING. The empty name, `readiness` and the generating services follow the server's readiness; a model's name
+follows the model's.
 """
 
 import asyncio
@@ -23,21 +23,19 @@ from dragoman.server.service.in_flight import StreamLimit
 
 LIVENESS = "liveness"
 OVERALL = ("", "readiness", GENERATION.full_name, INFERENCE.full_name)
-# A watched name is kept for as long as the watch is open; no model has a longer one.
+# A watch keeps its name; no model has a longer one.
 MAX_NAME_LENGTH = 1024
-# Each watch is a task. A client watches a service or two, and gRPC's clients a connection each.
+# Each watch is a task; clients watch one or two services, and gRPC's clients one per connection.
 MAX_WATCHES, MAX_WATCHES_PER_CONNECTION = 1024, 16
 
 REFLECTED = (GENERATION.full_name, INFERENCE.full_name, HEALTH.full_name, reflection.SERVICE_NAME)
 MAX_REFLECTION_STREAMS, MAX_REFLECTION_STREAMS_PER_CONNECTION = 64, 4
 REFLECTION_IDLE_SECONDS = 30.0
-# An answer repeats its question; no name in a description is longer.
+# A response repeats its request; no descriptor name is longer.
 MAX_REFLECTION_REQUEST_BYTES = 1024
 
 
 class _Watch:
-    """A `Watch` stream: its service, the status that was written last, and whether another one may be due."""
-
     def __init__(self, service: str) -> None:
         self.service = service
         self.written: int | None = None
@@ -45,26 +43,19 @@ class _Watch:
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings no types
-    """The health service; method names are the protocol's.
+    """The health service; the protocol defines the method names.
 
-    An update wakes watches, each of which writes the latest status by itself: one whose client reads nothing delays no other.
+    Each watch writes the latest status in its own task, so that a client that does not read delays no other.
     """
 
     def __init__(self) -> None:
-        """Start alive and not ready."""
         self._watches: set[_Watch] = set()
         self._limit = StreamLimit("max_watches", MAX_WATCHES, MAX_WATCHES_PER_CONNECTION)
         self._written = asyncio.Event()
         self.update((), is_ready=False, is_draining=False)
 
     def update(self, models: Iterable[LoadedModel], *, is_ready: bool, is_draining: bool) -> None:
-        """Publish the statuses of the server and of its models.
-
-        Args:
-            models: Loaded models.
-            is_ready: Whether the server is ready as a whole.
-            is_draining: Whether the server takes no new work.
-        """
+        """Publish the statuses of the server and its loaded models."""
         ready = {model.name: model.engine.is_ready and not is_draining for model in models}
         statuses = ready | dict.fromkeys(OVERALL, is_ready) | {LIVENESS: True}
         self._statuses: dict[str, int] = {
@@ -75,7 +66,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
             watch.changed.set()
 
     async def all_told(self, seconds: float) -> bool:
-        """Wait until every watch has written the latest status, at most so long; return whether that was so."""
+        """Wait up to `seconds` until every watch has written the latest status; return whether all have."""
         try:
             async with asyncio.timeout(seconds):
                 while any(watch.written != self._status(watch.service) for watch in self._watches):
@@ -86,26 +77,22 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
         return True
 
     async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
-        """Return the status of a service.
-
-        Raises:
-            UnknownService: If there is none of that name.
-        """
+        """Return a service's status; raise `UnknownService` if there is none of that name."""
         status = self._statuses.get(request.service)
         if status is None:
             raise UnknownService
         return HealthCheckResponse(status=status)
 
     async def List(self, request: HealthListRequest, context: Context) -> NoReturn:
-        """Refuse: callers without credentials are not told the models' names."""
+        """Refuse: callers without credentials must not learn the models' names."""
         raise NotOffered("names are not listed; ask about one with Check, or for the models with ListModels")
 
     async def Watch(self, request: HealthCheckRequest, context: Context) -> None:
-        """Write the status of a service, and again whenever it has changed; `SERVICE_UNKNOWN` while there is none of that name.
+        """Write a service's status whenever it changes; `SERVICE_UNKNOWN` for an unknown name.
 
         Raises:
-            InvalidRequest: If the name is longer than any.
-            ConnectionLimit: If there are too many watches, in all or on this connection.
+            InvalidRequest: If the name is too long.
+            ConnectionLimit: If there are too many watches, in total or on this connection.
         """
         if len(request.service) > MAX_NAME_LENGTH:
             raise InvalidRequest("service", f"{len(request.service)} characters; at most {MAX_NAME_LENGTH} are allowed")
@@ -129,10 +116,9 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
 
 
 class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it brings no types
-    """Describes the services; method names are the protocol's. Questions are short, and a stream that is not used ends."""
+    """gRPC reflection of all services, with limits on streams, request size and idle time."""
 
     def __init__(self, idle_seconds: float = REFLECTION_IDLE_SECONDS) -> None:
-        """Describe all services; a stream ends after so long without a question."""
         super().__init__(REFLECTED)
         self._idle_seconds = idle_seconds
         self._limit = StreamLimit("reflection streams", MAX_REFLECTION_STREAMS, MAX_REFLECTION_STREAMS_PER_CONNECTION)
@@ -140,12 +126,12 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it
     async def ServerReflectionInfo(
         self, requests: AsyncIterator[ServerReflectionRequest | Refused], context: Context
     ) -> AsyncIterator[ServerReflectionResponse]:
-        """Yield the answer to each question.
+        """Yield the response to each request.
 
         Raises:
-            ConnectionLimit: If there are too many such streams, in all or on this connection.
-            InvalidRequest: If a question cannot be read, or is too long.
-            IdleStream: If no question comes.
+            ConnectionLimit: If there are too many streams, in total or on this connection.
+            InvalidRequest: If a request is malformed or too long.
+            IdleStream: If no request comes in time.
         """
         with self._limit.stream(context.peer()):
             async with aclosing(super().ServerReflectionInfo(self._checked(requests), context)) as responses:

@@ -1,7 +1,4 @@
-"""Around every RPC: authentication, the call's record, limits of its connection and caller, and the status that it ends with.
-
-A stream of requests is one RPC here; `streams.py` has the records of its requests.
-"""
+"""Interceptor of every RPC: authentication, call record, limits and final status; `streams.py` records the requests of a stream."""
 
 import asyncio
 import math
@@ -36,45 +33,37 @@ from dragoman.server.service.generate import Generation
 from dragoman.server.service.in_flight import InFlight, MessageRate, Receiving, StreamLimit
 from dragoman.v1 import generation_pb2
 
-# gRPC cancels the RPC of a caller that is gone within this time of saying that no message comes.
+# gRPC cancels the RPC of a disconnected caller within this time after EOF.
 GONE_SECONDS = 0.1
-# More than there are methods; names that callers make up push each other out.
+# More than there are methods; unknown names evict each other.
 MAX_KEPT_HANDLERS = 64
-# A caller gives up when its time is over, and that is before ours is: our clock starts when the call has come, and gRPC writes
-# timeouts of more than a second with two or three digits, rounded up.
+# A caller's deadline passes before ours: our clock starts on arrival, and gRPC rounds timeouts up to two or three digits.
 TRANSPORT_SECONDS = 0.05
 TIMEOUT_ROUNDING = 0.01
-# Streams of requests, each of which may have a large message half sent.
+# Each stream of requests may hold a large, partly received message.
 MAX_STREAMS_PER_CONNECTION = 64
 
-# As strings: these classes take parameters in their stubs only.
+# Strings, as these classes are generic only in their stubs.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 Behaviour: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
 Parse: TypeAlias = Callable[[bytes], Any]
-# From gRPC's own parser, and the number of characters of a text that a model could use.
+# Takes gRPC's parser and a function that returns the most characters a model could use.
 MakeParser: TypeAlias = Callable[[Parse, Callable[[], int]], Parse]
 
-# Set for each RPC in its own task; gRPC leaves no other way from interceptor to servicer.
+# Set in each RPC's task; gRPC has no other way to pass values from interceptor to servicer.
 current_call: ContextVar[Call] = ContextVar("current_call")
 _metadata: ContextVar[Any] = ContextVar("metadata")
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Treatment of the calls of an RPC.
+    """Handling of an RPC method's calls."""
 
-    Attributes:
-        is_probe: Neither recorded nor refused, and open to everybody: probes must be answered while the server drains.
-        is_awaited: A drain waits for them: for requests and for questions about models.
-        is_counted: Counted in metrics: they generate or score.
-        parser: Makes the parser of their messages.
-    """
-
-    is_probe: bool = False
-    is_awaited: bool = False
-    is_counted: bool = False
+    is_probe: bool = False  # not authenticated, recorded or refused: must be answered while draining
+    is_awaited: bool = False  # a drain waits for the call
+    is_counted: bool = False  # in the request metrics
     parser: MakeParser = parser
 
 
@@ -87,7 +76,7 @@ REQUEST = Method(is_awaited=True, is_counted=True)
 
 
 def declared(service: ServiceDescriptor, usual: Method, **others: Method) -> dict[str, Method]:
-    """Return the treatment of a service's RPCs by their full names: `others` by name, and `usual` for the rest."""
+    """Return the handling of a service's RPCs by full name: `others` by name, `usual` for the rest."""
     names = [method.name for method in service.methods]
     assert others.keys() <= set(names)
     return {f"/{service.full_name}/{name}": others.get(name, usual) for name in names}
@@ -110,28 +99,16 @@ OWN_METHODS: Methods = {
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Accompanies every RPC from its arrival to its end; probes without a record.
-
-    Callers are authenticated before their message is read, those of unknown methods too; probes need no caller.
-    """
+    """Authenticates each caller before its message is read, then limits and records the call; probes are only rate-limited."""
 
     def __init__(
         self,
         calls: RunningCalls,
         methods: Methods = OWN_METHODS,
-        generation: Generation | None = None,
+        generation: Generation | None = None,  # None if the RPCs do not generate
         in_flight: InFlight | None = None,
-        messages_per_second: float = 0.0,
+        messages_per_second: float = 0.0,  # per connection; 0 for no limit
     ) -> None:
-        """Put every RPC among these calls.
-
-        Args:
-            calls: Those that run.
-            methods: Treatment of each method.
-            generation: Knows the server's deadlines and the longest text a model could use; None where RPCs do not generate.
-            in_flight: Windows of large calls, and of those of several requests.
-            messages_per_second: Of one connection; 0 for any number.
-        """
         self._calls = calls
         self._methods = methods
         self._generation = generation
@@ -140,14 +117,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._in_flight = in_flight or InFlight(lambda: 1)
         self._streams = StreamLimit("max_batch_streams_per_connection", math.inf, MAX_STREAMS_PER_CONNECTION)
         self._receiving = Receiving()
-        # A stream on both sides fits every kind of RPC: it takes no message before it answers.
+        # Suits every kind of RPC: can answer before it reads a message.
         self._unknown: Handler = grpc.stream_stream_rpc_method_handler(_refuse_unknown)
         self._wrapped = lru_cache(MAX_KEPT_HANDLERS)(self._wrap)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "Handler | None":
-        """Return the RPC's handler with everything around it."""
+        """Return the RPC's handler, wrapped; an unknown method is refused after authentication."""
         handler = await continuation(handler_call_details)
         if handler is None:
             if self._calls.callers is None:
@@ -157,12 +134,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return self._wrapped(handler_call_details.method, handler)
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
-        """Return a handler of the same kind with everything around it, for every RPC of this method.
-
-        Streams are written by the handler, never yielded. gRPC calls the handler of a message when that is there, and where the
-        caller is gone by then not at all, so that nobody would count the call: each handler takes a stream of messages here, of
-        which one is read where there is one.
-        """
+        """Return a wrapped handler for every RPC of a method."""
         treated = self._methods.get(method, OTHER)
         is_stream = bool(handler.request_streaming and handler.response_streaming)
         around = self._run_probe if treated.is_probe else partial(self._run, method, treated, is_stream)
@@ -171,6 +143,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         else:
             inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
         behaviour = _as_writer(inner) if isasyncgenfunction(inner) else inner
+        # Always a stream of requests: gRPC skips a unary handler if the caller has left, and the call would not be counted.
         has_one = not handler.request_streaming
 
         async def wrapped(requests: Any, context: Context) -> Any:
@@ -185,7 +158,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         )
 
     async def _read(self, context: Context) -> Any:
-        """Return the message of an RPC that has one; `Refused` if there is none to come, or it takes too long."""
+        """Return a unary request's message, or `Refused` if it is missing or refused while received."""
         try:
             message = await self._receiving.receive(context.peer(), context.read)
         except QueueFull as error:
@@ -196,7 +169,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return Refused(InvalidRequest("request", "is missing"))
 
     async def _read_in_time(self, call: Call, context: Context) -> Any:
-        """Return the message of an RPC that has one, or `Refused` if it has not come when the server's deadline has passed."""
+        """Return a unary request's message, or `Refused` once the server's deadline passes."""
         deadlines = NO_DEADLINES if self._generation is None else self._generation.deadlines(call)
         if deadlines == NO_DEADLINES:
             return await self._read(context)
@@ -208,7 +181,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return Refused(DeadlineExceeded(f"the server's deadline ({limit} seconds) passed before the request came"))
 
     async def _run_probe(self, inner: Behaviour, request: Any, context: Context) -> Any:
-        """Serve one RPC without a record of it."""
         arrival = time.monotonic()
         try:
             message = await self._read(context) if request is None else request
@@ -222,7 +194,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             await context.abort_with_status(to_status(self._calls.records.fault(error)))
 
     async def _run(self, method: str, treated: Method, is_stream: bool, inner: Behaviour, request: Any, context: Context) -> Any:
-        """Serve one RPC; gRPC still has to send what this returns."""
+        """Serve one RPC; gRPC sends the returned response afterwards."""
         call = Call.begin(method, is_counted=treated.is_counted, has_items=is_stream, is_awaited=treated.is_awaited)
         current_call.set(call)
         metadata, names = _metadata.get(), partial(peer_names, context)
@@ -231,7 +203,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if request is None and self._calls.is_known(call, metadata, names):
             try:
                 request = await self._read_in_time(call, context)
-            except asyncio.CancelledError:  # gone before its message came
+            except asyncio.CancelledError:  # the caller left before its message arrived
                 self._calls.records.finish(call, cancellation_code(context, call.arrival))
                 raise
         call.has_items = is_stream or num_requests(request) > 1
@@ -253,14 +225,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     call.window = stack.enter_context(self._in_flight.window(call.caller_or(address), num_bytes))
                     return await inner(request, context)
         except ServiceError as error:
-            # Refusals of a connection come no faster than answers, except while the server drains.
+            # Refusals are rate-limited like answers, except while the server drains.
             if self._rate is not None and not is_counted and not self._calls.draining.is_set():
                 with suppress(ConnectionLimit):
                     await self._rate.wait(context.peer())
             await context.abort_with_status(to_status(error, call.request_id))
 
     async def _at_rate(self, rate: MessageRate, request: Any, is_stream: bool, peer: str) -> Any:
-        """Return a message, or the messages of a stream, when its connection may send it."""
+        """Return a message, or a stream of messages, at the rate allowed to its connection."""
         await rate.wait(peer)
         if is_stream:
             return rate.read(request, peer, num_requests)
@@ -270,55 +242,47 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 async def _refuse_unknown(_: Any, context: Context) -> NoReturn:
-    """Refuse an unknown method as gRPC itself does, once its caller is known."""
+    """Refuse an unknown method as gRPC does, but after authentication."""
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
 
-# Kinds of names that say who a client is, by gRPC's keys; an address says only where somebody was.
+# gRPC's keys of names that identify a client; an IP address does not.
 _NAMES = ("peer_dns", "peer_uri", "peer_email")
 _ALL_ALTERNATIVES = "x509_subject_alternative_name"
 _COMMON_NAME = "x509_common_name"
 
 
 def peer_names(context: Context) -> tuple[str, ...]:
-    """Return the names in the client's verified certificate: DNS names, URIs, then e-mail addresses; empty without one.
-
-    The subject's common name counts only where there are no alternative names of any kind, addresses included. Names that are not
-    printable are left out.
-    """
+    """Return the printable names in the client's verified certificate: DNS names, URIs, then e-mail addresses."""
     shown = context.auth_context()
+    # The common name counts only without alternative names of any kind, addresses included.
     keys = _NAMES if _ALL_ALTERNATIVES in shown else (_COMMON_NAME,)
     names = (value.decode(errors="replace") for key in keys for value in shown.get(key, ()))
     return tuple(name for name in names if name and name.isprintable() and "\N{REPLACEMENT CHARACTER}" not in name)
 
 
 def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:
-    """Return the gRPC status of an error, with the details of `to_message`."""
+    """Return an error's gRPC status with the details of `to_message`."""
     result: grpc.Status = rpc_status.to_status(to_message(error, request_id))
     return result
 
 
 def own_ending(context: Context, arrival: float, error: BaseException) -> str | None:
-    """Return the name of the status that an exception of gRPC's stands for; None for every other exception."""
+    """Return the status code name of an exception of gRPC's own; None for every other exception."""
     match error:
         case asyncio.CancelledError():
             return cancellation_code(context, arrival)
         case grpc.aio.AbortError():
             number: Any = context.code()
             return next((code.name for code in grpc.StatusCode if code is number or code.value[0] == number), "UNKNOWN")
-        case grpc.aio.InternalError():  # gRPC could not write: the caller is gone
+        case grpc.aio.InternalError():  # a write failed: the caller has left
             return Cancelled.code
         case _:
             return None
 
 
 def cancellation_code(context: Context, arrival: float) -> str:
-    """Return the name of the status that an RPC cancelled by gRPC has for its caller: that of its deadline, if that is over.
-
-    Args:
-        context: Of the RPC.
-        arrival: When it came, by `time.monotonic()`.
-    """
+    """Return the status code name of an RPC cancelled by gRPC: `DEADLINE_EXCEEDED` if its deadline has passed, else `CANCELLED`."""
     remaining: float | None = context.time_remaining()
     if remaining is None:
         return Cancelled.code
@@ -328,13 +292,12 @@ def cancellation_code(context: Context, arrival: float) -> str:
 
 
 def _check_readable(request: Any) -> None:
-    """Raise the error of a message that was refused as it was read."""
     if isinstance(request, Refused):
         raise request.error
 
 
 def _as_writer(generate: Callable[[Any, Context], Any]) -> Behaviour:
-    """Turn a generator of responses into a coroutine that writes them."""
+    """Convert a generator of responses to a coroutine that writes them."""
 
     async def write(request: Any, context: Context) -> None:
         async with aclosing(generate(request, context)) as responses:

@@ -1,6 +1,6 @@
-"""Parsers of requests: one that cannot be read is refused in its place, and of a large one only what a model could use is kept.
+"""Request parsers: unreadable messages become `Refused`, and large ones keep only the text that a model could use.
 
-gRPC puts a message together before it is parsed, and for as long as a call runs it keeps the bytes.
+gRPC assembles a message before parsing, and keeps its bytes as long as the call runs.
 """
 
 from collections import deque
@@ -20,22 +20,21 @@ from dragoman.server.service.languages import check_language
 from dragoman.server.service.requests import check_model_name, check_model_version, check_num_suppressed
 
 CANNOT_BE_PARSED = "cannot be parsed; is every string UTF-8?"
-# Bytes of the last large message that was read in the current task; 0 for none.
+# Size of the last large message read in the current task; 0 for none.
 large_bytes_read: ContextVar[int] = ContextVar("large_bytes_read", default=0)
 MAX_REQUESTS = 1024
-# Bytes of a message of several requests: those that have not begun are kept as they came.
+# Limit of a message of several requests, which are kept serialised until they begin.
 MAX_BYTES = 256 * 2**10
-# Tag and length before a message of so many bytes together, at most.
+# Tag and length of an embedded message, at most.
 HEAD_BYTES = 6
-# `GenerateBulkRequest` and `GenerateBulkResponse` on the wire: messages in field 1, here as bytes.
-# A bulk message is not parsed as a whole: that would refuse all of it for one request that cannot be read, and keep all of it for
-# as long as one of them is served.
+# `GenerateBulkRequest` and `GenerateBulkResponse` with the messages in field 1 as bytes: if parsed at once, one unreadable request
+# would refuse all, and one in progress would keep all.
 _FIELD = FieldDescriptorProto(
     name="messages", number=1, label=FieldDescriptorProto.LABEL_REPEATED, type=FieldDescriptorProto.TYPE_BYTES
 )
 _FILE = FileDescriptorProto(name="dragoman/bulk.proto", message_type=[DescriptorProto(name="Bulk", field=[_FIELD])])
 _Bulk: Any = message_factory.GetMessages([_FILE])["Bulk"]
-# Checks of fields before their values are kept, the id first; every other text is cut.
+# Checks of fields that are kept whole, the id first; other texts are cut.
 CHECKS: dict[str, Callable[[Any], object]] = {
     "request_id": lambda value: check_request_id("request_id", value),
     "model": check_model_name,
@@ -47,29 +46,19 @@ CHECKS: dict[str, Callable[[Any], object]] = {
 
 
 class Refused:
-    """Takes the place of a message that is refused as it is read.
-
-    Attributes:
-        error: The error to answer with.
-        request_id: Its id if that is valid, else empty.
-    """
+    """Replaces a message refused while it is read; `request_id` is empty if missing or invalid."""
 
     def __init__(self, error: ServiceError, request_id: str = "") -> None:
         self.error = error
         self.request_id = request_id
 
     def ByteSize(self) -> int:
-        """Return the bytes of it that are kept."""
+        """Return 0: nothing of the message is kept."""
         return 0
 
 
 def parser(parse: Callable[[bytes], Any], max_characters: Callable[[], int]) -> Callable[[bytes], Any]:
-    """Return a parser of messages that are refused where `parse` fails: gRPC itself would answer `UNKNOWN`, without a reason.
-
-    Args:
-        parse: The message's own parser.
-        max_characters: Returns the characters of a text that a model could use.
-    """
+    """Return a parser that returns `Refused` if `parse` fails; gRPC itself would answer `UNKNOWN` without a reason."""
 
     def parse_or_refuse(data: bytes) -> Any:
         is_large = note_large(data)
@@ -83,7 +72,7 @@ def parser(parse: Callable[[bytes], Any], max_characters: Callable[[], int]) -> 
 
 
 def note_large(data: bytes) -> bool:
-    """Return whether a message is large, and note its bytes for the current task if so."""
+    """Return whether a message is large; if so, set `large_bytes_read`."""
     is_large = len(data) > LARGE_BYTES
     if is_large:
         large_bytes_read.set(len(data))
@@ -91,7 +80,7 @@ def note_large(data: bytes) -> bool:
 
 
 def _cut(message: Message, max_characters: int) -> Message | Refused:
-    """Return a message with as much of each text as a model could use, and without unknown fields."""
+    """Return a message with texts cut to what a model could use, without unknown fields."""
     values = {field.name: value for field, value in message.ListFields()}
     request_id = ""
     try:
@@ -100,7 +89,7 @@ def _cut(message: Message, max_characters: int) -> Message | Refused:
                 check(values[name])
                 request_id = values.get("request_id", "")
     except InvalidRequest as error:
-        return Refused(error.with_traceback(None), request_id)  # whose frames have all of the message
+        return Refused(error.with_traceback(None), request_id)  # its frames would keep the message
     cut = {name: both_ends(value, max_characters) if isinstance(value, str) else value for name, value in values.items()}
     return type(message)(**cut)
 
@@ -111,37 +100,32 @@ def num_requests(message: Any) -> int:
 
 
 class BulkRequest(BulkEnvelope):
-    """The requests of one message, each parsed when it is taken."""
+    """The requests of one message, kept as bytes; `parse` converts each when it is taken."""
 
     __slots__ = ("_num_bytes", "_parse", "_parts")
 
     def __init__(self, parts: Iterable[bytes], parse: Callable[[bytes], Any]) -> None:
-        """Hold requests as bytes; `parse` makes a message of one, or `Refused`."""
         self._parts = deque(parts)
         self._parse = parse
         self._num_bytes = sum(map(len, self._parts))
 
     def __len__(self) -> int:
-        """Return the number of requests that are left."""
+        """Return the number of remaining requests."""
         return len(self._parts)
 
     def ByteSize(self) -> int:
-        """Return the bytes of those that are left."""
+        """Return the size of the remaining requests."""
         return self._num_bytes
 
     def take(self) -> Any:
-        """Return the next one."""
+        """Remove, parse and return the next request."""
         part = self._parts.popleft()
         self._num_bytes -= len(part)
         return self._parse(part)
 
 
 def bulk_parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], BulkRequest | Refused]:
-    """Return the parser of `GenerateBulkRequest`: `Refused` for one that is answered with an error as a whole.
-
-    Args:
-        parse: Parser of one request.
-    """
+    """Return a parser of `GenerateBulkRequest`, `Refused` if it is invalid as a whole; `parse` parses one request."""
 
     def parse_bulk(data: bytes) -> BulkRequest | Refused:
         note_large(data)
@@ -156,15 +140,15 @@ def bulk_parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], BulkRequest 
 
 
 def split(data: bytes) -> Sequence[bytes]:
-    """Return the bytes of each message that a message has in field 1; other fields are left out.
+    """Return the messages in field 1 of a message as bytes.
 
     Raises:
-        DecodeError: If it is no message.
+        DecodeError: If it is malformed.
         InvalidRequest: If there are more than `MAX_REQUESTS`, or several in more than `MAX_BYTES`.
     """
     too_large = InvalidRequest("requests", f"several in one message of more than {MAX_BYTES} bytes")
     is_large = len(data) > MAX_BYTES
-    # Millions of empty messages would take long to parse: of large ones the first request must be almost all of it.
+    # Parsing millions of empty messages takes long, so a large message must consist mostly of its first request.
     if is_large and _first_length(data) < len(data) - MAX_BYTES:
         raise too_large
     parts: Sequence[bytes] = _Bulk.FromString(data).messages
@@ -176,13 +160,13 @@ def split(data: bytes) -> Sequence[bytes]:
 
 
 def join(parts: Iterable[bytes]) -> bytes:
-    """Return a message that has messages in field 1: a `GenerateBulkResponse` of serialised answers."""
+    """Return a `GenerateBulkResponse` of serialised answers."""
     message: bytes = _Bulk(messages=parts).SerializeToString()
     return message
 
 
 def _first_length(data: bytes) -> int:
-    """Return the length of the message that comes first in field 1; 0 where something else does."""
+    """Return the length of the first message in field 1; 0 if other data comes first."""
     length = 0
     for shift, byte in enumerate(data[1:HEAD_BYTES] if data[0] == 0x0A else b""):
         length |= (byte & 0x7F) << 7 * shift

@@ -1,4 +1,4 @@
-"""The admin services, on an address of their own: dragoman.v1.Repository, and two calls of the Open Inference Protocol."""
+"""The admin gRPC server, on its own port: dragoman.v1.Repository, and the Open Inference Protocol's load and unload calls."""
 
 from typing import Any
 
@@ -21,24 +21,10 @@ Model = repository_pb2.RepositoryModel
 
 
 class RepositoryServer:
-    """Listens once it is made, inside the event loop, and answers once it is started.
-
-    Attributes:
-        port: Its port.
-        tls: Its certificates; None without TLS.
-    """
+    """The admin port: bound when created, in the event loop; serves once started. `tls` is None without TLS."""
 
     def __init__(self, config: ServerConfig, carry_out: CarryOut, calls: RunningCalls) -> None:
-        """Take the port.
-
-        Args:
-            config: Address and credentials.
-            carry_out: Carries out an operator's order.
-            calls: Operators' calls that run.
-
-        Raises:
-            ConfigError: If the port is taken or credentials cannot be used.
-        """
+        """Bind the port; raise `ConfigError` if it is taken or credentials cannot be used."""
         self.tls = TlsFiles.of(config)
         has_tokens = calls.callers is not None and calls.callers.has_tokens
         if has_tokens and self.tls is None and not is_loopback(config.admin_host):
@@ -57,41 +43,40 @@ class RepositoryServer:
         self.port = listen(self._server, "admin_port", config.admin_host, config.admin_port, self.tls)
 
     async def start(self) -> None:
-        """Begin to answer."""
+        """Start serving."""
         await self._server.start()
 
     async def stop(self) -> None:
-        """Close the port, for a process that goes on."""
+        """Close the port without ending the process."""
         await self._server.stop(None)
 
 
 class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
-    """Serves every RPC of the service; method names are the protocol's."""
+    """Serves every RPC of the service; the protocol defines the method names."""
 
     def __init__(self, carry_out: CarryOut) -> None:
-        """Carry out operators' orders."""
         self._carry_out = carry_out
 
     async def ListRepository(
         self, request: repository_pb2.ListRepositoryRequest, context: Context
     ) -> repository_pb2.ListRepositoryResponse:
-        """Describe models and their versions."""
+        """List models and their versions."""
         listing = await self._carry_out(operator_of(context), Order("list", request.model))
         return to_listing(listing.models, listing.problem)
 
     async def RefreshRepository(
         self, _: repository_pb2.RefreshRepositoryRequest, context: Context
     ) -> repository_pb2.ListRepositoryResponse:
-        """Read all folders again."""
+        """Read all model folders again."""
         listing = await self._carry_out(operator_of(context), Order("refresh"))
         return to_listing(listing.models, listing.problem)
 
     async def LoadModel(self, request: repository_pb2.LoadModelRequest, context: Context) -> Model:
-        """Load a version, or what the policy asks for."""
+        """Load a version, or what the policy selects."""
         return await self._change(context, Order("load", request.model, request.version))
 
     async def UnloadModel(self, request: repository_pb2.UnloadModelRequest, context: Context) -> Model:
-        """Unload a version, or the model."""
+        """Unload a version, or the whole model."""
         return await self._change(context, Order("unload", request.model, request.version))
 
     async def ReloadModel(self, request: repository_pb2.ReloadModelRequest, context: Context) -> Model:
@@ -110,7 +95,7 @@ class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
         return to_model((await self._carry_out(operator_of(context), order)).models[0])
 
     def open_inference(self) -> grpc.GenericRpcHandler:
-        """Return the handler of Triton's calls that load and unload models; the rest of that service is on the other port."""
+        """Return the handler of the Open Inference Protocol's load and unload calls; its other calls are on the main port."""
         make: Any = grpc.unary_unary_rpc_method_handler
         load, loaded = inference_pb2.RepositoryModelLoadRequest, inference_pb2.RepositoryModelLoadResponse
         unload, unloaded = inference_pb2.RepositoryModelUnloadRequest, inference_pb2.RepositoryModelUnloadResponse
@@ -133,6 +118,6 @@ class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
 
 
 def operator_of(context: Context) -> Operator:
-    """Return the operator of the current call: by name where tokens are known, else by address."""
+    """Return the current call's operator: its caller or, without authentication, its address."""
     caller = current_call.get().caller
     return Operator(context.peer()) if caller is None else Operator(caller.name, caller.models)

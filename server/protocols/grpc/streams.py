@@ -1,7 +1,7 @@
-"""Streams of requests: each is served for itself, answered when it is done, and fails alone.
+"""Request streams: each request is served, answered and failed independently.
 
-A stream is not read further while its in-flight window is full, so HTTP/2 flow control holds back a caller who sends faster than
-the models answer, or reads slower. Of an answer that is not yet written only its bytes are kept.
+A stream is not read while its in-flight window is full, so HTTP/2 flow control slows down a caller that sends faster than the
+models answer, or reads slowly. Unwritten answers are kept in serialised form only.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from dragoman.server.service.in_flight import REQUESTS_PER_TURN
 from dragoman.server.service.service import Core
 from dragoman.v1 import generation_pb2
 
-# Bytes of answers that go together in GenerateBulk; a larger one goes alone.
+# Size limit for answers batched in one GenerateBulk message; a larger answer is sent alone.
 MAX_TOGETHER_BYTES = 64 * 2**10
 NUM_REMEMBERED_IDS = 1024
 
@@ -33,16 +33,9 @@ Request = TypeVar("Request")
 
 
 class RequestStream(ABC, Generic[Request]):
-    """One stream of requests."""
+    """One stream of requests; create it in the RPC's task."""
 
-    def __init__(self, core: Core, context: Context, max_together_bytes: int = 0) -> None:
-        """Start without requests, inside the RPC's task.
-
-        Args:
-            core: What answers.
-            context: Of the RPC.
-            max_together_bytes: Bytes of answers that a message may have, of which it can have several; 0 where it has one.
-        """
+    def __init__(self, core: Core, context: Context, max_together_bytes: int = 0) -> None:  # 0: one answer per message
         call = current_call.get()
         assert call.window is not None
         self.call, self.window, self.context = call, call.window, context
@@ -52,15 +45,13 @@ class RequestStream(ABC, Generic[Request]):
         self._num_read = 0
         self._answers: list[bytes] = []  # not written yet
         self._is_writing_answers = False
-        self._writing = asyncio.Lock()  # gRPC takes one message at a time
+        self._writing = asyncio.Lock()  # gRPC accepts one write at a time
 
     async def serve(self, messages: AsyncIterator[Any]) -> None:
-        """Answer requests until the caller has sent all of them, or the server drains: then those that were read are answered.
-
-        Cancelling this cancels every request that runs.
+        """Answer requests until the caller half-closes or the server drains, then those in flight; cancelling it cancels them.
 
         Raises:
-            Unavailable: If the server drains before the caller has sent everything; what has no answer was not looked at.
+            Unavailable: If the server drains first; unanswered requests were not processed.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -68,50 +59,41 @@ class RequestStream(ABC, Generic[Request]):
                 watching = tasks.create_task(_cancel_when(self._draining, reading))
                 reading.add_done_callback(lambda _: watching.cancel())
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None  # an answer could not be written: the caller is gone
+            raise group.exceptions[0] from None  # a write failed: the caller has left
         if reading.cancelled():
             raise Unavailable("the server is shutting down", retry_after_seconds=RETRY_SECONDS)
 
     @abstractmethod
     async def begin(self, message: Any, tasks: asyncio.TaskGroup) -> None:
-        """Start the requests of a message, each when there is room; for the first one there is."""
+        """Start a message's requests, each when the window has room; it has room for the first."""
 
     @abstractmethod
     async def answer(self, request: Request, index: int, call: Call) -> Message:
-        """Return the last response to a request.
-
-        Args:
-            request: The request.
-            index: Its number on the stream.
-            call: Its record, which has no id yet.
-
-        Raises:
-            ServiceError: If there is no answer.
-        """
+        """Return the last response to the request at `index` of the stream, or raise `ServiceError`; `call` has no id yet."""
 
     @abstractmethod
     def failure(self, error: ServiceError, request: Request, index: int, call: Call) -> Message:
         """Return the response to a request that failed; arguments as `answer`."""
 
     def start(self, request: Request, num_bytes: int, tasks: asyncio.TaskGroup) -> None:
-        """Start a request of so many bytes."""
+        """Start a request of `num_bytes` bytes."""
         self.window.begin(num_bytes)
         tasks.create_task(self._run(request, num_bytes, self._num_read))
         self._num_read += 1
 
     async def write(self, message: Message | bytes) -> None:
-        """Write a message when the caller takes it."""
+        """Write a message, within flow control."""
         async with self._writing:
             await self.context.write(message)
 
     async def finish(self, request_bytes: int, data: bytes) -> None:
-        """Write the last response to a request; where a message can have several, together with others of the same moment."""
+        """Write a request's last response, batched with others of the same event loop iteration if messages may have several."""
         self.window.answered(request_bytes, len(data))
         self._answers.append(data)
         if self._is_writing_answers:
             return
         self._is_writing_answers = True
-        await asyncio.sleep(0)  # answers of the same turn of the event loop go together
+        await asyncio.sleep(0)  # collect answers of the same event loop iteration
         while self._answers:
             together = self._answers[: self._num_together()]
             del self._answers[: len(together)]
@@ -123,11 +105,10 @@ class RequestStream(ABC, Generic[Request]):
     async def _read(self, messages: AsyncIterator[Any], tasks: asyncio.TaskGroup) -> None:
         async for message in messages:
             await self.begin(message, tasks)
-            del message  # or it would be kept until the next one comes
+            del message  # would be kept until the next message
             await self.window.wait()
 
     async def _run(self, request: Request, num_bytes: int, index: int) -> None:
-        """Serve one request, with a record of its own."""
         unbind_contextvars("request_id")
         bind_contextvars(batch_id=self.call.request_id)
         try:
@@ -140,7 +121,7 @@ class RequestStream(ABC, Generic[Request]):
         await self.finish(num_bytes, data)
 
     def _num_together(self) -> int:
-        """Return the number of answers that fit one message; at least one."""
+        """Return the number of answers that fit one message, at least one."""
         num_bytes = 0
         for count, answer in enumerate(self._answers):
             num_bytes += len(answer) + HEAD_BYTES
@@ -154,19 +135,18 @@ Generate: TypeAlias = Callable[[generation_pb2.GenerateRequest, Call, Context, g
 
 
 class Batch(RequestStream[GenerateRequest]):
-    """A stream of GenerateBatch, or of GenerateBulk, where a message has several requests and several answers.
+    """A stream of GenerateBatch, or of GenerateBulk with several requests and answers per message.
 
-    An id that is unfit is never sent back. Every answer has the number of its request on the stream, from 0.
+    `generate` writes a request's answer into a message. Answers carry the request's index on the stream, but never an invalid id.
     """
 
     def __init__(self, generate: Generate, core: Core, context: Context, max_together_bytes: int = 0) -> None:
-        """Start without requests; `generate` writes the answer to one request into a message."""
         super().__init__(core, context, max_together_bytes)
         self._generate = generate
         self._ids = RecentIds()
 
     async def begin(self, message: GenerateRequest | BulkRequest, tasks: asyncio.TaskGroup) -> None:
-        """Start the requests of a message; those that have not begun count with their bytes."""
+        """Start a message's requests; those not begun count with their bytes."""
         if not isinstance(message, BulkRequest):
             self.start(message, message.ByteSize(), tasks)
             return
@@ -183,7 +163,7 @@ class Batch(RequestStream[GenerateRequest]):
             self.start(request, request.ByteSize(), tasks)
 
     async def answer(self, request: GenerateRequest, index: int, call: Call) -> generation_pb2.GenerateBatchResponse:
-        """Return the answer to a request, whose id is checked first; errors as those of Generate."""
+        """Return the answer to a request after checking its id; errors as those of Generate."""
         if isinstance(request, Refused):
             call.request_id = request.request_id
             raise request.error
@@ -200,20 +180,20 @@ class Batch(RequestStream[GenerateRequest]):
     def failure(
         self, error: ServiceError, request: GenerateRequest, index: int, call: Call
     ) -> generation_pb2.GenerateBatchResponse:
-        """Return the error of a request."""
+        """Return the error response of a request."""
         failed = to_message(error, call.request_id)
         return generation_pb2.GenerateBatchResponse(index=index, request_id=call.request_id, error=failed)
 
 
 class RecentIds:
-    """The last ids of a stream, `NUM_REMEMBERED_IDS` at least, as digests of eight bytes."""
+    """The last ids of a stream, at least `NUM_REMEMBERED_IDS`, as 8-byte digests."""
 
     def __init__(self) -> None:
         self._newest: set[bytes] = set()
         self._older: set[bytes] = set()
 
     def add(self, request_id: str) -> bool:
-        """Remember an id; return whether it is new."""
+        """Add an id; return whether it is new."""
         digest = blake2b(request_id.encode(), digest_size=8).digest()
         if digest in self._newest or digest in self._older:
             return False

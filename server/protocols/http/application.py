@@ -1,4 +1,4 @@
-"""The aiohttp application of the HTTP port: the endpoints of each protocol, and errors of HTTP itself in the format of the path."""
+"""The aiohttp application of the HTTP port: all protocols' endpoints, and HTTP errors in the format of the path's protocol."""
 
 import re
 from http import HTTPStatus
@@ -25,9 +25,9 @@ from dragoman.server.protocols.libretranslate.api import LibreTranslateApi
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.service import Core
 
-# Of every response: no guessing of media types, no caching.
+# Headers of every response: no media type sniffing, no caching.
 HEADERS = {"Server": "dragoman", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-# Paths of APIs that are not offered, KServe's V1 and DeepL's, and what to use instead.
+# Paths of unsupported APIs, KServe's V1 and DeepL's, and their replacements.
 ELSEWHERE = (
     (re.compile(r"/v1/models/[^/]+:(predict|explain)"), "KServe's V2 answers at /v2/models/NAME/infer"),
     (re.compile(r"/v2/(translate|languages|usage|document|glossar|write)"), "LibreTranslate's API answers at /translate"),
@@ -35,14 +35,7 @@ ELSEWHERE = (
 
 
 def make_application(config: ServerConfig, core: Core, operators: OperatorCalls | None, grpc_port: int) -> web.Application:
-    """Return the application with every protocol of the port.
-
-    Args:
-        config: The settings.
-        core: The service.
-        operators: Calls of operators; None without the admin service over HTTP.
-        grpc_port: Port of gRPC, which the console shows.
-    """
+    """Return the application; `operators` is None without the admin service over HTTP, and the console shows `grpc_port`."""
     max_bytes, origins = config.max_message_bytes, Origins(config.http_allowed_origins)
     native = NativeApi(core, max_bytes)
     libretranslate = LibreTranslateApi(core, max_bytes)
@@ -65,17 +58,17 @@ def make_application(config: ServerConfig, core: Core, operators: OperatorCalls 
 
 
 class HttpErrors:
-    """Middleware that refuses other hosts and ambiguous requests, and formats aiohttp's own errors as the path's protocol does."""
+    """Middleware that refuses disallowed hosts and ambiguous requests, and formats aiohttp's errors as the path's protocol does."""
 
     def __init__(self, hosts: frozenset[str], libretranslate_paths: set[str]) -> None:
         self._hosts, self._libretranslate_paths = hosts, libretranslate_paths
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """See `aiohttp.web.middleware`."""
+        """Serve a request as `aiohttp.web.middleware`."""
         codings = request.headers.getall("Transfer-Encoding", ["chunked"])
         if request.version < HttpVersion10 or [coding.lower() for coding in codings] != ["chunked"]:
-            raise web.HTTPBadRequest  # the connection ends: its protocol handler sees to that
+            raise web.HTTPBadRequest  # the protocol handler closes the connection
         if is_allowed_host(request, self._hosts):
             try:
                 return await handler(request)

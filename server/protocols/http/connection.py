@@ -1,4 +1,4 @@
-"""Protocol handler of one HTTP connection: aiohttp's, with bounds on what a client may send and own errors."""
+"""aiohttp's protocol handler of a connection, with limits on received data and our error responses."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,34 +10,27 @@ from aiohttp import HttpVersion11, web
 from dragoman.server.errors import ServiceError
 from dragoman.server.protocols.http.responses import HttpRefusal
 
-# Between probes of a client that has closed its side of the connection.
+# Between probes of a half-closed connection.
 PROBE_SECONDS = 0.1
 
 
 class Connection(web.RequestHandler):
-    """A connection. Unreadable requests are refused without being quoted: they may hold a token."""
+    """A connection; errors never quote an unreadable request, which may hold a token."""
 
     __slots__ = ("_max_request_bytes", "_num_bytes", "_refuse")
 
     def __init__(
         self, server: web.Server, refuse: Callable[[ServiceError], web.Response], max_request_bytes: int, **options: Any
     ) -> None:
-        """Make the handler of a new connection.
-
-        Args:
-            server: aiohttp's server.
-            refuse: Returns the response to what cannot be read.
-            max_request_bytes: Largest request on the wire, framing included.
-            options: aiohttp's.
-        """
+        """Create the handler; `max_request_bytes` limits a request on the wire, framing included; `options` are aiohttp's."""
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._refuse, self._max_request_bytes, self._num_bytes = refuse, max_request_bytes, 0
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes, and abort a connection that sends too many.
+        """Process bytes; abort a connection that sends too many.
 
-        aiohttp stops reading a connection with much data behind a running request, and would then not notice that the client
-        leaves. Chunk extensions are no part of a body and have no bound of their own.
+        aiohttp stops reading if much data follows a running request, and would not notice that the client leaves. Chunk extensions
+        have no limit of their own.
         """
         num_requests = self._request_count
         super().data_received(data)
@@ -48,11 +41,8 @@ class Connection(web.RequestHandler):
             self.transport.abort()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's closes the connection
-        """Return whether to keep the connection: the client may have closed only its own side, after whole requests.
-
-        Not once a response has begun, within which no probe can be sent; TLS closes both sides.
-        """
-        request = self._current_request
+        """Return whether to keep a half-closed connection: whole requests are pending, no response has begun, and no TLS."""
+        request = self._current_request  # within a response no probe can be sent; TLS closes both sides
         has_begun = request is not None and request.writer.output_size > 0
         is_kept = self._has_whole_requests and not has_begun and self.ssl_context is None
         if is_kept:
@@ -60,7 +50,7 @@ class Connection(web.RequestHandler):
         return is_kept
 
     def _probe(self) -> None:
-        """Send an interim response, which clients skip: a client that has left resets the connection."""
+        """Send an interim response, which clients ignore; a client that has left resets the connection."""
         request = self._current_request
         if self.transport is None:
             return
@@ -73,15 +63,16 @@ class Connection(web.RequestHandler):
 
     @property
     def _has_whole_requests(self) -> bool:
-        """Whether there are requests, all of them whole; one between queue and task is in neither of aiohttp's fields."""
+        """Whether all pending requests, at least one, are complete."""
         request = self._current_request
         last = self._messages[-1][1] if self._messages else None if request is None else request.content
+        # `_waiter is None` covers a request between queue and task, which is in neither field.
         return (bool(self._messages) or self._waiter is None) and (last is None or last.is_eof())
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send a response; an error of aiohttp's, which may quote the request, is replaced."""
+        """Send a response; replace aiohttp's errors, which may quote the request."""
         if isinstance(resp, web.HTTPException):
             resp = self.handle_error(request, resp.status)
         return await super().finish_response(request, resp, start_time)
@@ -89,10 +80,10 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Return the response to an unreadable request or a failure outside any call; the connection is closed after it."""
+        """Return the response to an unreadable request or a failure outside a call, and close the connection."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun")
-        # aiohttp quotes an unknown expectation, and fails where that is no text.
+        # aiohttp quotes an unknown expectation, and fails if it cannot be encoded.
         if isinstance(exc, UnicodeEncodeError) and "Expect" in request.headers:
             status = HTTPStatus.EXPECTATION_FAILED
         what = "the request cannot be read as HTTP/1.1" if status < 500 else HTTPStatus(status).phrase

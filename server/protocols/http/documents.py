@@ -1,4 +1,4 @@
-"""`/openapi.json`, and `/docs`: a page without scripts on which to read it."""
+"""`/openapi.json`, and `/docs`: the same as a page without scripts."""
 
 import base64
 import hashlib
@@ -21,18 +21,18 @@ POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; fo
 
 
 async def answer_document(_: web.Request) -> web.Response:
-    """Return the document."""
+    """Return the OpenAPI document."""
     return web.Response(body=await on_thread(document), content_type="application/json")
 
 
 async def answer_page(_: web.Request) -> web.Response:
-    """Return the page."""
+    """Return the documentation page."""
     return web.Response(text=await on_thread(page), content_type="text/html", headers={"Content-Security-Policy": POLICY})
 
 
 @cache
 def page() -> str:
-    """Return the page."""
+    """Return the documentation page as HTML."""
     spec = json.loads(document())
     parts = [*_operations(spec), *_schemas(spec)]
     title = escape(spec["info"]["title"])
@@ -74,12 +74,12 @@ def _schemas(spec: dict[str, Any]) -> Iterator[str]:
 
 
 def _body(schema: dict[str, Any]) -> str:
-    """Return the schema of a body or, of a body that is not JSON, its description."""
+    """Return a body's schema or, if it is not JSON, its description."""
     return _inline(schema["description"]) if schema.get("type") == "string" else f"{_kind(schema)}."
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """Return the name of a schema, with a link to its description."""
+    """Return a schema's name, linked to its description."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
@@ -102,5 +102,5 @@ def _paragraphs(text: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """Return a text as HTML; text between backticks becomes code."""
+    """Return text as HTML, with backticks as code."""
     return "".join(f"<code>{escape(part)}</code>" if i % 2 else escape(part) for i, part in enumerate(text.split("`")))

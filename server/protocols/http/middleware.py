@@ -1,4 +1,4 @@
-"""Middleware around every endpoint of the HTTP port: authentication, request context, reading of the body, error responses."""
+"""Endpoint middleware of the HTTP port: authentication, request context, body reading and error responses."""
 
 import asyncio
 from contextlib import ExitStack
@@ -17,13 +17,13 @@ from dragoman.server.service.service import Core
 
 
 def own_ending(error: BaseException) -> str | None:
-    """Return the status of a caller that has left: aiohttp cancels the handler, or a write fails."""
+    """Return the status of a caller that has left: aiohttp cancelled the handler, or a write failed."""
     is_gone = isinstance(error, asyncio.CancelledError | GeneratorExit | ConnectionError)
     return Cancelled.code if is_gone else None
 
 
 class Middleware:
-    """Serves requests as calls of the service, or of operators where the endpoint is theirs."""
+    """Serves requests as calls of the service, or of operators on their endpoints."""
 
     def __init__(self, core: Core, max_message_bytes: int, origins: Origins, operators: OperatorCalls | None) -> None:
         self._core, self._origins = core, origins
@@ -56,7 +56,7 @@ class Middleware:
         return response
 
     async def _serve(self, endpoint: Endpoint, exchange: Exchange, calls: RunningCalls, in_flight: ExitStack) -> web.StreamResponse:
-        """Read a request and return its response; `in_flight` keeps its window open until then."""
+        """Read a request and return its response; `in_flight` holds its window."""
         call, is_open = exchange.call, endpoint.is_open
         problem: ServiceError | None = None
         if _is_read(endpoint, exchange, calls):
@@ -66,9 +66,9 @@ class Middleware:
                     exchange.metadata.append(("authorization", f"Bearer {key}"))
             except ServiceError as error:
                 problem = error
-                # The token may be in the body that cannot be read; its sender is told why it cannot.
+                # The unreadable body may have the token: report the reading error, not a missing token.
                 is_open = is_open or (endpoint.api_key is not None and call.caller is None)
-            except (asyncio.CancelledError, ConnectionError):  # the caller left before the whole body came
+            except (asyncio.CancelledError, ConnectionError):  # the caller left before the whole body arrived
                 calls.records.finish(call, Cancelled.code)
                 raise
             except Exception as error:
@@ -100,11 +100,6 @@ class Middleware:
         return operators.callers is not None and operators.callers.find(exchange.metadata, peer_names(exchange.http)) is not None
 
     async def _read(self, endpoint: Endpoint, exchange: Exchange, in_flight: ExitStack) -> None:
-        """Read deadline and body.
-
-        Raises:
-            ServiceError: If they cannot be read.
-        """
         exchange.timeout_seconds = timeout_of(exchange.http)
         if endpoint.read is None:
             return
@@ -126,7 +121,7 @@ class Middleware:
 
 
 def _is_read(endpoint: Endpoint, exchange: Exchange, calls: RunningCalls) -> bool:
-    """Return whether to read the body: its caller is known, need not be, or may be named by the body."""
+    """Return whether to read the body: the caller is known, not required, or possibly identified by the body."""
     if endpoint.api_key is not None and all(key != "authorization" for key, _ in exchange.metadata):
         return True
     if calls.is_known(exchange.call, exchange.metadata, partial(peer_names, exchange.http)):

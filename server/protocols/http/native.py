@@ -1,6 +1,6 @@
-"""dragoman.v1 over HTTP in protobuf's canonical JSON: generation, scoring, models, and for operators the admin service.
+"""dragoman.v1 over HTTP in protobuf's canonical JSON: generation, scoring, models, and the admin service.
 
-Every field is written, also those with their default. Names are read in camel case or as in the contract.
+Responses include fields with default values; requests may use camel case or the contract's names.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from dragoman.server.service.administration import CarryOut, Listing, Operator, 
 from dragoman.server.service.service import Core
 from dragoman.v1 import generation_pb2, repository_pb2
 
-# Of a list in a request; no field may have as many.
+# Limit of a list in a request, above that of any field.
 MAX_ITEMS = 1024
 REPOSITORY = "/v1/repository"
 CHANGES: tuple[tuple[Verb, Callable[[], Message]], ...] = (
@@ -43,16 +43,15 @@ M = TypeVar("M", bound=Message)
 
 
 class NativeApi:
-    """Endpoints below `/v1`."""
+    """Endpoints below `/v1`; `max_message_bytes` limits a response's size in gRPC's encoding."""
 
     def __init__(self, core: Core, max_message_bytes: int) -> None:
-        """Serve a core; answers are bounded by their size as gRPC would send them."""
         self._generation = core.generation
         self._limit = MessageLimit(max_message_bytes)
         self._descriptions = Descriptions(core.models, max_message_bytes)
 
     def endpoints(self) -> Iterable[Endpoint]:
-        """Return the endpoints of callers."""
+        """Return the callers' endpoints."""
         counted = partial(Endpoint, "POST", errors=NATIVE_ERRORS, is_counted=True)
         reads = message_reader(generation_pb2.GenerateRequest)
         return (
@@ -72,7 +71,7 @@ class NativeApi:
         return await message_response(response)
 
     async def stream(self, exchange: Exchange) -> web.StreamResponse:
-        """Send an event for each piece; the last has `result`."""
+        """Stream the pieces as server-sent events; the last has `result`."""
         request = to_generate_request(exchange.message)
         async with self._generation.stream(request, exchange.call, exchange.remaining_seconds, self._limit) as pieces:
             async for piece in pieces:
@@ -86,7 +85,7 @@ class NativeApi:
         return await message_response(await to_score_response(scores, self._limit.max_bytes))
 
     async def models(self, exchange: Exchange) -> web.Response:
-        """Return every model that the caller may use."""
+        """Return the models that the caller may use."""
         return await message_response(self._descriptions.of_all(self._generation.models(exchange.call.caller)))
 
     async def model(self, exchange: Exchange) -> web.Response:
@@ -98,7 +97,7 @@ class NativeApi:
 
 
 def repository_endpoints(operators: OperatorCalls) -> Iterable[Endpoint]:
-    """Yield the endpoints of operators. A drain does not wait for changes, which end with it."""
+    """Yield the operators' endpoints; a drain does not wait for changes."""
     endpoint = partial(Endpoint, errors=NATIVE_ERRORS, access="operators", is_awaited=False)
 
     async def listing(exchange: Exchange, order: Order) -> web.Response:
@@ -128,11 +127,7 @@ def repository_endpoints(operators: OperatorCalls) -> Iterable[Endpoint]:
 
 
 async def carried_out(carry_out: CarryOut, exchange: Exchange, order: Order) -> Listing:
-    """Carry out an operator's order; a change that has begun goes on after the deadline.
-
-    Raises:
-        DeadlineExceeded: If the deadline passes first.
-    """
+    """Carry out an operator's order; raise `DeadlineExceeded` at the deadline, after which a begun change goes on."""
     caller = exchange.call.caller
     assert caller is not None, "operators are always known"
     try:
@@ -143,7 +138,7 @@ async def carried_out(carry_out: CarryOut, exchange: Exchange, order: Order) -> 
 
 
 def message_reader(kind: Callable[[], M]) -> Callable[[web.Request, bytes], Awaitable[M]]:
-    """Return a function that decodes a body as a message."""
+    """Return a function that decodes a body to a message."""
 
     async def read(request: web.Request, body: bytes) -> M:
         check_content_type(request, JSON)
@@ -155,11 +150,7 @@ def message_reader(kind: Callable[[], M]) -> Callable[[web.Request, bytes], Awai
 
 
 def parse(body: bytes, message: Message) -> None:
-    """Fill a message from JSON.
-
-    Raises:
-        InvalidRequest: If the body is not JSON of this message.
-    """
+    """Fill a message from JSON; raise `InvalidRequest` if the body does not fit."""
     content = decode_json(body, dict[str, Any])
     for name, value in content.items():
         if isinstance(value, list) and len(value) > MAX_ITEMS:
@@ -171,15 +162,15 @@ def parse(body: bytes, message: Message) -> None:
 
 
 async def message_response(message: Message) -> web.Response:
-    """Return the response with a message."""
+    """Return a response with a message as JSON."""
     return web.Response(text=await to_text(message), content_type=JSON)
 
 
 async def to_text(message: Message) -> str:
-    """Return a message in JSON; a large one is written on a thread."""
+    """Return a message as JSON, on a thread if it is large."""
     return await run_by_size(message.ByteSize(), to_json, message)
 
 
 def to_json(message: Message) -> str:
-    """Return a message in canonical JSON, with fields that have their default."""
+    """Return a message as canonical JSON, with default values."""
     return json_format.MessageToJson(message, indent=None, ensure_ascii=False, always_print_fields_with_no_presence=True)

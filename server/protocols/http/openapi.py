@@ -1,7 +1,4 @@
-"""The OpenAPI document of the HTTP port: `/v1` from the contract and its comments, the other protocols from tables.
-
-The message descriptors have no comments, which are therefore read from the .proto files of the package.
-"""
+"""OpenAPI document of the HTTP port: `/v1` from the .proto files (descriptors lack comments), other protocols from tables."""
 
 import json
 import re
@@ -55,7 +52,7 @@ OPERATOR_RPCS = (
 )
 FOR_OPERATORS = "For operators, where `http_admin` is set; it is not there where it is not."
 QUERIES: dict[str, list[tuple[str, bool]]] = {"GetModel": [("modelVersion", False)], "ListRepository": [("model", False)]}
-# Path, id, text, request, response; of the Open Inference Protocol, whose paths of a model are there with a version too.
+# Open Inference Protocol: method, path, operation id, text, request, response; OF_MODEL exists with a version in the path too.
 OF_SERVER = (
     ("get", ROOT, "InferenceServer", "What the server is.", "", "ServerMetadata"),
     ("get", f"{ROOT}/models", "InferenceModels", "Models that the caller may use.", "", "ModelNames"),
@@ -97,7 +94,7 @@ ERRORS = {
     "503": "Draining, or the model is starting; `Retry-After` says when to come back.",
     "504": "The deadline passed, or is sure to pass.",
 }
-# Statuses of every operation, and of those with a body.
+# Error statuses of every operation, and of operations with a body.
 Statuses = tuple[tuple[str, ...], tuple[str, ...]]
 V1_STATUSES: Statuses = ("400", "401", "404", "405", "429", "500", "503", "504"), ("408", "413", "415")
 V2_STATUSES: Statuses = ("400", "401", "404", "405", "429", "500", "503"), ("403", "408", "413", "415", "504")
@@ -123,7 +120,7 @@ _DECLARATION = re.compile(r"(message|enum|service|oneof|rpc) (\w+)|[^=/]*?(\w+) 
 
 @cache
 def document() -> bytes:
-    """Return the document as JSON."""
+    """Return the OpenAPI document as JSON."""
     contracts = [(Contract(generation_pb2.DESCRIPTOR), CALLER_RPCS), (Contract(repository_pb2.DESCRIPTOR), OPERATOR_RPCS)]
     paths: dict[str, Schema] = {}
     schemas: dict[str, Schema] = {}
@@ -155,7 +152,7 @@ def document() -> bytes:
 
 
 class Contract:
-    """A file of the contract, with the comment before each declaration by its full name."""
+    """A .proto file, with the comment of each declaration by its full name."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -163,7 +160,7 @@ class Contract:
         self.comments = read_comments(text)
 
     def schemas(self) -> dict[str, Schema]:
-        """Return a schema of each message and enum, as canonical JSON has them."""
+        """Return the canonical JSON schema of each message and enum."""
         return {name: self._enum(enum) for name, enum in self.file.enum_types_by_name.items()} | {
             name: self._message(message) for name, message in self.file.message_types_by_name.items()
         }
@@ -182,7 +179,7 @@ class Contract:
 
 
 def read_comments(text: str) -> dict[str, str]:
-    """Return the comment before each declaration of a .proto file; empty where there is none."""
+    """Return the comment before each declaration of a .proto file; empty if none."""
     found: dict[str, str] = {}
     lines: list[str] = []
     scopes: list[str] = []
@@ -203,7 +200,7 @@ def read_comments(text: str) -> dict[str, str]:
 
 
 def _field(field: Any, is_plain: bool = False) -> Schema:
-    """Return the schema of a field: in canonical JSON or, if `is_plain`, with messages in place and integers as numbers."""
+    """Return a field's schema: canonical JSON or, if `is_plain`, inlined messages and integers as numbers."""
     message = field.message_type
     if message is not None and message.GetOptions().map_entry:
         return {"type": "object", "additionalProperties": _value(message.fields_by_name["value"], is_plain)}
@@ -232,7 +229,7 @@ def _value(field: Any, is_plain: bool) -> Schema:
 
 
 def _plain(message: Any) -> Schema:
-    """Return the schema of a message as the Open Inference Protocol writes it over HTTP."""
+    """Return a message's schema in the Open Inference Protocol's JSON."""
     properties = {field.name: _field(field, is_plain=True) for field in message.fields}
     required = [field.name for field in message.fields if not field.has_presence]
     return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
@@ -247,7 +244,7 @@ def _some(of: Schema, **more: Any) -> Schema:
 
 
 def _one_or_some(of: Schema, **more: Any) -> Schema:
-    """Return the schema of a value or a list; few generators of clients read a list of types."""
+    """Return the schema of a value or a list; few client generators support a list of types."""
     return {"oneOf": [of, _some(of, **more)]}
 
 
@@ -261,7 +258,7 @@ def _described(schema: Schema, text: str) -> Schema:
 
 
 def _reachable(schemas: dict[str, Schema], names: set[str]) -> dict[str, Schema]:
-    """Return the schemas of some names and those that they refer to."""
+    """Return the named schemas and all schemas that they refer to."""
     found: set[str] = set()
     while names:
         name = names.pop()
@@ -308,7 +305,7 @@ def _rpc_operation(contract: Contract, path: str, rpc: str, request: str, respon
 
 
 def _other_paths() -> dict[str, Schema]:
-    """Return the paths of the Open Inference Protocol and of LibreTranslate's API."""
+    """Return the paths of the Open Inference Protocol and LibreTranslate's API."""
     paths: dict[str, Schema] = {}
     rows = [(V2_STATUSES, *row) for row in OF_SERVER] + [(LIBRETRANSLATE_STATUSES, *row) for row in LIBRETRANSLATE]
     for prefix, more in ((MODEL, ""), (f"{MODEL}/versions/{{version}}", "Version")):
@@ -346,7 +343,7 @@ def _status() -> Schema:
 
 
 def _parameters() -> dict[str, Schema]:
-    """Return the schema of each parameter of an inference request; that it may be JSON in a text, too, is left out."""
+    """Return the schemas of an inference request's parameters; JSON in strings is left out."""
 
     def schema(kind: Kind, text: str) -> Schema:
         return {"type": KINDS[kind], "description": text} | ({"items": NUMBER} if kind == "tokens" else {})

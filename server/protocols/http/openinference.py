@@ -1,7 +1,4 @@
-"""The Open Inference Protocol over HTTP, with Triton's extensions: JSON, tensors as bytes behind it, and the generate endpoints.
-
-What a request means and what is answered is shared with gRPC; docs/open-inference.md describes both.
-"""
+"""The Open Inference Protocol over HTTP, with Triton's binary tensor data and generate extensions; see docs/open-inference.md."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -55,10 +52,10 @@ ROOT = "/v2"
 MODEL = f"{ROOT}/models/{{model}}"
 MODEL_PATHS = (MODEL, f"{MODEL}/versions/{{version}}")
 CHANGE = f"{ROOT}/repository/models/{{model}}"
-# Triton's names of extensions that gRPC does not have.
+# Triton's names of extensions that only HTTP has.
 EXTENSIONS = ("binary_tensor_data", "generate")
 BINARY = "application/octet-stream"
-# Bytes of the JSON of a body that has tensors behind it.
+# Header with the number of JSON bytes before binary tensor data.
 LENGTH_KEY = "Inference-Header-Content-Length"
 MAX_LENGTH_DIGITS = 10
 BINARY_OUTPUT, BINARY_DATA, BINARY_SIZE = "binary_data_output", "binary_data", "binary_data_size"
@@ -97,7 +94,7 @@ class _Infer(Struct, forbid_unknown_fields=True):
     outputs: list[_Output] | None = None
     parameters: dict[str, Any] | None = None
     id: str | None = None
-    model_name: str | None = None  # KServe's client repeats it
+    model_name: str | None = None  # sent by KServe's client
 
 
 class _Index(Struct, forbid_unknown_fields=True):
@@ -111,43 +108,36 @@ class _Change(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A decoded request.
-
-    Attributes:
-        inference: The request, as gRPC has it.
-        binary: Whether outputs are wanted as bytes, for those that say so.
-        is_binary_else: Whether the others are.
-    """
+    """A decoded request."""
 
     inference: Inference
-    binary: dict[str, bool] = field(default_factory=dict)
-    is_binary_else: bool = False
+    binary: dict[str, bool] = field(default_factory=dict)  # by output
+    is_binary_else: bool = False  # for outputs not in `binary`
 
     @property
     def request_id(self) -> str:
-        """The id; empty for none."""
+        """Request id; empty if none."""
         return self.inference.request_id
 
     @property
     def num_requests(self) -> int:
-        """The number of texts."""
+        """Number of texts."""
         return len(self.inference)
 
     def is_binary(self, name: str) -> bool:
-        """Return whether an output is wanted as bytes."""
+        """Return whether to send an output as binary data."""
         return self.binary.get(name, self.is_binary_else)
 
 
 class InferenceApi:
-    """Endpoints below `/v2`."""
+    """Endpoints below `/v2`; `max_message_bytes` limits a response's size in gRPC's encoding."""
 
     def __init__(self, core: Core, max_message_bytes: int) -> None:
-        """Serve a core; answers are bounded by their size as gRPC would send them."""
         self._core, self._max_message_bytes = core, max_message_bytes
         self._descriptions = Descriptions(core.models, core.generation)
 
     def endpoints(self, operators: OperatorCalls | None) -> Iterable[Endpoint]:
-        """Yield the endpoints; loading and unloading are not offered without `operators`."""
+        """Yield the endpoints; without `operators`, loading and unloading are refused."""
         get = partial(Endpoint, "GET", errors=OPENINFERENCE_ERRORS)
         post = partial(Endpoint, "POST", errors=OPENINFERENCE_ERRORS)
         yield get(ROOT, self.server)
@@ -166,19 +156,19 @@ class InferenceApi:
         for verb, to_order in (("load", load_order), ("unload", unload_order)):
             if operators is None:
                 yield post(f"{CHANGE}/{verb}", _refusing(ON_ADMIN_PORT))
-            else:  # a drain does not wait for changes, which end with it
+            else:  # a drain does not wait for changes
                 change = _changing(operators, to_order)
                 yield post(f"{CHANGE}/{verb}", change, read=_read_change, access="operators", is_awaited=False)
 
     def probes(self) -> Iterable[tuple[str, Callable[[web.Request], Awaitable[web.Response]]]]:
-        """Yield paths and handlers that need no token and leave no record."""
+        """Yield paths and handlers that need no token and are not logged."""
         yield f"{ROOT}/health/live", self.live
         yield f"{ROOT}/health/ready", self.ready
         for path in MODEL_PATHS:
             yield f"{path}/ready", self.model_ready
 
     async def live(self, _: web.Request) -> web.Response:
-        """Report that the process answers."""
+        """Report that the process is alive."""
         return json_response({"live": True})
 
     async def ready(self, _: web.Request) -> web.Response:
@@ -186,7 +176,7 @@ class InferenceApi:
         return json_response({"ready": True}) if self._core.is_ready else _not_ready("the server")
 
     async def model_ready(self, request: web.Request) -> web.Response:
-        """Report whether a model takes requests; an unknown one does not."""
+        """Report whether a model is ready; an unknown model is not."""
         name, version = _model_of(request)
         try:
             is_ready = self._core.generation.model(name, version=version).engine.is_ready and not self._core.is_draining
@@ -195,7 +185,7 @@ class InferenceApi:
         return json_response({"name": name, "ready": True}) if is_ready else _not_ready("the model")
 
     async def server(self, _: Exchange) -> web.Response:
-        """Return name, version and extensions of the server."""
+        """Return the server's name, version and extensions."""
         metadata = to_builtins(server_metadata())
         return json_response(metadata | {"extensions": [*metadata["extensions"], *EXTENSIONS]})
 
@@ -204,23 +194,23 @@ class InferenceApi:
         return json_response({"models": [model.name for model in self._core.generation.models(exchange.call.caller)]})
 
     async def metadata(self, exchange: Exchange) -> web.Response:
-        """Return inputs and outputs of a model."""
+        """Return a model's inputs and outputs."""
         return json_response(to_builtins(self._descriptions.metadata(*_model_of(exchange.http), exchange.call.caller)))
 
     async def config(self, exchange: Exchange) -> web.Response:
-        """Return the same as Triton's model configuration."""
+        """Return a model's configuration in Triton's format."""
         return json_response(to_builtins(self._descriptions.config(*_model_of(exchange.http), exchange.call.caller))["config"])
 
     async def statistics(self, exchange: Exchange) -> web.Response:
-        """Return counts and times of requests, of a model or of all."""
+        """Return request counts and durations, of one model or of all."""
         return json_response(to_builtins(self._descriptions.statistics(*_model_of(exchange.http), exchange.call.caller)))
 
     async def index(self, exchange: Exchange) -> web.Response:
-        """Return every version of every model that the caller may use."""
+        """Return all versions of the models that the caller may use."""
         return json_response(to_builtins(self._descriptions.index(exchange.message, exchange.call.caller))["models"])
 
     async def infer(self, exchange: Exchange) -> web.Response:
-        """Return the answers to all texts as tensors."""
+        """Return the answers to all texts as tensors, in JSON or as binary data."""
         posted: Posted = exchange.message
         response = await self._whole(exchange)
         binary = {output.name for output in response.outputs if posted.is_binary(output.name)}
@@ -230,11 +220,11 @@ class InferenceApi:
         return web.Response(body=b"".join((head, *tensors)), content_type=BINARY, headers={LENGTH_KEY: str(len(head))})
 
     async def generate(self, exchange: Exchange) -> web.Response:
-        """Return the same with each output by its name."""
+        """Return the answers to all texts, each output by its name."""
         return web.Response(body=await _by_name(await self._whole(exchange)), content_type=JSON)
 
     async def stream(self, exchange: Exchange) -> web.StreamResponse:
-        """Send an event for each piece of one text's answer; the last one has all outputs."""
+        """Stream one text's answer as server-sent events, the last with all outputs; several texts take one event."""
         inference, call = exchange.message.inference, exchange.call
         if len(inference) > 1:
             if inference.is_streamed:
@@ -249,11 +239,11 @@ class InferenceApi:
         return await exchange.send_event((await _by_name(last)).decode())
 
     async def read_infer(self, request: web.Request, body: bytes) -> Posted:
-        """Decode a request with tensors."""
+        """Decode an infer request."""
         return await self._read(request, body, decode_infer, request.headers.get(LENGTH_KEY))
 
     async def read_generate(self, request: web.Request, body: bytes) -> Posted:
-        """Decode a request with its text and parameters by name."""
+        """Decode a generate request."""
         return await self._read(request, body, decode_generate)
 
     async def _read(self, request: web.Request, body: bytes, decode: Callable[..., Posted], *more: object) -> Posted:
@@ -272,7 +262,7 @@ class InferenceApi:
 
 
 def _model_of(request: web.Request) -> tuple[str, str]:
-    """Return name and version of the model in the path; empty for none."""
+    """Return the model's name and version in the path; empty if absent."""
     return request.match_info.get("model", ""), request.match_info.get("version", "")
 
 
@@ -311,17 +301,7 @@ def _changing(
 
 
 def decode_infer(body: bytes, model: tuple[str, str], max_characters: int | None, length: str | None = None) -> Posted:
-    """Return a request with tensors.
-
-    Args:
-        body: The body.
-        model: Name and version in the path.
-        max_characters: Characters of a text to keep at each end, as many as a model could use; None for all.
-        length: `Inference-Header-Content-Length`, if it was sent.
-
-    Raises:
-        InvalidRequest: If it cannot be understood.
-    """
+    """Decode an infer request or raise `InvalidRequest`; `length` is the header `LENGTH_KEY`."""
     head = _head_length(length, len(body))
     asked = decode_json(memoryview(body)[:head], _Infer)
     if asked.model_name and asked.model_name != model[0]:
@@ -345,7 +325,7 @@ def decode_infer(body: bytes, model: tuple[str, str], max_characters: int | None
 
 
 def decode_generate(body: bytes, model: tuple[str, str], max_characters: int | None) -> Posted:
-    """Return a request with text and parameters by name, or these in `parameters`; arguments and errors as `decode_infer`."""
+    """Decode a generate request, parameters in `parameters` or beside it, or raise `InvalidRequest`."""
     content = decode_json(body, dict[str, Any])
     request_id, text, more = content.pop("id", ""), content.pop(TEXT_INPUT, UNSET), content.pop("parameters", None)
     if not isinstance(request_id, str):
@@ -365,7 +345,7 @@ def decode_generate(body: bytes, model: tuple[str, str], max_characters: int | N
 
 
 def _head_length(length: str | None, num_bytes: int) -> int:
-    """Return how many bytes of a body are JSON."""
+    """Return the number of JSON bytes at the start of a body."""
     if length is None:
         return num_bytes
     is_number = length.isascii() and length.isdecimal() and len(length) <= MAX_LENGTH_DIGITS
@@ -375,7 +355,7 @@ def _head_length(length: str | None, num_bytes: int) -> int:
 
 
 def _inputs(tensors: Sequence[_Tensor], rest: memoryview) -> list[Input]:
-    """Return input tensors; the content of some is in `rest`, in their order."""
+    """Return input tensors; `rest` has the binary contents in order."""
     inputs, position = [], 0
     for number, tensor in enumerate(tensors):
         parameters = dict(tensor.parameters or {})
@@ -400,7 +380,7 @@ def _raw(tensor: _Tensor, raw: bytes, datatype: Datatype, count: int) -> Sequenc
 
 
 def _listed(tensor: _Tensor, datatype: Datatype, count: int) -> Sequence[Any]:
-    """Return the content of a tensor in JSON: a list of its elements, or of its rows."""
+    """Return a tensor's elements from JSON: a flat list or a list of rows."""
     data, shape = tensor.data, tensor.shape
     if not isinstance(data, list):
         raise InvalidRequest(tensor.name, f"has no content: neither a list in data nor {BINARY_SIZE}")
@@ -421,7 +401,7 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def to_builtins(message: Any) -> dict[str, Any]:
-    """Return a message with the contract's names and, unlike canonical JSON, 64-bit integers as numbers."""
+    """Return a message as builtins, with proto field names and, unlike canonical JSON, 64-bit integers as numbers."""
 
     def value(field: Any, content: Any) -> Any:
         if field.message_type is not None:
@@ -437,7 +417,7 @@ def to_builtins(message: Any) -> dict[str, Any]:
 
 
 def write_tensors(response: Response, binary: set[str]) -> tuple[bytes, list[bytes]]:
-    """Return the JSON of a response, and the content of the outputs in `binary`, which goes behind it."""
+    """Return a response's JSON, and the contents of outputs in `binary`, which follow it."""
     outputs, tensors = [], []
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         tensor: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
@@ -454,7 +434,7 @@ async def _by_name(response: Response) -> bytes:
 
 
 def write_by_name(response: Response) -> bytes:
-    """Return the JSON that has each output by its name: a value, or a list of several."""
+    """Return a response's JSON with each output by name: a value, or a list of several."""
     content = _envelope(response)
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         values = list(_values(output.datatype, raw))
@@ -472,6 +452,6 @@ def _envelope(response: Response) -> dict[str, Any]:
 
 
 def _values(datatype: str, raw: bytes) -> Iterator[Any]:
-    """Yield elements as JSON has them; those of BYTES are texts."""
+    """Yield elements as JSON values; BYTES become text."""
     for element in elements_of(DATATYPES[datatype], raw):
         yield element.decode(errors="replace") if isinstance(element, bytes) else element

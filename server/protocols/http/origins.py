@@ -1,4 +1,4 @@
-"""Hosts and origins that may use the HTTP port: protection from DNS rebinding, and CORS, https://fetch.spec.whatwg.org/#http-cors-protocol.
+"""Allowed hosts and origins: protection from DNS rebinding, and CORS (https://fetch.spec.whatwg.org/#http-cors-protocol).
 
 A browser sends JSON and tokens to another origin only after a preflight, but forms without one.
 """
@@ -13,7 +13,7 @@ from aiohttp import web
 from dragoman.server.protocols.http.responses import HttpRefusal
 
 ANY = "*"
-# Media types that a browser sends to another origin only after a preflight.
+# Media types that need a preflight.
 PREFLIGHTED = ("application/json", "application/octet-stream")
 HEADERS = "Authorization, Content-Type, Grpc-Timeout, Inference-Header-Content-Length, Traceparent, X-Request-Id"
 PREFLIGHT = {
@@ -27,9 +27,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def is_allowed_host(request: web.Request, allowed: frozenset[str]) -> bool:
-    """Return whether `Host` is an allowed name, an address or localhost; without allowed names any host is.
+    """Return whether `Host` is an allowed name, an IP address or localhost; any host if no names are set.
 
-    A page can let its own name resolve to the server's address (DNS rebinding); an address and localhost it cannot claim.
+    DNS rebinding resolves a page's own name to the server; it cannot claim an address or localhost.
     """
     if not allowed:
         return True
@@ -37,7 +37,7 @@ def is_allowed_host(request: web.Request, allowed: frozenset[str]) -> bool:
         parts = urlsplit(f"//{request.host}")
     except ValueError:
         return False
-    if parts.netloc != request.host or "@" in parts.netloc:  # more than a name and a port
+    if parts.netloc != request.host or "@" in parts.netloc:  # more than name and port
         return False
     name = parts.hostname or ""
     if name in allowed or name == "localhost":
@@ -50,13 +50,13 @@ def is_allowed_host(request: web.Request, allowed: frozenset[str]) -> bool:
 
 
 class Origins:
-    """Origins whose pages are answered: those allowed, `*` for any, and for forms the server's own."""
+    """Origins whose pages may use the port: allowed ones, `*` for any, and for forms the server's own."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         self._allowed = frozenset(allowed)
 
     def check(self, request: web.Request) -> None:
-        """Raise `HttpRefusal` for a body that a browser sent without a preflight, for a page of another origin."""
+        """Raise `HttpRefusal` for a body sent without a preflight by another origin's page."""
         if "Content-Type" in request.headers and request.content_type in PREFLIGHTED:
             return
         origin = request.headers.get("Origin")
@@ -65,7 +65,7 @@ class Origins:
 
     @web.middleware
     async def answer_preflight(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Middleware that answers preflights."""
+        """Answer preflights, as middleware."""
         is_preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
         refused = request.match_info.http_exception
         is_there = refused is None or isinstance(refused, web.HTTPMethodNotAllowed)
@@ -74,7 +74,7 @@ class Origins:
         return web.Response(status=HTTPStatus.NO_CONTENT, headers=PREFLIGHT)
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add the headers by which a browser lets a page read a response."""
+        """Add the CORS headers that let a page read a response."""
         if not self._allowed:
             return
         if ANY not in self._allowed:
@@ -91,7 +91,7 @@ class Origins:
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Return whether an origin is the server's; a proxy may have changed the scheme, but not the host."""
+    """Return whether an origin is the server's; a proxy may change the scheme but not the host."""
     try:
         return urlsplit(origin).netloc == host != ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""HTTP requests: endpoints, the context of one request, and reading of bodies within bounds of size and time."""
+"""HTTP requests: endpoints, the context of a request, and body reading within size and time limits."""
 
 import asyncio
 import json
@@ -22,14 +22,14 @@ from dragoman.server.service.sentences import on_thread
 T = TypeVar("T")
 
 ID_KEY, TIMEOUT_KEY = "X-Request-Id", "Grpc-Timeout"
-# Until a whole body has come; the deadline of the caller or of the server may be shorter.
+# Time limit to receive a body; deadlines may be shorter.
 BODY_SECONDS = 30.0
-# Window bits of zlib for each encoding of bodies.
+# zlib window bits per Content-Encoding.
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
 MAX_REASON_CHARACTERS = 200
-# X-Accel-Buffering: proxies must not collect the events of a stream.
+# X-Accel-Buffering: proxies must not buffer events.
 EVENT_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
-# Names in a certificate that identify a client; an address does not.
+# Certificate names that identify a client; an IP address does not.
 _NAMES = ("DNS", "URI", "email")
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNIT_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -38,42 +38,28 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 @dataclass(slots=True)
 class Exchange:
-    """A request and its response.
-
-    Attributes:
-        http: The request as aiohttp has it.
-        call: Its id, caller and access log line.
-        metadata: Its headers, with names in lower case.
-        message: Its body, decoded.
-        timeout_seconds: Deadline of the caller, from the arrival; None for none.
-        is_operator: Whether the caller is an operator.
-        events: The event stream, once an event was sent.
-    """
+    """A request and its response."""
 
     http: web.Request
     call: Call
-    metadata: list[tuple[str, str | bytes]]
-    message: Any = None
-    timeout_seconds: float | None = None
+    metadata: list[tuple[str, str | bytes]]  # headers, names in lower case
+    message: Any = None  # the decoded body
+    timeout_seconds: float | None = None  # the caller's deadline, from arrival
     is_operator: bool = False
-    events: web.StreamResponse | None = None
+    events: web.StreamResponse | None = None  # set once an event was sent
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Time until the caller's deadline; None for none."""
+        """Seconds until the caller's deadline; None for none."""
         return None if self.timeout_seconds is None else self.timeout_seconds - (time.monotonic() - self.call.arrival)
 
     @property
     def owner(self) -> str:
-        """Name of the caller or, without callers, its address: shares of what is in flight are counted by it."""
+        """Key for in-flight limits: the caller's name or, without callers, its address."""
         return (self.http.remote or "") if self.call.caller is None else self.call.caller.name
 
     async def send_event(self, data: str, name: str = "") -> web.StreamResponse:
-        """Send a server-sent event; the first one begins the response, so that errors before it have their own status.
-
-        Raises:
-            ConnectionError: If the caller is gone.
-        """
+        """Send a server-sent event, the first with the response's headers; raise `ConnectionError` if the caller has left."""
         assert "\n" not in data and "\r" not in data
         if self.events is None:
             self.events = web.StreamResponse(headers={**EVENT_HEADERS, ID_KEY: self.call.request_id})
@@ -85,43 +71,26 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A method and a path with their handler.
-
-    Attributes:
-        method: `GET` or `POST`.
-        path: Path pattern of aiohttp.
-        handler: Returns the response.
-        errors: Error format.
-        read: Decodes the body; None for no body.
-        access: Whose tokens are accepted.
-        is_counted: Whether the request metrics count it: it generates or scores.
-        is_awaited: Whether a drain waits for it.
-        is_open: Whether no token is needed; the caller is identified all the same.
-        has_items: Whether its requests have records of their own.
-        api_key: Returns the token in a decoded body, empty for none; one in a header goes first.
-    """
+    """A method and path with their handler."""
 
     method: str
     path: str
     handler: Callable[[Exchange], Awaitable[web.StreamResponse]]
     errors: ErrorFormat
-    read: Callable[[web.Request, bytes], Awaitable[Any]] | None = None
+    read: Callable[[web.Request, bytes], Awaitable[Any]] | None = None  # decodes the body; None for no body
     access: Literal["callers", "operators", "both"] = "callers"
-    is_counted: bool = False
-    is_awaited: bool = True
-    is_open: bool = False
-    has_items: bool = False
-    api_key: Callable[[Any], str] | None = None
+    is_counted: bool = False  # in the request metrics
+    is_awaited: bool = True  # a drain waits for its calls
+    is_open: bool = False  # needs no token, but identifies the caller
+    has_items: bool = False  # its calls consist of requests with their own records
+    api_key: Callable[[Any], str] | None = None  # returns the token in a decoded body, empty for none; a header takes precedence
 
 
 def peer_names(request: web.Request) -> Sequence[str]:
-    """Return the names in the client's verified certificate: its DNS names, URIs and e-mail addresses.
-
-    The common name counts only without any alternative name. Names that are not printable are left out.
-    """
+    """Return the printable names in the client's verified certificate: DNS names, URIs, e-mail addresses."""
     certificate = request.get_extra_info("peercert") or {}
     alternatives = certificate.get("subjectAltName", ())
-    if alternatives:
+    if alternatives:  # the common name counts only without alternative names
         names = [value for kind in _NAMES for own, value in alternatives if own == kind]
     else:
         names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
@@ -129,11 +98,7 @@ def peer_names(request: web.Request) -> Sequence[str]:
 
 
 def timeout_of(request: web.Request) -> float | None:
-    """Return the caller's deadline in seconds, None for none.
-
-    Raises:
-        InvalidRequest: If the header is malformed.
-    """
+    """Return the caller's deadline in seconds, None for none; raise `InvalidRequest` if the header is malformed."""
     value = request.headers.get(TIMEOUT_KEY)
     if value is None:
         return None
@@ -144,31 +109,26 @@ def timeout_of(request: web.Request) -> float | None:
 
 
 def check_content_type(request: web.Request, *kinds: str) -> None:
-    """Raise `HttpRefusal` unless the body has one of these media types.
-
-    A browser sends text and forms of any page to any origin without a preflight, but not JSON.
-    """
+    """Raise `HttpRefusal` unless the body has one of these media types."""
+    # Browsers send text and forms, but not JSON, to other origins without a preflight.
     if request.content_type not in kinds or "Content-Type" not in request.headers:
         raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {' or '.join(kinds)} is read, and nothing else")
 
 
 def one_line(reason: object) -> str:
-    """Return the first line of a reason, shortened."""
+    """Return the first line of a reason, truncated."""
     line = " ".join(str(reason).partition("\n")[0].split()).encode(errors="backslashreplace").decode()
     return line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "..."
 
 
 def decode_json(body: bytes | memoryview, kind: type[T]) -> T:
-    """Return the content of a JSON document; msgspec alone would accept a key twice.
-
-    Raises:
-        InvalidRequest: If it is malformed, not of this type, or has a key twice in an object.
-    """
+    """Decode JSON; raise `InvalidRequest` if it is malformed, of another type, or has a duplicate key."""
     try:
         text = str(body, "utf-8")
+        # json.loads, as msgspec accepts duplicate keys
         content = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
         if _SURROGATE.search(text):
-            json.dumps(content, ensure_ascii=False).encode()  # raises for a lone one
+            json.dumps(content, ensure_ascii=False).encode()  # raises for a lone surrogate
         return msgspec.convert(content, kind)
     except (ValueError, msgspec.ValidationError) as error:
         raise InvalidRequest("body", f"cannot be read: {one_line(error)}") from None
@@ -190,22 +150,18 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 async def run_by_size(num_bytes: int, work: Callable[..., T], *arguments: object) -> T:
-    """Return the result of work on so many bytes: on a thread where they are many."""
+    """Run work on `num_bytes` bytes, on a thread if they are many."""
     return await on_thread(work, *arguments) if num_bytes > LARGE_BYTES else work(*arguments)
 
 
 class BodyReader:
-    """Reads bodies of at most `max_bytes`."""
+    """Reads bodies of at most `max_bytes`, decompressed."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
 
     def size(self, request: web.Request) -> int:
-        """Return the bytes to reserve for a body: the largest for one that is compressed or of unknown size.
-
-        Raises:
-            HttpRefusal: If it is larger than allowed, before anything is read.
-        """
+        """Return the bytes to reserve, the maximum if compressed or of unknown size; raise `HttpRefusal` for a body too large."""
         size = request.content_length
         if size is not None and size > self._max_bytes:
             raise self._too_large()
@@ -214,15 +170,10 @@ class BodyReader:
         return size
 
     async def read(self, request: web.Request, seconds: float | None, limit: str) -> bytes:
-        """Return the whole body, decompressed.
-
-        Args:
-            request: The request.
-            seconds: Time until its deadline; None for none.
-            limit: Name of the server's limit that set the deadline, if one did.
+        """Return the whole body, decompressed, within `seconds`; `limit` names the server's limit that set these, if one did.
 
         Raises:
-            HttpRefusal: If it is too large, too slow for any body, or compressed in another way.
+            HttpRefusal: If the body is too large, too slow, or has an unsupported encoding.
             DeadlineExceeded: If the deadline passes first.
         """
         encoding = request.headers.get("Content-Encoding", "identity").lower()

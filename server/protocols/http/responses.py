@@ -1,4 +1,4 @@
-"""HTTP responses: the status of each error, and the error formats of the protocols on the HTTP port."""
+"""HTTP responses: status codes of errors, and each protocol's error format."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from dragoman.server.errors import ServiceError
 from dragoman.server.protocols.v1.messages import to_message
 
 JSON = "application/json"
-# google.rpc.Code's own mapping to HTTP; 499 is the usual status of a client that closed its connection.
+# google.rpc.Code's mapping to HTTP; 499 is nginx's status for a client that closed the connection.
 STATUSES = {
     "CANCELLED": 499,
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
@@ -27,7 +27,7 @@ STATUSES = {
     "UNAVAILABLE": HTTPStatus.SERVICE_UNAVAILABLE,
     "UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED,
 }
-# LibreTranslate's statuses where they differ, and its names of fields.
+# LibreTranslate's different statuses, and its names of fields.
 LIBRETRANSLATE_STATUSES = {
     "UNAUTHENTICATED": HTTPStatus.FORBIDDEN,
     "NOT_FOUND": HTTPStatus.BAD_REQUEST,
@@ -37,7 +37,7 @@ LIBRETRANSLATE_FIELDS = {"text": "q", "source_language": "source", "target_langu
 
 
 class HttpRefusal(ServiceError):
-    """A request refused by a rule of HTTP, with a status of its own."""
+    """A request refused at the HTTP level, with its own status."""
 
     code = "INVALID_ARGUMENT"
     refusal = "invalid"
@@ -48,7 +48,7 @@ class HttpRefusal(ServiceError):
 
 
 class PathNotFound(HttpRefusal):
-    """No endpoint has the path."""
+    """No endpoint has this path."""
 
     code = "NOT_FOUND"
 
@@ -58,22 +58,15 @@ class PathNotFound(HttpRefusal):
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """Error format of a protocol.
-
-    Attributes:
-        write: Returns the JSON of an error, with the id of the request.
-        event: Name of the server-sent event that ends a failed stream; empty for a plain one.
-        statuses: Statuses that differ from `STATUSES`.
-        content_type: Media type of the JSON.
-    """
+    """Error format of a protocol; `write` returns an error's JSON for a request id."""
 
     write: Callable[[ServiceError, str], str]
-    event: str = ""
-    statuses: Mapping[str, int] = field(default_factory=dict)
+    event: str = ""  # name of the server-sent event with an error; empty for an unnamed event
+    statuses: Mapping[str, int] = field(default_factory=dict)  # that differ from `STATUSES`
     content_type: str = JSON
 
     def response(self, error: ServiceError, request_id: str = "") -> web.Response:
-        """Return the response to a request that failed."""
+        """Return the response to a failed request."""
         headers = {"Content-Type": self.content_type}
         if isinstance(error, HttpRefusal):
             status = error.status
@@ -88,7 +81,7 @@ class ErrorFormat:
 
 
 def json_response(content: object) -> web.Response:
-    """Return a response with content that msgspec writes."""
+    """Return a JSON response of content that msgspec encodes."""
     return web.Response(body=msgspec.json.encode(content), content_type=JSON)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP server: listening sockets, TLS that follows its files, the limit of connections, and aiohttp's runner."""
+"""The HTTP server: sockets, reloadable TLS, connection limit, and aiohttp's runner."""
 
 import asyncio
 import logging
@@ -23,32 +23,24 @@ from dragoman.server.service.service import CLOSE_SECONDS, Core
 
 BACKLOG = 512
 HANDSHAKE_SECONDS = 10.0
-# Until a connection without a request, or with half the head of one, is closed, at the latest.
+# Longest time a connection may be idle or have an incomplete request head.
 IDLE_SECONDS = 75.0
-# Of the request line and of each header.
+# Limit of the request line and of each header.
 MAX_LINE_BYTES = 8190
 MAX_HEADERS = 64
-# Bytes on the wire for each byte of a body: a chunk of one byte takes six.
+# Bytes on the wire per body byte: a 1-byte chunk takes six.
 MAX_FRAMING = 8
 
 log = structlog.get_logger("dragoman.http")
 
 
 class HttpServer:
-    """The HTTP port. Make it inside the event loop.
-
-    Attributes:
-        port: The port.
-    """
+    """The HTTP port; create it in the event loop."""
 
     def __init__(
         self, config: ServerConfig, core: Core, tls: TlsFiles | None, operators: OperatorCalls | None, grpc_port: int
     ) -> None:
-        """Bind the port; arguments as `make_application`.
-
-        Raises:
-            ConfigError: If the port is taken.
-        """
+        """Bind the port; raise `ConfigError` if it is taken. Arguments as `make_application`."""
         self._config, self._tls = config, tls
         self._sockets = bind(config.http_host, config.http_port, is_shared=config.front_ends > 1)
         self.port: int = self._sockets[0].getsockname()[1]
@@ -73,11 +65,7 @@ class HttpServer:
         self._connection_options = options | {"refuse": _refuse_unread, "max_request_bytes": max_bytes}
 
     async def start(self) -> None:
-        """Begin to answer.
-
-        Raises:
-            ConfigError: If the TLS files cannot be used.
-        """
+        """Start serving; raise `ConfigError` if the TLS files cannot be used."""
         await self._runner.setup()
         self._context = None if self._tls is None else make_context(self._tls, self._config)
         loop = asyncio.get_running_loop()
@@ -85,7 +73,7 @@ class HttpServer:
             self._listeners.append(await loop.create_server(partial(_Accepted, self), sock=each.dup(), backlog=BACKLOG))
 
     def renew(self) -> None:
-        """Use the TLS files as they are now for new connections."""
+        """Use the current TLS files for new connections."""
         assert self._tls is not None
         try:
             self._context = make_context(self._tls, self._config)
@@ -103,7 +91,7 @@ class HttpServer:
         await self._runner.cleanup()
 
     def accept(self, transport: asyncio.Transport, accepted: "_Accepted") -> None:
-        """Serve a new connection, or close it where there are `max_connections`, those in a handshake among them."""
+        """Serve a new connection, or close it at `max_connections`, handshakes included."""
         server, limit = self._runner.server, self._config.max_connections
         assert server is not None
         if limit and len(server.connections) + len(self._handshakes) >= limit:
@@ -122,7 +110,7 @@ class HttpServer:
         loop, seconds = asyncio.get_running_loop(), HANDSHAKE_SECONDS
         try:
             secure = await loop.start_tls(transport, accepted, context, server_side=True, ssl_handshake_timeout=seconds)
-        except OSError:  # also what is no TLS, and a timeout
+        except OSError:  # includes timeouts and data that is not TLS
             transport.abort()
             return
         if secure is not None and not secure.is_closing():
@@ -130,7 +118,7 @@ class HttpServer:
 
 
 class _Accepted(asyncio.Protocol):
-    """A new connection, until it is handed over to aiohttp's protocol handler."""
+    """A new connection, until it is passed to aiohttp's protocol handler."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server, self._early = server, b""
@@ -140,7 +128,7 @@ class _Accepted(asyncio.Protocol):
         self._server.accept(transport, self)
 
     def data_received(self, data: bytes) -> None:
-        """Keep bytes that come between the end of the handshake and `hand_over`."""
+        """Buffer bytes between the end of the handshake and `hand_over`."""
         self._early += data
 
     def hand_over(self, transport: asyncio.Transport, connection: Connection) -> None:
@@ -151,11 +139,7 @@ class _Accepted(asyncio.Protocol):
 
 
 def make_context(tls: TlsFiles, config: ServerConfig) -> ssl.SSLContext:
-    """Return the TLS context of the files as they are.
-
-    Raises:
-        ConfigError: If they cannot be used.
-    """
+    """Return a TLS context of the current files; raise `ConfigError` if they cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     assert config.tls_certificate is not None and config.tls_key is not None
@@ -171,11 +155,7 @@ def make_context(tls: TlsFiles, config: ServerConfig) -> ssl.SSLContext:
 
 
 def bind(host: str, port: int, *, is_shared: bool) -> Sequence[socket.socket]:
-    """Return sockets bound to a port, 0 for any, at every address of a host; `is_shared` with other frontend workers.
-
-    Raises:
-        ConfigError: If the port is taken, or there is no such address.
-    """
+    """Return sockets bound to a port (0: any) at all addresses of a host or raise `ConfigError`; `is_shared` among frontends."""
     bound: list[socket.socket] = []
     try:
         for family, address in addresses_of(host, port):
@@ -189,7 +169,7 @@ def bind(host: str, port: int, *, is_shared: bool) -> Sequence[socket.socket]:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             chosen = bound[0].getsockname()[1] if len(bound) > 1 else port
             each.bind((address[0], chosen, *address[2:]))
-            each.listen(BACKLOG)  # two may bind a port, but only one may listen
+            each.listen(BACKLOG)  # two sockets may bind a port, but only one may listen
     except (OSError, UnicodeError) as error:
         for each in bound:
             each.close()
@@ -198,7 +178,7 @@ def bind(host: str, port: int, *, is_shared: bool) -> Sequence[socket.socket]:
 
 
 def _refuse_unread(error: ServiceError) -> web.Response:
-    """Return the response to bytes that are no request; the application does not see them."""
+    """Return the response to bytes that are not a request; they do not reach the application."""
     response = NATIVE_ERRORS.response(error)
     response.headers.update(HEADERS)
     return response

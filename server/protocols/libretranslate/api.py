@@ -1,7 +1,7 @@
-"""LibreTranslate's API, https://docs.libretranslate.com; docs/libretranslate.md lists the differences.
+"""LibreTranslate's API (https://docs.libretranslate.com; differences in docs/libretranslate.md).
 
-Texts are split into sentences. Each is a request of its own that joins the running batch, with a record and within its caller's
-limits; if one fails the call fails, and the others are cancelled.
+Texts are split into sentences, each a request with its own record and limits; if one fails, the call fails and the rest are
+cancelled.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from dragoman.server.service.sentences import Slices, join_sentences, split_sent
 from dragoman.server.service.service import Core
 
 AUTO = "auto"
-# Sentences of a call, and stops that end none.
+# Limits of one call: sentences, and sentence ends without a sentence.
 MAX_PIECES = 4096
 MAX_STOPS = 64 * MAX_PIECES
-# Wait of LibreTranslate's page for more typing.
+# Typing delay of LibreTranslate's page.
 FRONTEND_MILLISECONDS = 500
 
 
 class Wanted(NamedTuple):
-    """The model, the languages in any spelling, and the number of answers beside the best."""
+    """Model, languages in any spelling, and number of answers beside the best."""
 
     model: LoadedModel
     source: str
@@ -47,7 +47,7 @@ class Wanted(NamedTuple):
 
     @property
     def num_beams(self) -> int | None:
-        """Width of the beam search; None for the model's default."""
+        """Beam width; None for the model's default."""
         if not self.num_alternatives:
             return None
         return max(self.num_alternatives + 1, self.model.manifest.defaults.num_beams or 1)
@@ -65,10 +65,9 @@ class Wanted(NamedTuple):
 
 
 class LibreTranslateApi:
-    """Endpoints of LibreTranslate's API."""
+    """Endpoints of LibreTranslate's API; `max_message_bytes` limits the answers of a call together."""
 
     def __init__(self, core: Core, max_message_bytes: int) -> None:
-        """Serve a core; `max_message_bytes` bounds all answers of a call together."""
         self._core, self._generation = core, core.generation
         self._max_bytes, self._limit = max_message_bytes, MessageLimit(max_message_bytes)
         self._languages = LibreLanguages()
@@ -90,7 +89,7 @@ class LibreTranslateApi:
         )
 
     async def translate(self, exchange: Exchange) -> web.Response:
-        """Return the translations of one text or several."""
+        """Return the translations of the texts."""
         asked: Asked = exchange.message
         caller = exchange.call.caller
         _check(asked)
@@ -107,7 +106,7 @@ class LibreTranslateApi:
         return json_response(_translated(asked, answers, detected))
 
     async def detect(self, exchange: Exchange) -> web.Response:
-        """Return the languages that a text may be in, of those of the models."""
+        """Return the likeliest languages of a text, among those of the models."""
         asked: Asked = exchange.message
         _check_texts(asked)
         codes = [known.code for known in self._known(exchange)]
@@ -140,7 +139,7 @@ class LibreTranslateApi:
         )
 
     async def health(self, _: Exchange) -> web.Response:
-        """Report whether the server is ready, as `/readyz` does."""
+        """Report readiness, as `/readyz` does."""
         if not self._core.is_ready:
             raise NotReady("the server is not ready", RETRY_SECONDS)
         return json_response({"status": "ok"})
@@ -149,12 +148,7 @@ class LibreTranslateApi:
         return self._languages.all(self._generation.models(exchange.call.caller))
 
     async def _source(self, asked: Asked, target: str, caller: Caller | None) -> tuple[str, Detected | None]:
-        """Return the source language, and its detection where the caller asks for it.
-
-        Raises:
-            InvalidRequest: If no model has one of the languages.
-            NotOffered: If it would have to be detected, and cannot be.
-        """
+        """Return the source language, and its detection if the request has `auto`."""
         models = self._generation.models(caller)
         source = ALIASES.get(asked.source.lower(), asked.source)
         for field, code in (("target", target), ("source", source)):
@@ -172,13 +166,13 @@ class LibreTranslateApi:
         return found[0].language, found[0]
 
     def _is_same(self, source: str, target: str, caller: Caller | None) -> bool:
-        """Return whether nothing is to be translated: both are one language, and no model is there for just that."""
+        """Return whether source and target are one language that no model is dedicated to."""
         models = self._generation.models(caller)
         is_one = self._languages.find(models, source) == self._languages.find(models, target)
         return is_one and not any(is_of_one_pair(model) and model.frames.is_able(source, target) for model in models)
 
     async def _answers(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange) -> list[list[str]]:
-        """Return for each text its translation and alternatives, each put together from those of its sentences."""
+        """Return each text's translation and alternatives, joined from its sentences."""
         pieces: list[list[tuple[str, bool]]] = [[] for _ in texts]
         owner = exchange.call.caller_or(exchange.http.remote or "")
         check = partial(self._generation.validator.check_source_length, model=wanted.model)
@@ -200,13 +194,9 @@ class LibreTranslateApi:
     async def _translate_all(
         self, sentences: Sequence[str], wanted: Wanted, exchange: Exchange, num_kept: int
     ) -> Sequence[list[str]]:
-        """Return the answers to each sentence, the best first; `num_kept` characters are sent with each beside these.
-
-        Raises:
-            ServiceError: If a sentence fails, or the answers together are larger than a message.
-        """
+        """Return each sentence's answers, best first; `num_kept` untranslated characters count toward the size limit."""
         call, loop = exchange.call, asyncio.get_running_loop()
-        call.is_counted = False  # its sentences are
+        call.is_counted = False  # its sentences are counted
         items = ItemRecords(self._core.calls.records, call, own_ending)
         seconds, _ = self._generation.deadlines(call).time_left(call.arrival, exchange.remaining_seconds)
         end = None if seconds is None else loop.time() + seconds
@@ -220,7 +210,7 @@ class LibreTranslateApi:
 
         async def translate(index: int) -> list[str]:
             bind_contextvars(item=index)
-            # One version of the model answers all sentences: they share the call's id.
+            # The shared request id makes one model version answer all sentences.
             with items.item(call.request_id, is_part=True) as item:
                 try:
                     remaining = None if end is None else end - loop.time()
@@ -246,13 +236,13 @@ def _most_alternatives(model: LoadedModel, caller: Caller | None) -> int:
 
 
 def _max_at_once(wanted: Wanted, caller: Caller | None) -> int:
-    """Return how many sentences of a call run or wait at a time: no more than its caller's limits let in."""
+    """Return the sentences of a call to run or queue at once, within the caller's limits."""
     most = max(1, REQUESTS_PER_SLOT * wanted.model.max_slots // (wanted.num_beams or 1))
     return most if caller is None else min(most, caller.most_at_once or most)
 
 
 def _check(asked: Asked) -> None:
-    """Raise `InvalidRequest` for a missing field or a format that is not read."""
+    """Raise `InvalidRequest` for a missing field or unsupported format."""
     _check_texts(asked)
     for field in ("source", "target"):
         if not getattr(asked, field):
@@ -269,16 +259,7 @@ def _check_texts(asked: Asked) -> None:
 
 
 def _pieces(texts: Sequence[str], max_characters: int, check: Callable[[str], None]) -> Iterator[tuple[int, str, bool] | None]:
-    """Yield the index of a text, a piece of it, and whether to translate it; None for an empty piece.
-
-    Args:
-        texts: The texts.
-        max_characters: Characters of a piece within which its end is looked for.
-        check: Raises an error for a piece that is too long.
-
-    Raises:
-        InvalidRequest: If a piece is too long, or there are too many.
-    """
+    """Yield (text index, piece, whether to translate), None for an empty piece; `check` raises for a piece that is too long."""
     count = num_empty = 0
     for index, text in enumerate(texts):
         for piece, is_translated in split_sentences(text, max_characters):
@@ -292,7 +273,7 @@ def _pieces(texts: Sequence[str], max_characters: int, check: Callable[[str], No
 
 
 def _translated(asked: Asked, answers: Sequence[Sequence[str]], detected: Detected | None) -> dict[str, Any]:
-    """Return the content of a response, in lists where `q` is one."""
+    """Return a response's content, in lists if `q` is a list."""
     best = [first for first, *_ in answers]
     content: dict[str, Any] = {"translatedText": best if asked.is_list else best[0]}
     if detected is not None:

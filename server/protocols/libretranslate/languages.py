@@ -1,4 +1,4 @@
-"""Languages of LibreTranslate's API: two-letter codes and English names of the models' languages, and language detection."""
+"""Languages of LibreTranslate's API: codes and English names of the models' languages, and language detection."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,13 +13,13 @@ from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.service.languages import PromptTemplates
 from dragoman.server.service.sentences import on_thread
 
-# Former codes of LibreTranslate.
+# LibreTranslate's former codes.
 ALIASES = {"zt": "zh-Hant", "pb": "pt-BR"}
-# Characters of a request that are detected; more add nothing.
+# Characters used for detection; more do not improve it.
 MAX_CHARACTERS = 4096
 MAX_CANDIDATES = 3
 
-# Codes from the most preferred pattern to the least.
+# Patterns of codes, most preferred first.
 _CODES = (
     re.compile(r"[a-z]{2}"),
     re.compile(r"[a-z]{2}_[a-z]{4}"),
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[^\W\d_]{4,}(?:_[^\W\d_]+)*")
 
 
 class Known(NamedTuple):
-    """A language of `/languages`."""
+    """An entry of `/languages`."""
 
     code: str
     name: str
@@ -45,20 +45,20 @@ class Detected(NamedTuple):
 
 
 class _Codes(NamedTuple):
-    """Names by code of a model's source and target languages."""
+    """A model's language names by code."""
 
     source: dict[str, str]
     target: dict[str, str]
 
 
 class LibreLanguages:
-    """Languages of several models; codes and names are remembered for each model, which may have hundreds."""
+    """Languages of several models, cached per model."""
 
     def __init__(self) -> None:
         self._codes: WeakKeyDictionary[PromptTemplates, _Codes] = WeakKeyDictionary()
 
     def all(self, models: Iterable[LoadedModel]) -> list[Known]:
-        """Return every language, sorted by code, with the codes of its targets."""
+        """Return all languages, sorted by code, with their targets' codes."""
         names: dict[str, str] = {}
         targets: dict[str, set[str]] = {}
         for model in models:
@@ -71,12 +71,12 @@ class LibreLanguages:
         return [Known(code, names[code], sorted(targets.get(code, ()))) for code in sorted(names)]
 
     def sources_of(self, models: Sequence[LoadedModel], target: str) -> list[str]:
-        """Return the codes of the source languages of a target, which may have any spelling."""
+        """Return the codes of the source languages for a target in any spelling."""
         able = (model for model in models if model.frames.writes(target) is not None)
         return sorted({code for model in able for code in self._of(model.frames).source} - {self.find(models, target)})
 
     def find(self, models: Iterable[LoadedModel], spelling: str) -> str:
-        """Return the code of a language by any of its spellings; empty where no model has it."""
+        """Return the code of a language in any spelling; empty if no model has it."""
         for model in models:
             language = model.frames.reads(spelling) or model.frames.writes(spelling)
             if language is not None:
@@ -92,7 +92,7 @@ class LibreLanguages:
 
 
 def code_of(language: Language) -> str:
-    """Return the preferred code of a language: `de` of `deu_Latn`, `zh-Hant` of `zho_Hant`; else the model's own."""
+    """Return the preferred code of a language (`de` for `deu_Latn`, `zh-Hant` for `zho_Hant`), else the model's own."""
     code = language.code.replace("-", "_").lower()
     for pattern in _CODES:
         for name in (code, *language.names):
@@ -114,11 +114,7 @@ def _bcp47(name: str) -> str:
 
 
 class Detector:
-    """Language detection by py3langid, which is loaded at the first request.
-
-    Attributes:
-        is_installed: Whether the extra `detect` is.
-    """
+    """Language detection by py3langid, loaded at the first request; optional extra `detect`."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -126,11 +122,7 @@ class Detector:
         self.is_installed = find_spec("py3langid") is not None
 
     async def detect(self, texts: Sequence[str], codes: Sequence[str]) -> list[Detected]:
-        """Return the likeliest of some languages for all texts together, the best first.
-
-        Raises:
-            NotOffered: If py3langid is not installed.
-        """
+        """Return the likeliest of `codes` for all texts together, best first; raise `NotOffered` without py3langid."""
         if not self.is_installed:
             raise NotOffered("source: languages are not detected here; the server's extra `detect` is not installed")
         return await on_thread(self._detect, "\n".join(texts)[:MAX_CHARACTERS], codes)
@@ -148,6 +140,6 @@ class Detector:
                     self._identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
                 ranked = [(language, share) for language, share in self._identifier.rank(text) if language in known]
         total = sum(share for _, share in ranked)
-        if not total > 0:  # no language at all: any, without confidence
+        if not total > 0:  # none detected: a default without confidence
             return [Detected("en" if "en" in codes else codes[0], 0.0)] if codes else []
         return [Detected(known[language], round(100 * share / total, 1)) for language, share in ranked[:MAX_CANDIDATES]]

@@ -1,4 +1,4 @@
-"""Requests of LibreTranslate's API: JSON, forms and query arguments as one structure."""
+"""Decoding of LibreTranslate requests: JSON, forms and query arguments."""
 
 import asyncio
 import re
@@ -21,53 +21,37 @@ from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.sentences import on_thread
 
 URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
-# Of a form, or of a query.
+# Limit per form or query.
 MAX_FIELDS = 64
-# As RFC 2046 has it.
+# RFC 2046.
 MAX_BOUNDARY_BYTES = 70
-# Of a list `q`.
+# Limit of a list `q`.
 MAX_TEXTS = 1024
 MAX_SHOWN_CHARACTERS = 32
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 _TEXT_FIELDS = ("source", "target", "format", "api_key", "model")
 _FIELDS = ("q", "alternatives", *_TEXT_FIELDS)
 
-# aiohttp warns of a malformed Content-Disposition with its text, which Python would keep: have it raise instead.
+# Raise aiohttp's warnings of a malformed Content-Disposition: Python would keep their text, which is the caller's.
 for _category in (aiohttp.BadContentDispositionHeader, aiohttp.BadContentDispositionParam):
     warnings.filterwarnings("error", category=_category)
 
 
 class Asked(Struct, frozen=True):
-    """A request; unknown fields are ignored, as LibreTranslate does.
+    """A request; unknown fields are ignored, as in LibreTranslate."""
 
-    Attributes:
-        texts: Of `q`; none where it is missing.
-        is_list: Whether `q` is a list, and so are the answers.
-        source: Code of a language, or `auto`; empty where it is missing, as the others.
-        target: Code of a language.
-        format: `text` or `html`.
-        alternatives: Further answers wanted.
-        api_key: Token of the caller.
-        model: Name of the model, which LibreTranslate does not have.
-    """
-
-    texts: Sequence[str] = ()
-    is_list: bool = False
-    source: str = ""
+    texts: Sequence[str] = ()  # `q`
+    is_list: bool = False  # whether `q` and the answers are lists
+    source: str = ""  # language code, or `auto`
     target: str = ""
     format: str = ""
     alternatives: int = 0
     api_key: str = ""
-    model: str = ""
+    model: str = ""  # our extension
 
 
 async def read_request(request: web.Request, body: bytes) -> Asked:
-    """Return a request.
-
-    Raises:
-        InvalidRequest: If it cannot be read.
-        HttpRefusal: If its media type is not read.
-    """
+    """Decode a request; raise `InvalidRequest` if it is malformed, `HttpRefusal` for an unsupported media type."""
     kind = request.content_type
     if body or kind == JSON:
         check_content_type(request, JSON, URLENCODED, MULTIPART)
@@ -83,11 +67,7 @@ async def read_request(request: web.Request, body: bytes) -> Asked:
 
 
 def read_json(body: bytes) -> Asked:
-    """Decode JSON.
-
-    Raises:
-        InvalidRequest: If it is malformed, or a field has another type.
-    """
+    """Decode JSON; raise `InvalidRequest` if it is malformed or a field has the wrong type."""
     return _to_asked(decode_json(body, dict[str, Any]))
 
 
@@ -106,11 +86,7 @@ def _to_asked(content: Mapping[str, Any]) -> Asked:
 
 
 def read_form(pairs: Sequence[tuple[str, str]]) -> Asked:
-    """Decode the fields of a form and of a query together.
-
-    Raises:
-        InvalidRequest: If a known one comes twice, or is malformed.
-    """
+    """Decode the fields of a form and its query; raise `InvalidRequest` if a known field is repeated or malformed."""
     content: dict[str, str] = {}
     for name, value in pairs:
         if name in _FIELDS and name in content:
@@ -122,11 +98,7 @@ def read_form(pairs: Sequence[tuple[str, str]]) -> Asked:
 
 
 def read_urlencoded(body: bytes) -> list[tuple[str, str]]:
-    """Return the fields of a form or a query.
-
-    Raises:
-        InvalidRequest: If they are too many, or not UTF-8.
-    """
+    """Return the fields of a form or query; raise `InvalidRequest` if they are too many or not UTF-8."""
     try:
         return parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except UnicodeDecodeError:
@@ -140,14 +112,10 @@ def _read_multipart(body: bytes, content_type: str) -> list[tuple[str, str]]:
 
 
 async def read_multipart(body: bytes, content_type: str) -> list[tuple[str, str]]:
-    """Return the fields of a form in parts.
-
-    Raises:
-        InvalidRequest: If it is malformed, has files or too many fields.
-    """
+    """Return the fields of a multipart form; raise `InvalidRequest` if it is malformed, has files or too many fields."""
     boundary = parse_mimetype(content_type).parameters.get("boundary", "")
     if not boundary.isascii() or body[: MAX_BOUNDARY_BYTES + 4].partition(b"\r\n")[0] != b"--" + boundary.encode():
-        raise InvalidRequest("body", "does not begin with its boundary")  # aiohttp looks for it line by line
+        raise InvalidRequest("body", "does not begin with its boundary")  # aiohttp searches it line by line
     content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), len(body))
     content.feed_data(body)
     content.feed_eof()
@@ -168,7 +136,7 @@ async def read_multipart(body: bytes, content_type: str) -> list[tuple[str, str]
 
 
 def _number(value: object) -> int:
-    """Return a number of alternatives: none where it is missing or negative."""
+    """Return the number of alternatives, 0 if missing or negative."""
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = int(value)
     if value is None:
@@ -179,5 +147,5 @@ def _number(value: object) -> int:
 
 
 def shown(text: str) -> str:
-    """Return the beginning of a caller's text, escaped."""
+    """Return a truncated, escaped text for an error."""
     return ascii(text[:MAX_SHOWN_CHARACTERS])

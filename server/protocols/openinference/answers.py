@@ -1,4 +1,4 @@
-"""Answers to inference requests, over gRPC and over HTTP: each text is a request that joins the running batch by itself."""
+"""Answers to inference requests over gRPC and HTTP; each text is a separate request to the engine."""
 
 import asyncio
 import time
@@ -39,50 +39,28 @@ Response: TypeAlias = inference_pb2.ModelInferResponse
 
 
 class Answering:
-    """Answers the messages of one call."""
+    """Answers the messages of one call; `remaining` returns the seconds until the call's deadline, None for none."""
 
     def __init__(self, core: Core, items: ItemRecords, remaining: Callable[[], float | None], max_message_bytes: int) -> None:
-        """Answer none yet.
-
-        Args:
-            core: What answers.
-            items: Records of the call's requests.
-            remaining: Returns the seconds until the call's deadline; None if it has none.
-            max_message_bytes: Largest message that is sent.
-        """
         self._generation = core.generation
         self._items = items
         self._remaining = remaining
         self._max_message_bytes = max_message_bytes
 
     async def whole(self, inference: Inference, call: Call) -> Response:
-        """Return the answers to all texts of a message.
-
-        Raises:
-            ServiceError: If one of them has none.
-        """
+        """Return the answers to all texts of a message; raise `ServiceError` if one fails."""
         if len(inference) == 1:
             answered: Sequence[Generated] = [await self._generate(inference, 0, call, call.arrival)]
         else:
             assert call.window is not None
-            call.is_counted = False  # its texts are
+            call.is_counted = False  # its texts are counted
             answered = await self.each(inference, call.request_id, call.window)
         return await to_response(inference, answered, call.request_id, self._max_message_bytes)
 
     async def in_pieces(
         self, inference: Inference, request_id: str, call: Call, write: Callable[[Response], Awaitable[object]]
     ) -> Response:
-        """Answer a message of one text in pieces, unless it is wanted whole; return the last one, which is still to be written.
-
-        Args:
-            inference: The message.
-            request_id: Its id.
-            call: Its record.
-            write: Sends a piece when the caller takes it.
-
-        Raises:
-            ServiceError: If there is no answer.
-        """
+        """Write one text's answer in pieces, unless wanted whole; return the last response, unwritten, or raise `ServiceError`."""
         [request] = inference.requests
         has_several = (request.num_return_sequences or 1) > 1
         if inference.is_streamed and has_several:
@@ -103,18 +81,10 @@ class Answering:
     async def each(
         self, inference: Inference, request_id: str, window: Window, has_begun: asyncio.Event | None = None
     ) -> Sequence[Generated]:
-        """Return the answers to a message of several texts; one that fails ends them all.
+        """Return the answers to a message of several texts; the first failure cancels the others.
 
-        No more run at once than the window has room for, nor than the caller's limits let in if nothing else of theirs runs.
-
-        Args:
-            inference: The message.
-            request_id: Its id.
-            window: Of its call.
-            has_begun: Set when the last one has begun, or none will.
-
-        Raises:
-            ServiceError: Of the one that failed, with its number.
+        Concurrency is bounded by the window and the caller's limits. `has_begun` is set once the last text has begun, or none will.
+        Raise `ServiceError` with the index of the text that failed.
         """
         arrival, caller = time.monotonic(), self._items.whole.caller
 
@@ -133,7 +103,7 @@ class Answering:
 
 
 def _seconds_left(inference: Inference, arrival: float, remaining: float | None) -> float | None:
-    """Return the time until a message's deadline: the call's, or the message's `timeout`; None if it has none."""
+    """Return the seconds until the earlier of the call's deadline and the message's `timeout`; None for neither."""
     if inference.timeout_seconds is None:
         return remaining
     seconds = inference.timeout_seconds - (time.monotonic() - arrival)
@@ -141,11 +111,7 @@ def _seconds_left(inference: Inference, arrival: float, remaining: float | None)
 
 
 async def to_response(inference: Inference, answered: Sequence[Generated], request_id: str, max_message_bytes: int) -> Response:
-    """Return the message of the answers to all texts of a request; a large one is made in slices of time.
-
-    Raises:
-        InvalidRequest: If texts have different numbers of answers, or the message is larger than it may be.
-    """
+    """Return the response to all texts, built in time slices; raise `InvalidRequest` if too large or answer counts differ."""
     response = _begin(answered[0], request_id)
     num_answers = len(answered[0].answers)
     if any(len(generated.answers) != num_answers for generated in answered):
@@ -160,7 +126,7 @@ async def to_response(inference: Inference, answered: Sequence[Generated], reque
 
 
 async def _to_piece_response(inference: Inference, piece: Piece, model: str, request_id: str, max_message_bytes: int) -> Response:
-    """Return the message of a piece; the last one has all outputs of the whole answer, too."""
+    """Return a piece's response; the last has all outputs."""
     generated = piece.result
     response = Response(id=request_id, model_name=model) if generated is None else _begin(generated, request_id)
     shape = [1, 1] if inference.has_rows else [1]
@@ -176,13 +142,13 @@ async def _to_piece_response(inference: Inference, piece: Piece, model: str, req
 
 
 def streamed(response: Response, *, is_final: bool) -> inference_pb2.ModelStreamInferResponse:
-    """Return a response as a message of a stream, marked as its request's last or not."""
+    """Return a response as a stream message, with its final flag."""
     response.parameters[FINAL].bool_param = is_final
     return inference_pb2.ModelStreamInferResponse(infer_response=response)
 
 
 def to_failure(error: ServiceError, request_id: str) -> inference_pb2.ModelStreamInferResponse:
-    """Return the error of a request as a message of a stream."""
+    """Return a request's error as a stream message."""
     status = to_message(error)
     failure = streamed(Response(id=request_id), is_final=True)
     failure.error_message = f"{error.code}: {status.message}"
@@ -196,7 +162,7 @@ def _begin(generated: Generated, request_id: str) -> Response:
 
 
 def _wanted(inference: Inference, answered: Sequence[Generated]) -> Iterable[Output]:
-    """Yield the wanted outputs; where none are named, all that are not void."""
+    """Return the wanted outputs; if none are named, all that are not void."""
     if inference.outputs:
         return (OUTPUTS[name] for name in inference.outputs)
     void = set()
@@ -210,7 +176,7 @@ def _wanted(inference: Inference, answered: Sequence[Generated]) -> Iterable[Out
 
 
 async def _value(output: Output, generated: Generated, answer: Answer) -> Any:
-    """Return an output's element for an answer; log-probabilities are written in slices of time."""
+    """Return an output's element for an answer, yielding to the event loop during log-probabilities."""
     if output.name != LOG_PROBS:
         return output.value(generated, answer)
     parts = []
@@ -228,28 +194,22 @@ def _add(response: Response, output: Output, shape: Sequence[int], elements: Seq
 
 @dataclass(frozen=True, slots=True)
 class ResponseLimit:
-    """Largest `ModelInferResponse` that can be sent; an `AnswerLimit`.
-
-    Attributes:
-        max_bytes: Of a message.
-        num_texts: Texts that it answers.
-        name: Of the setting.
-    """
+    """Size limit of a `ModelInferResponse` to `num_texts` texts; an `AnswerLimit`."""
 
     max_bytes: int
     num_texts: int = 1
-    name: str = "max_message_bytes"
+    name: str = "max_message_bytes"  # of the setting
 
     def answer_bytes(self, shape: AnswerShape) -> int:
-        """Return the most bytes that the answers to all texts can take."""
+        """Return an upper bound on the size of the answers to all texts."""
         digits = len(str(shape.max_token)) + 1
-        token = 96 + digits  # of a log-probability in JSON: names, quotes, digits
+        token = 96 + digits  # a log-probability in JSON: names, quotes, digits
         top = shape.num_top * token + 6 * shape.top_piece_bytes  # a byte of a piece may be six characters in JSON
         log_probs = shape.num_told * (token + 6 * shape.piece_bytes + top)
         answer = 128 + shape.text_bytes + shape.num_tokens * digits + log_probs
-        # Names, datatypes and shapes of all outputs, ids, and a model's name and version come first.
+        # 2048: names, datatypes and shapes of all outputs, ids, model name and version.
         return 2048 + self.num_texts * shape.num_answers * answer
 
     def scores_bytes(self, shape: ScoresShape) -> int:
-        """Refuse: the protocol does not score."""
+        """Raise `NotImplementedError`: the protocol has no scoring."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Metadata, configuration, statistics and index of models, in the protocol's terms and those of Triton's extensions."""
+"""Metadata, configuration, statistics and index of models, as messages of the Open Inference Protocol and Triton's extensions."""
 
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +13,7 @@ from dragoman.server.service.callers import Caller
 from dragoman.server.service.generate import Generation
 
 PLATFORM, BACKEND = "dragoman_onnx", "dragoman"
-# Triton's names of the extensions that are offered.
+# Triton's names of the supported extensions.
 EXTENSIONS = ("model_configuration", "statistics", "parameters")
 ANY = -1
 FIELDS = (Field(TEXT_INPUT, "text", "BYTES"), Field(SAMPLING_PARAMETERS, "text", "BYTES"), *NAMED.values())
@@ -30,15 +30,14 @@ def server_metadata() -> inference_pb2.ServerMetadataResponse:
 
 
 class Descriptions:
-    """Describes models, each to callers that may use it."""
+    """Describes models to callers that `generation` allows to use them."""
 
     def __init__(self, models: Repository, generation: Generation) -> None:
-        """Describe these models to callers that `generation` lets use them."""
         self._models = models
         self._generation = generation
 
     def metadata(self, name: str, version: str, caller: Caller | None) -> inference_pb2.ModelMetadataResponse:
-        """Return a model's inputs and outputs; `UnknownModel` if there is no such model."""
+        """Return a model's inputs and outputs; raise `UnknownModel` if there is none."""
         model = self._generation.model(name, caller, version)
         metadata = inference_pb2.ModelMetadataResponse
         return metadata(
@@ -53,7 +52,7 @@ class Descriptions:
         )
 
     def config(self, name: str, version: str, caller: Caller | None) -> inference_pb2.ModelConfigResponse:
-        """Return the same as Triton's model configuration."""
+        """Return a model's configuration in Triton's format."""
         model = self._generation.model(name, caller, version)
         config = inference_pb2.ModelConfig(
             name=model.name,
@@ -77,7 +76,7 @@ class Descriptions:
         return inference_pb2.ModelConfigResponse(config=config)
 
     def statistics(self, name: str, version: str, caller: Caller | None) -> inference_pb2.ModelStatisticsResponse:
-        """Return the statistics, of this process, of a model, or with an empty name of every model."""
+        """Return this process's statistics of a model or, for an empty name, of all models."""
         if name:
             model = self._generation.model(name, caller, version)
             wanted = [(model.version, model)] if version else self._versions(model.name)
@@ -86,11 +85,7 @@ class Descriptions:
         return inference_pb2.ModelStatisticsResponse(model_stats=[_statistics(model, called) for called, model in wanted])
 
     def index(self, request: inference_pb2.RepositoryIndexRequest, caller: Caller | None) -> inference_pb2.RepositoryIndexResponse:
-        """Return every version of every model that a caller may use.
-
-        Raises:
-            InvalidRequest: If it asks for one of several repositories.
-        """
+        """Return all versions of the models that a caller may use; raise `InvalidRequest` for any repository name."""
         if request.repository_name:
             raise InvalidRequest("repository_name", "there is one, which has no name")
         entry = inference_pb2.RepositoryIndexResponse.ModelIndex
@@ -102,7 +97,7 @@ class Descriptions:
         return inference_pb2.RepositoryIndexResponse(models=[x for x in found if x.state == READY or not request.ready])
 
     def _versions(self, name: str) -> Iterator[tuple[str, LoadedModel]]:
-        """Yield the name of each served version of a model, and the version."""
+        """Yield the name and model of each served version."""
         for served in self._models.served(name):
             try:
                 yield served.name, self._models.get(name, served.name)
@@ -111,12 +106,12 @@ class Descriptions:
 
 
 def _dims(field: Field) -> list[int]:
-    """Return the shape that a tensor has for each text; tokens are the same for all."""
+    """Return a tensor's shape per text; tokens are shared by all texts."""
     return [ANY if field.kind == "tokens" else 1]
 
 
 def _config_type(datatype: str) -> Any:
-    """Return a datatype as `ModelConfig` names it."""
+    """Return a datatype's value in `ModelConfig`."""
     return getattr(inference_pb2.DataType, f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}")
 
 

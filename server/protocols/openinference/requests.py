@@ -1,7 +1,4 @@
-"""Inference requests, over gRPC and in JSON: tensors, parameters and JSON fields become one GenerateRequest for each text.
-
-Values are checked for their types here; their ranges are validated behind the protocols.
-"""
+"""Open Inference Protocol requests: one `GenerateRequest` per text; types are checked here, ranges in the service."""
 
 import json
 import math
@@ -19,19 +16,19 @@ from dragoman.server.service.answers import Answer, Generated, TokenLogProb
 from dragoman.server.service.requests import GenerateRequest, check_model_name, check_model_version, check_num_suppressed
 
 MAX_TEXTS = 1024
-# Numbers on the wire; JSON knows no bound.
+# Bounds of protobuf's integers; JSON has none.
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
-# Of a parameter that is JSON: some clients can send no other kind of value.
+# For values in JSON text, as some clients cannot send other types.
 MAX_JSON_CHARACTERS = 64 * 2**10
 MICROSECONDS = 1e6
 
 Kind: TypeAlias = Literal["flag", "integer", "number", "text", "tokens"]
-# Whether an output has an element for each text or for each of its answers.
+# An output has one element per text or per answer.
 Subject: TypeAlias = Literal["text", "answer"]
 
 
 class Field(NamedTuple):
-    """A field of a request: its name, the kind of its values, and the datatype that is announced; others of its kind fit, too."""
+    """A request field; other datatypes of its `kind` than the announced `datatype` are accepted too."""
 
     name: str
     kind: Kind
@@ -39,7 +36,7 @@ class Field(NamedTuple):
 
 
 class Output(NamedTuple):
-    """An output tensor: its name, the datatype and subject of its elements, and a function that returns one."""
+    """An output tensor with one element per `subject`, which `value` returns."""
 
     name: str
     datatype: str
@@ -75,7 +72,7 @@ FIELDS = {
         Field("special_tokens_in_text", "flag", "BOOL"),
     )
 }
-# Fields by the names that vLLM has for the same.
+# vLLM's names of fields.
 SYNONYMS = {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
@@ -83,11 +80,10 @@ SYNONYMS = {
     "beam_width": "num_beams",
 }
 TEXT_INPUT, SAMPLING_PARAMETERS = "text_input", "sampling_parameters"
-# Of the message as a whole, as tensors or parameters.
+# Fields of the whole message, as tensors or parameters.
 STREAM, EXCLUDE_INPUT = "stream", "exclude_input_in_output"
 FLAGS = {name: Field(name, "flag", "BOOL") for name in (STREAM, EXCLUDE_INPUT)}
-# As parameters only. `timeout` is in microseconds. The last response of a request always says that it is the last, so the other one
-# changes nothing.
+# Parameters only: microseconds, and a flag without effect, as every final response is marked.
 TIMEOUT, EMPTY_FINAL = "timeout", "triton_enable_empty_final_response"
 PARAMETERS = {TIMEOUT: Field(TIMEOUT, "integer", ""), EMPTY_FINAL: Field(EMPTY_FINAL, "flag", "")}
 NAMED = FIELDS | FLAGS
@@ -113,69 +109,45 @@ OUTPUTS = {
 
 
 def log_prob_json(token: TokenLogProb) -> dict[str, Any]:
-    """Return a token's log-probability for JSON; a piece that is part of a character is U+FFFD there."""
+    """Return a token's log-probability for JSON; a piece that is part of a character becomes U+FFFD."""
     number, piece, log_prob, top = token
     fields = {"token": number, "piece": piece.decode(errors="replace"), "log_prob": log_prob}
     return fields | {"top": [log_prob_json(other) for other in top]} if top else fields
 
 
 class RawRequest(NamedTuple):
-    """A request as it came, over gRPC or in JSON.
+    """A request from gRPC or JSON before conversion."""
 
-    Attributes:
-        request_id: Its id, checked; empty if it has none.
-        model: Name of the model.
-        version: Of the model; empty for the one that answers.
-        parameters: Of the request as a whole.
-        inputs: Its tensors.
-        outputs: Wanted outputs, each with the names of its parameters; empty for all.
-    """
-
-    request_id: str
+    request_id: str  # checked; empty if none
     model: str
-    version: str
+    version: str  # empty for the server's choice
     parameters: Mapping[str, Any]
     inputs: Sequence[Input]
-    outputs: Sequence[tuple[str, Sequence[str]]] = ()
+    outputs: Sequence[tuple[str, Sequence[str]]] = ()  # names, each with the names of its parameters; empty for all
 
 
 @dataclass(frozen=True, slots=True)
 class Inference(BulkEnvelope):
-    """An inference request.
+    """An inference request of one or several texts."""
 
-    Attributes:
-        request_id: Its id; empty if it has none.
-        requests: One for each text, in their order.
-        outputs: Names of the wanted outputs; empty for all that are not void.
-        has_rows: Whether each text is a row of its own, so that the shape is [N, 1] and not [N].
-        is_streamed: Whether the answer is wanted in pieces; None where the message does not say.
-        timeout_seconds: From its arrival; None for any time.
-        num_bytes: Of the message.
-    """
-
-    request_id: str
-    requests: Sequence[GenerateRequest]
-    outputs: Sequence[str]
-    has_rows: bool
-    is_streamed: bool | None
-    timeout_seconds: float | None
+    request_id: str  # empty if none
+    requests: Sequence[GenerateRequest]  # one per text
+    outputs: Sequence[str]  # empty for all that are not void
+    has_rows: bool  # shape [N, 1] instead of [N]
+    is_streamed: bool | None  # None if the message does not say
+    timeout_seconds: float | None  # from arrival
     num_bytes: int
 
     def __len__(self) -> int:
-        """Return the number of texts."""
         return len(self.requests)
 
     def ByteSize(self) -> int:
-        """Return the bytes of the message."""
+        """Return the size of the message."""
         return self.num_bytes
 
 
 def check_counts(num_inputs: int, num_outputs: int, num_parameters: int) -> None:
-    """Check that a message has no more of anything than there are names, before anything is made of it.
-
-    Raises:
-        InvalidRequest: If it has.
-    """
+    """Raise `InvalidRequest` if a message has more parameters, outputs or inputs than there are names; call before conversion."""
     for name, number, most in (
         ("parameters", num_parameters, NUM_PARAMETERS),
         ("outputs", num_outputs, len(OUTPUTS)),
@@ -186,16 +158,7 @@ def check_counts(num_inputs: int, num_outputs: int, num_parameters: int) -> None
 
 
 def to_inference(raw: RawRequest, num_bytes: int, max_characters: int | None = None) -> Inference:
-    """Return the inference request of a message.
-
-    Args:
-        raw: It, with no more of anything than `check_counts` lets through.
-        num_bytes: Its size.
-        max_characters: Of each end of a text that are kept; None for all.
-
-    Raises:
-        InvalidRequest: If it cannot be understood.
-    """
+    """Convert a message that passed `check_counts`, or raise `InvalidRequest`; keep `max_characters` at each end of a text."""
     name, version = check_model_name(raw.model), check_model_version(raw.version)
     outputs = _outputs(raw.outputs)
     tensors = read_tensors(raw.inputs, INPUTS, MAX_TEXTS)
@@ -247,14 +210,14 @@ def _texts(tensor: Tensor) -> list[str]:
 
 
 def _cut(values: dict[str, Any], max_characters: int | None) -> dict[str, Any]:
-    """Return values with no more of each text than both its ends."""
+    """Return values with at most `max_characters` at each end of a text."""
     if max_characters is None:
         return values
     return {name: both_ends(value, max_characters) if isinstance(value, str) else value for name, value in values.items()}
 
 
 class _Values:
-    """Values by name, of all requests of a message (`shared`) and of each; none may be given twice."""
+    """Values by name, shared by all texts or per text; none may be given twice."""
 
     def __init__(self, num_texts: int) -> None:
         self.shared: dict[str, Any] = {}
@@ -262,7 +225,6 @@ class _Values:
         self._places: dict[str, str] = {}
 
     def add_tensor(self, tensor: Tensor) -> None:
-        """Add a tensor's values, of all requests or of each."""
         if tensor.name == SAMPLING_PARAMETERS:
             _check_datatype(tensor.name, "text", tensor.datatype)
             self._add_documents(self._for_each(tensor))
@@ -280,7 +242,7 @@ class _Values:
             where[field.name] = value
 
     def add_parameter(self, name: str, value: Any) -> None:
-        """Add a parameter, of all requests; a string for a field that is no text is JSON."""
+        """Add a shared value; a string for a field that is not text is JSON."""
         if name == SAMPLING_PARAMETERS:
             self._add_documents([value if isinstance(value, dict) else _to_text(name, value)])
             return
@@ -294,14 +256,14 @@ class _Values:
         self.shared[name] = to_value(name, field.kind, from_json(name, value) if is_json else value)
 
     def take(self, name: str) -> Any:
-        """Remove a value of the message as a whole and return it; None where there is none."""
+        """Remove and return a value of the whole message; None if absent."""
         values = {request.pop(name) for request in self.each if name in request}
         if len(values) > 1:
             raise InvalidRequest(name, "has to be the same for all texts")
         return self.shared.pop(name, next(iter(values), None))
 
     def _add_documents(self, documents: Sequence[Any]) -> None:
-        """Add the values of JSON objects, one for all requests or one for each."""
+        """Add the values of JSON objects, one shared or one per text."""
         read = [_document_fields(document) for document in documents]
         for name in {name: None for fields in read for name in fields}:
             self._claim(name, f"in {SAMPLING_PARAMETERS}")
@@ -314,7 +276,7 @@ class _Values:
         self._places[name] = place
 
     def _for_each(self, tensor: Tensor) -> Sequence[Any]:
-        """Return the elements of a tensor that has one for all requests, or one for each."""
+        """Return a tensor's elements, one shared or one per text."""
         count, shape = len(self.each), tensor.shape
         if shape[0] not in (1, count) or shape[1:] not in ((), (1,)):
             raise InvalidRequest(
@@ -324,7 +286,7 @@ class _Values:
 
 
 def _document_fields(document: Any) -> dict[str, Any]:
-    """Return the fields of a JSON object, parsed or not, by our names."""
+    """Return the fields of a JSON object, synonyms resolved."""
     read = from_json(SAMPLING_PARAMETERS, document) if isinstance(document, str | bytes) else document
     if not isinstance(read, dict):
         raise InvalidRequest(SAMPLING_PARAMETERS, "is not a JSON object")
@@ -350,17 +312,12 @@ _DATATYPES = {
 
 
 def _check_datatype(name: str, kind: Kind, datatype: str) -> None:
-    """Check that a tensor of this datatype can have values of this kind."""
     if datatype not in _DATATYPES[kind]:
         raise InvalidRequest(name, f"datatype {datatype}; it has to be {' or '.join(sorted(_DATATYPES[kind]))}")
 
 
 def from_json(name: str, text: str | bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        InvalidRequest: If it is no JSON, or too long.
-    """
+    """Parse JSON text; raise `InvalidRequest` if it is malformed or too long."""
     if len(text) > MAX_JSON_CHARACTERS:
         raise InvalidRequest(name, f"{len(text)} characters of JSON; at most {MAX_JSON_CHARACTERS} are allowed")
     try:
@@ -382,16 +339,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def to_value(name: str, kind: Kind, value: Any) -> Any:
-    """Return a value, of JSON, a parameter or a tensor's element, as a field of `GenerateRequest`.
-
-    Args:
-        name: Its name in an error.
-        kind: The kind that it must be.
-        value: The value.
-
-    Raises:
-        InvalidRequest: If it is of another kind.
-    """
+    """Convert a value from JSON, a parameter or a tensor; raise `InvalidRequest` if it is not of this kind."""
     return _CONVERSIONS[kind](name, value)
 
 
@@ -400,7 +348,7 @@ def _to_text(name: str, value: Any) -> str:
         if isinstance(value, bytes):
             return value.decode()
         if isinstance(value, str):
-            value.encode()  # half a surrogate pair is none
+            value.encode()  # raises for a lone surrogate
             return value
     except UnicodeError:
         raise InvalidRequest(name, "is not UTF-8") from None
@@ -422,7 +370,7 @@ def _to_integer(name: str, value: Any) -> int:
 
 
 def _to_number(name: str, value: Any) -> float:
-    """Return a number in single precision, as every protocol has it, so that all of them are answered alike."""
+    """Return a number rounded to single precision, as in the other protocols."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(name, "is not a number")
     try:

@@ -1,4 +1,4 @@
-"""The inference.GRPCInferenceService service: parser, RPCs, and streams of requests."""
+"""The inference.GRPCInferenceService service: request parser, RPCs, and request streams."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -32,9 +32,9 @@ from dragoman.server.service.administration import Order
 from dragoman.server.service.context import Call, check_request_id, new_incident
 from dragoman.server.service.service import Core
 
-# Parameters of the protocol's REST side, which KServe's client sends over gRPC as well.
+# HTTP parameters that KServe's client sends over gRPC too.
 REST_PARAMETERS = ("binary_data", "binary_data_output", "binary_data_size")
-# A parameter of unloading: no model depends on another, so either value is fulfilled.
+# Ignored when unloading: no model depends on another.
 UNLOAD_DEPENDENTS = "unload_dependents"
 ON_ADMIN_PORT = "operators load and unload models, at admin_port over gRPC, and here with http_admin over HTTP"
 NO_SHARED_MEMORY = "shared memory is not offered; send the content of tensors with them"
@@ -51,7 +51,7 @@ Message: TypeAlias = Inference | Refused
 
 
 def infer_parser(parse: Callable[[bytes], Any], max_characters: Callable[[], int]) -> Callable[[bytes], Message]:
-    """Return a parser of `ModelInferRequest`, which keeps nothing of the message itself; arguments as `reading.parser`."""
+    """Return a parser of `ModelInferRequest` that keeps nothing of the message."""
 
     def parse_or_refuse(data: bytes) -> Message:
         longest = max_characters() if note_large(data) else None
@@ -63,17 +63,13 @@ def infer_parser(parse: Callable[[bytes], Any], max_characters: Callable[[], int
         except DecodeError:
             return Refused(InvalidRequest("request", CANNOT_BE_PARSED))
         except InvalidRequest as error:
-            return Refused(error.with_traceback(None), request_id)  # whose frames have all of the message
+            return Refused(error.with_traceback(None), request_id)  # its frames would keep the message
 
     return parse_or_refuse
 
 
 def to_raw_request(message: inference_pb2.ModelInferRequest) -> RawRequest:
-    """Return the content of a message whose id is checked.
-
-    Raises:
-        InvalidRequest: If it has more of anything than there are names, or contents that do not go with its inputs.
-    """
+    """Return a message's content, its id already checked; raise `InvalidRequest` for too many entries or missing raw contents."""
     num_inputs, num_raw = len(message.inputs), len(message.raw_input_contents)
     check_counts(num_inputs, len(message.outputs), len(message.parameters))
     if num_raw and num_raw != num_inputs:
@@ -113,17 +109,16 @@ def _value(name: str, parameter: inference_pb2.InferParameter) -> Any:
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 _INFER = replace(REQUEST, parser=infer_parser)
-# The probes say no more than health does, which needs no caller either.
+# Probes need no caller, like those of the health service.
 OPEN_INFERENCE_METHODS: Methods = declared(
     INFERENCE, QUESTION, ServerLive=PROBE, ServerReady=PROBE, ModelReady=PROBE, ModelInfer=_INFER, ModelStreamInfer=_INFER
 )
 
 
 class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """Serves every RPC of the service; method names are the protocol's."""
+    """Serves every RPC of the service; the protocol defines the method names."""
 
     def __init__(self, core: Core, max_message_bytes: int) -> None:
-        """Serve the core's models, with messages of at most so many bytes."""
         self._core = core
         self._max_message_bytes = max_message_bytes
         self._descriptions = Descriptions(core.models, core.generation)
@@ -131,15 +126,15 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             setattr(self, name, _refusing(reason))
 
     async def ServerLive(self, _: inference_pb2.ServerLiveRequest, context: Context) -> inference_pb2.ServerLiveResponse:
-        """Return that the process answers."""
+        """Report that the process is alive."""
         return inference_pb2.ServerLiveResponse(live=True)
 
     async def ServerReady(self, _: inference_pb2.ServerReadyRequest, context: Context) -> inference_pb2.ServerReadyResponse:
-        """Return whether the server is ready."""
+        """Report whether the server is ready."""
         return inference_pb2.ServerReadyResponse(ready=self._core.is_ready)
 
     async def ModelReady(self, request: inference_pb2.ModelReadyRequest, context: Context) -> inference_pb2.ModelReadyResponse:
-        """Return whether a model takes requests; an unknown one does not."""
+        """Report whether a model is ready; an unknown model is not."""
         try:
             is_ready = self._core.generation.model(request.name, version=request.version).engine.is_ready
         except ServiceError:
@@ -159,19 +154,19 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         return self._descriptions.metadata(request.name, request.version, current_call.get().caller)
 
     async def ModelConfig(self, request: inference_pb2.ModelConfigRequest, context: Context) -> inference_pb2.ModelConfigResponse:
-        """Return the same as Triton's model configuration."""
+        """Return a model's configuration in Triton's format."""
         return self._descriptions.config(request.name, request.version, current_call.get().caller)
 
     async def ModelStatistics(
         self, request: inference_pb2.ModelStatisticsRequest, context: Context
     ) -> inference_pb2.ModelStatisticsResponse:
-        """Return counts and durations of requests."""
+        """Return request counts and durations."""
         return self._descriptions.statistics(request.name, request.version, current_call.get().caller)
 
     async def RepositoryIndex(
         self, request: inference_pb2.RepositoryIndexRequest, context: Context
     ) -> inference_pb2.RepositoryIndexResponse:
-        """List every version of every model that the caller may use."""
+        """Return all versions of the models that the caller may use."""
         return self._descriptions.index(request, current_call.get().caller)
 
     async def ModelInfer(self, inference: Inference, context: Context) -> inference_pb2.ModelInferResponse:
@@ -183,7 +178,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         return await Answering(self._core, items, context.time_remaining, self._max_message_bytes).whole(inference, call)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Context) -> None:
-        """Write answers to the requests of a stream as they are made."""
+        """Write the answers to a stream's requests as they complete."""
         await InferStream(self._core, context, self._max_message_bytes).serve(requests)
 
 
@@ -195,17 +190,16 @@ def _refusing(reason: str) -> Callable[[Any, Context], Awaitable[NoReturn]]:
 
 
 class InferStream(RequestStream[Message]):
-    """A stream of ModelStreamInfer: requests of one text are answered in pieces."""
+    """A ModelStreamInfer call: requests with one text are answered in pieces."""
 
     def __init__(self, core: Core, context: Context, max_message_bytes: int) -> None:
-        """Start without requests, inside the RPC's task."""
         super().__init__(core, context)
         self._max_message_bytes = max_message_bytes
         self._answering = Answering(core, self.items, context.time_remaining, max_message_bytes)
         self._ids: set[str] = set()  # of requests in flight
 
     async def begin(self, message: Message, tasks: asyncio.TaskGroup) -> None:
-        """Start a message's requests; the next message is read when all of them have begun."""
+        """Start a message's requests; return when all of them have begun."""
         message = self._checked(message)
         if isinstance(message, Inference) and len(message) > 1:
             has_begun = asyncio.Event()
@@ -215,7 +209,7 @@ class InferStream(RequestStream[Message]):
             self.start(message, message.ByteSize(), tasks)
 
     def _checked(self, message: Message) -> Message:
-        """Return a message, whose id is in flight from now on, or the refusal of one that may not begin."""
+        """Return a message, its id now in flight, or the refusal of an invalid one."""
         if isinstance(message, Refused):
             return message
         request_id = message.request_id
@@ -228,7 +222,7 @@ class InferStream(RequestStream[Message]):
         return message
 
     async def answer(self, request: Message, index: int, call: Call) -> inference_pb2.ModelStreamInferResponse:
-        """Write the answer to one text in pieces, unless it is wanted whole; return the last one."""
+        """Write one text's answer in pieces, unless it is wanted whole; return the last piece."""
         call.request_id = request.request_id or new_incident()
         bind_contextvars(request_id=call.request_id)
         if isinstance(request, Refused):
@@ -240,11 +234,11 @@ class InferStream(RequestStream[Message]):
         return streamed(response, is_final=True)
 
     def failure(self, error: ServiceError, request: Message, index: int, call: Call) -> inference_pb2.ModelStreamInferResponse:
-        """Return the error of a request."""
+        """Return the error response of a request."""
         return to_failure(error, request.request_id if isinstance(request, Refused) else call.request_id)
 
     async def _answer_texts(self, inference: Inference, has_begun: asyncio.Event) -> None:
-        """Answer a message of several texts, when all have their answers."""
+        """Answer a message of several texts in one response."""
         request_id = inference.request_id or new_incident()
         num_bytes = inference.ByteSize()
         self.window.hold(num_bytes)
@@ -264,22 +258,13 @@ class InferStream(RequestStream[Message]):
 
 
 def load_order(model: str, repository: str, parameters: Iterable[str]) -> Order:
-    """Return the order to load a model as its policy has it.
-
-    Args:
-        model: Its name.
-        repository: Name of the repository in the message; empty for the only one.
-        parameters: Names of the message's parameters.
-
-    Raises:
-        InvalidRequest: If it is to be loaded otherwise than it lies in its folder.
-    """
+    """Return the order to load a model; raise `InvalidRequest` for any repository name or parameter."""
     _check_order(repository, parameters, ())
     return Order("load", model)
 
 
 def unload_order(model: str, repository: str, parameters: Iterable[str]) -> Order:
-    """Return the order to unload a model; arguments and errors as `load_order`."""
+    """Return the order to unload a model; errors as `load_order`."""
     _check_order(repository, parameters, (UNLOAD_DEPENDENTS,))
     return Order("unload", model)
 

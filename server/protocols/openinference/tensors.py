@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol: their datatypes on the wire, raw and in typed fields, and the checks of input tensors."""
+"""Tensors of the Open Inference Protocol: datatypes, raw and typed content, and checks of input tensors."""
 
 import math
 import struct
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from dragoman.server.errors import InvalidRequest
 
 MAX_DIMENSIONS = 2
-# Characters of an unknown name that an error repeats.
+# Quoted characters of an unknown name in an error.
 MAX_SHOWN_CHARACTERS = 64
-# Length before an element of BYTES, little-endian.
+# Length prefix of a BYTES element.
 _LENGTH = struct.Struct("<I")
 
 
 class Datatype(NamedTuple):
-    """A datatype: its name, its code for `struct` (empty for BYTES), and its field of `InferTensorContents` (empty for none)."""
+    """A datatype: name, `struct` code (empty for BYTES), and field of `InferTensorContents` (empty for none)."""
 
     name: str
     code: str
@@ -23,7 +23,7 @@ class Datatype(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of an element."""
+        """Size of an element."""
         return struct.calcsize(f"<{self.code}")
 
 
@@ -50,25 +50,17 @@ FLOATS = frozenset(name for name in DATATYPES if name.startswith("FP"))
 
 
 class Input(NamedTuple):
-    """An input tensor as it came, over gRPC or in JSON.
-
-    Attributes:
-        name: Its name.
-        datatype: Name of its datatype.
-        shape: Its dimensions.
-        parameters: Names of its parameters.
-        content: Returns a number of elements of a datatype; raises `InvalidRequest` if it has more or fewer.
-    """
+    """An input tensor from gRPC or JSON before checks."""
 
     name: str
     datatype: str
     shape: Sequence[int]
-    parameters: Sequence[str]
-    content: Callable[[Datatype, int], Sequence[Any]]
+    parameters: Sequence[str]  # names
+    content: Callable[[Datatype, int], Sequence[Any]]  # returns so many elements, or raises `InvalidRequest` for another number
 
 
 class Tensor(NamedTuple):
-    """A checked input tensor of one or two dimensions; its elements row by row, those of BYTES as bytes."""
+    """A checked input tensor, 1-D or 2-D; elements in row-major order, BYTES as bytes."""
 
     name: str
     datatype: str
@@ -77,16 +69,7 @@ class Tensor(NamedTuple):
 
 
 def read_tensors(inputs: Sequence[Input], known: Sequence[str], max_elements: int) -> dict[str, Tensor]:
-    """Return the inputs of a request by name.
-
-    Args:
-        inputs: As they came.
-        known: Names that inputs may have.
-        max_elements: Of a tensor.
-
-    Raises:
-        InvalidRequest: If one is not known, comes twice, or contradicts itself.
-    """
+    """Return a request's inputs by name; raise `InvalidRequest` for unknown, repeated or inconsistent tensors."""
     tensors: dict[str, Tensor] = {}
     for each in inputs:
         if each.name not in known:
@@ -106,22 +89,12 @@ def read_tensors(inputs: Sequence[Input], known: Sequence[str], max_elements: in
 
 
 def shown(name: str) -> str:
-    """Return a caller's name for something, shortened for an error."""
+    """Quote a caller's name for an error, truncated."""
     return repr(name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "...")
 
 
 def from_raw(name: str, datatype: Datatype, raw: bytes, count: int) -> Sequence[Any]:
-    """Return the elements of raw content.
-
-    Args:
-        name: Of the tensor.
-        datatype: Of its elements.
-        raw: The content.
-        count: Elements that it must have.
-
-    Raises:
-        InvalidRequest: If it has more or fewer.
-    """
+    """Return the `count` elements of raw content; raise `InvalidRequest` if it has more or fewer."""
     if datatype.code:
         if len(raw) != count * datatype.num_bytes:
             needed = f"{count} of {datatype.name} take {count * datatype.num_bytes}"
@@ -142,7 +115,7 @@ def from_raw(name: str, datatype: Datatype, raw: bytes, count: int) -> Sequence[
 
 
 def from_contents(name: str, datatype: Datatype, contents: Any, count: int) -> Sequence[Any]:
-    """Return the elements of an `InferTensorContents`; other arguments and errors as `from_raw`."""
+    """Return the elements of an `InferTensorContents`; errors as `from_raw`."""
     _check_typed(name, datatype)
     fields = {field.name: values for field, values in contents.ListFields()}
     values = fields.pop(datatype.contents, ())
@@ -152,7 +125,7 @@ def from_contents(name: str, datatype: Datatype, contents: Any, count: int) -> S
 
 
 def from_values(name: str, datatype: Datatype, values: Sequence[Any], count: int) -> Sequence[Any]:
-    """Return elements given one by one, those of BYTES unchecked; other arguments and errors as `from_raw`."""
+    """Return a list of elements, BYTES unchecked; errors as `from_raw`."""
     _check_typed(name, datatype)
     if len(values) != count:
         raise InvalidRequest(name, f"its content has {len(values)} elements, and its shape {count}")
@@ -165,7 +138,7 @@ def from_values(name: str, datatype: Datatype, values: Sequence[Any], count: int
 
 
 def elements_of(datatype: Datatype, raw: bytes) -> Sequence[Any]:
-    """Return the elements of raw content made by `to_raw`."""
+    """Decode raw content made by `to_raw`."""
     if datatype.code:
         return struct.unpack(f"<{len(raw) // datatype.num_bytes}{datatype.code}", raw)
     elements, position = [], 0
@@ -177,7 +150,7 @@ def elements_of(datatype: Datatype, raw: bytes) -> Sequence[Any]:
 
 
 def to_raw(datatype: Datatype, elements: Sequence[Any]) -> bytes:
-    """Return the raw content of elements; those of BYTES are bytes."""
+    """Encode elements as raw content; BYTES elements are bytes."""
     if datatype.code:
         return struct.pack(f"<{len(elements)}{datatype.code}", *elements)
     parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Descriptions of models and of their versions as dragoman.v1 messages."""
+"""Descriptions of models and versions as dragoman.v1 messages."""
 
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
@@ -17,30 +17,21 @@ from dragoman.v1 import generation_pb2, repository_pb2
 
 
 class Descriptions:
-    """Describes models as `Model` messages; the languages of each, of which there may be hundreds, are written once."""
+    """Describes models as `Model` messages; languages, possibly hundreds per model, are cached."""
 
     def __init__(self, models: Repository, max_message_bytes: int) -> None:
-        """Describe these models in messages of at most so many bytes."""
         self._models = models
         self._max_message_bytes = max_message_bytes
         self._languages: WeakKeyDictionary[PromptTemplates, generation_pb2.Model] = WeakKeyDictionary()
 
     def of(self, model: LoadedModel) -> generation_pb2.Model:
-        """Return a model's description.
-
-        Raises:
-            InvalidRequest: If it is larger than a message may be.
-        """
+        """Return a model's description; raise `InvalidRequest` if it exceeds `max_message_bytes`."""
         described = self._described(model)
         check_size(described, self._max_message_bytes, "")
         return described
 
     def of_all(self, models: Iterable[LoadedModel]) -> generation_pb2.ListModelsResponse:
-        """Return the descriptions of several models.
-
-        Raises:
-            InvalidRequest: If they are larger than a message may be.
-        """
+        """Return the models' descriptions; raise `InvalidRequest` if they exceed `max_message_bytes`."""
         described = generation_pb2.ListModelsResponse(models=[self._described(model) for model in models])
         check_size(described, self._max_message_bytes, "Ask for the models one by one")
         return described
@@ -76,7 +67,7 @@ class Descriptions:
         return described
 
     def _with_languages(self, frames: PromptTemplates) -> generation_pb2.Model:
-        """Return a description of a model's languages alone, to be copied."""
+        """Return a description with a model's languages only, to be copied."""
         written = self._languages.get(frames)
         if written is None:
             written = self._languages[frames] = generation_pb2.Model(
@@ -89,7 +80,7 @@ class Descriptions:
 
 
 def to_listing(models: Iterable[ModelStatus], problem: str) -> repository_pb2.ListRepositoryResponse:
-    """Return the message of models' statuses, and of the problem with their folder."""
+    """Return the message of models' statuses and their folder's problem."""
     return repository_pb2.ListRepositoryResponse(models=[to_model(model) for model in models], problem=tellable(problem))
 
 

@@ -20,15 +20,14 @@ from dragoman.server.service.score import Scores
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import Error
 
-# A status travels in HTTP/2 headers, twice, and long ones are refused on the way; a caller's own text may be quoted in it.
+# A status is sent twice in HTTP/2 headers, which proxies limit; it may quote the caller's text.
 MAX_MESSAGE_BYTES = 1024
 
 
 def to_message(error: ServiceError, request_id: str = "") -> Error:
-    """Return an error as the contract's `Error`, which is read as `google.rpc.Status` too.
+    """Return an error as the contract's `Error`, which can be read as `google.rpc.Status`.
 
-    Its details hold `google.rpc.RetryInfo`, rounded up to milliseconds, where trying again makes sense, and
-    `google.rpc.RequestInfo` where the request has an id; `retry_after_seconds` repeats RetryInfo.
+    Details: `google.rpc.RetryInfo`, rounded up to milliseconds, if a retry makes sense; `google.rpc.RequestInfo` if there is an id.
     """
     status = Error(code=Code.Value(error.code), message=_shorten(error.message))
     if error.retry_after_seconds is not None:
@@ -48,29 +47,29 @@ def _pack(message: RetryInfo | RequestInfo) -> AnyMessage:
 
 
 def _shorten(message: str) -> str:
-    encoded = message.encode(errors="backslashreplace")  # the name of a file may be no text
+    encoded = message.encode(errors="backslashreplace")  # file names may have lone surrogates
     if len(encoded) <= MAX_MESSAGE_BYTES:
         return encoded.decode()
     return encoded[:MAX_MESSAGE_BYTES].decode(errors="ignore") + "..."
 
 
-# Around an answer: two ids, a model's name and version, counts and times.
+# Fields beside the answer: two ids, model name and version, counts, times.
 ANSWER_ENVELOPE_BYTES = 1024
-# A tag of one byte and a number of 32 or 64 bits.
+# A 1-byte tag and 4 or 8 bytes.
 FLOAT_BYTES, DOUBLE_BYTES = 5, 9
-# `i-j` and the space before it, with numbers of six digits.
+# A space and `i-j`, with six-digit numbers.
 LINK_BYTES = 14
 
 
 @dataclass(frozen=True, slots=True)
 class MessageLimit:
-    """Largest message that gRPC can send, in bytes, and the name of its setting; an `AnswerLimit`."""
+    """Size limit of gRPC messages, with its setting's name; an `AnswerLimit`."""
 
     max_bytes: int
     name: str = "max_message_bytes"
 
     def answer_bytes(self, shape: AnswerShape) -> int:
-        """Return the most bytes of a `GenerateResponse` and its envelope."""
+        """Return an upper bound on the size of a `GenerateResponse` and its envelope."""
         plain = _field(shape.text_bytes) + _field(shape.num_tokens * _varint(shape.max_token))
         largest = _log_prob_bytes(shape.piece_bytes, shape.max_token)
         tops = shape.num_top * (_field(largest) - shape.piece_bytes) + shape.top_piece_bytes
@@ -79,7 +78,7 @@ class MessageLimit:
         return ANSWER_ENVELOPE_BYTES + plain + shape.num_answers * answer
 
     def scores_bytes(self, shape: ScoresShape) -> int:
-        """Return the most bytes of a `ScoreResponse`."""
+        """Return an upper bound on the size of a `ScoreResponse`."""
         log_probs = shape.num_target * _field(_log_prob_bytes(0, shape.max_token)) + 3 * shape.num_target + shape.target_bytes
         links = shape.num_links * LINK_BYTES
         weights = _field(4 * shape.num_target * shape.num_source)
@@ -89,52 +88,44 @@ class MessageLimit:
 
 
 def _log_prob_bytes(piece_bytes: int, max_token: int) -> int:
-    """Return the bytes of a `TokenLogProb` without its `top`."""
+    """Return the size of a `TokenLogProb` without `top`."""
     return 1 + _varint(max_token) + _field(piece_bytes) + FLOAT_BYTES
 
 
 def _field(num_bytes: int) -> int:
-    """Return the bytes of a field of so many, with tag and length."""
+    """Return the size of a length-delimited field, tag and length included."""
     return 1 + _varint(num_bytes) + num_bytes
 
 
 def _varint(number: int) -> int:
-    """Return the bytes of a number on the wire."""
+    """Return the size of a varint."""
     return max(1, (number.bit_length() + 6) // 7)
 
 
 FINISH_REASONS = {"eos": generation_pb2.FINISH_REASON_EOS, "length": generation_pb2.FINISH_REASON_LENGTH}
-# Around an answer in a message: an id, twice, and lengths.
+# Message fields around an answer: an id, twice, and lengths.
 ENVELOPE_BYTES = 512
-# Written in a few milliseconds, after which other tasks get a turn.
+# Written in a few milliseconds, before yielding to the event loop.
 TOKENS_PER_SLICE = 2048
 WEIGHTS_PER_SLICE = 65_536
 
 
 def to_generate_request(message: generation_pb2.GenerateRequest) -> GenerateRequest:
-    """Return the request of a message; unset fields are absent.
-
-    Raises:
-        InvalidRequest: If it has more tokens to suppress than are allowed.
-    """
+    """Return the request of a message, without unset fields; raise `InvalidRequest` for too many suppressed tokens."""
     fields = {field.name: value for field, value in message.ListFields()}
     if "suppressed_tokens" in fields:
-        check_num_suppressed(len(fields["suppressed_tokens"]))  # before anything is made of them
+        check_num_suppressed(len(fields["suppressed_tokens"]))  # before they are copied
         fields["suppressed_tokens"] = tuple(fields["suppressed_tokens"])
     return GenerateRequest(**fields)
 
 
 def to_score_request(message: generation_pb2.ScoreRequest) -> ScoreRequest:
-    """Return the request of a message; unset fields are absent."""
+    """Return the request of a message, without unset fields."""
     return ScoreRequest(**{field.name: value for field, value in message.ListFields()})
 
 
 async def write_response(generated: Generated, max_message_bytes: int, response: generation_pb2.GenerateResponse) -> None:
-    """Write an answer into its message; a large one in slices of time.
-
-    Raises:
-        InvalidRequest: If it is larger than a message may be.
-    """
+    """Write an answer into `response`, yielding to the event loop; raise `InvalidRequest` if it is too large."""
     best, timings = generated.best, generated.timings
     response.request_id = generated.request_id
     response.model = generated.model
@@ -164,11 +155,7 @@ async def write_response(generated: Generated, max_message_bytes: int, response:
 
 
 async def to_stream_response(piece: Piece, max_message_bytes: int) -> generation_pb2.GenerateStreamResponse:
-    """Return the message of a piece of an answer.
-
-    Raises:
-        InvalidRequest: If it is the last one and larger than a message may be.
-    """
+    """Return the message of a piece; raise `InvalidRequest` if the last one is too large."""
     message = generation_pb2.GenerateStreamResponse(text=piece.text, tokens=piece.tokens)
     if piece.result is not None:
         await write_response(piece.result, max_message_bytes, message.result)
@@ -177,11 +164,7 @@ async def to_stream_response(piece: Piece, max_message_bytes: int) -> generation
 
 
 async def to_score_response(scores: Scores, max_message_bytes: int) -> generation_pb2.ScoreResponse:
-    """Return the message of a pair's scores; a large one is made in slices of time.
-
-    Raises:
-        InvalidRequest: If it is larger than a message may be.
-    """
+    """Return the message of a pair's scores, yielding to the event loop; raise `InvalidRequest` if it is too large."""
     response = generation_pb2.ScoreResponse(
         request_id=scores.request_id,
         model=scores.model,
@@ -204,11 +187,7 @@ async def to_score_response(scores: Scores, max_message_bytes: int) -> generatio
 
 
 def check_size(message: Message, max_message_bytes: int, advice: str = "Ask for fewer answers, tokens or details") -> None:
-    """Check that an answer can be sent: gRPC itself would end the call, a whole batch with it, as if the server were overloaded.
-
-    Raises:
-        InvalidRequest: If it is larger than a message may be, with advice.
-    """
+    """Raise `InvalidRequest` with advice if an answer is too large; gRPC itself would end the whole call, a batch included."""
     size = message.ByteSize() + ENVELOPE_BYTES
     if size > max_message_bytes:
         limit = f"max_message_bytes of the server is {max_message_bytes}"
@@ -216,7 +195,7 @@ def check_size(message: Message, max_message_bytes: int, advice: str = "Ask for 
 
 
 async def _write_log_probs(messages: Any, log_probs: Iterable[TokenLogProb], num_added: int = 0) -> int:
-    """Add a message for each token, in slices of time; return the number since the last slice."""
+    """Add a message per token, yielding to the event loop; return the number added since the last yield."""
     add = messages.add
     for token, piece, log_prob, top in log_probs:
         add_top = add(token=token, piece=piece, log_prob=log_prob).top.add
