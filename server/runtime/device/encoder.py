@@ -1,4 +1,4 @@
-"""The encoder on a device: sources in, cross-attention keys and values out, which stay in its memory."""
+"""Encoder on a device; its outputs, cross-attention keys and values, stay in device memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ class Encoded:
 
 
 class DeviceEncoder:
-    """Runs the encoder on batches that fit into the memory of its outputs and of the session.
+    """Encoder for batches that fit into the memory of outputs and session.
 
-    Rows and positions are padded to a few sizes: kernels are planned for few shapes, and chunks of the arena are reused. A row of
-    padding is a source of one token.
+    Rows and positions are padded to a few sizes: kernels are planned for few shapes, and arena chunks are reused. A padding row is
+    a source of one token.
     """
 
     def __init__(self, device: Device, model: DeviceModel, session: onnxruntime.InferenceSession, max_positions: int) -> None:
@@ -67,18 +67,14 @@ class DeviceEncoder:
         return padded_rows * padded_length
 
     def shrink(self, lengths: Sequence[int]) -> bool:
-        """Encode smaller batches after one did not fit; return whether a smaller one exists."""
+        """Halve the batch size after a batch did not fit; return False for a single source."""
         if len(lengths) == 1:
             return False
         self.max_positions = self._num_positions(len(lengths), max(lengths)) // 2
         return True
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Encoded:
-        """Encode a batch of `num_fitting` sources.
-
-        Raises:
-            OutOfDeviceMemory: If the session needs more than is free.
-        """
+        """Encode a batch of `num_fitting` sources; raise `OutOfDeviceMemory` if the session needs more than is free."""
         lengths = np.array([len(source) for source in sources], np.int64)
         num_rows, longest = self.padded_shape(len(sources), int(lengths.max()))
         staged = self._staged[: num_rows * (longest + 1)]
