@@ -36,12 +36,7 @@ Buffer = NDArray[np.number[Any]]
 
 
 class CacheBlock:
-    """The n caches of one role and shape, `[n, max_rows, *shape]`; an axis of positions, if any, can be resized.
-
-    Attributes:
-        places: Index of each among the caches of its role.
-        is_indexed: Whether the shape has an axis of positions.
-    """
+    """The n caches of one role and shape, `[n, max_rows, *shape]`; `places` are their indices among the caches of the role."""
 
     def __init__(self, caches: Sequence[tuple[int, Cache]], max_rows: int, element_type: Element, capacity: int) -> None:
         """Reserve `capacity` positions of every row; each cache comes with its index among those of its role."""
@@ -133,13 +128,9 @@ class SlotCache:
         has_prompts: Whether sources are prompts, stored in the self-attention caches before the decoded positions.
         self_kv: Self-attention buffers by name; row r holds `target_lengths[r]` positions.
         cross_kv: Cross-attention buffers by name; row r holds `source_lengths[r]` positions.
-        cross_names: Names of the cross-attention caches, in the order of `write_cross`.
         output_names: Names of caches that are also outputs of a step, at the same address.
         token_columns: Numbers of all cross-attention caches for one source token.
         state_columns: Numbers of caches without an axis of positions for one source.
-        token_type: Type of these numbers.
-        source_capacity: S, source tokens reserved for each row.
-        target_capacity: T, self-attention positions reserved for each row.
         source_lengths: `[max_rows]`, source tokens, or prompt tokens read; 1 or 0 for a row never used.
         target_lengths: `[max_rows]`, decoded positions including the prompt's; 0 for an unused row.
         num_moves: Replacements of buffers, each of which invalidates bound addresses.
@@ -201,14 +192,7 @@ class SlotCache:
         self._num_live_rows = max(self._num_live_rows, max(rows) + 1)
 
     def write_packed(self, rows: Sequence[int], lengths: NDArray[np.int64], tokens: Buffer, states: Buffer) -> None:
-        """Store encoded sources, as `write_cross`, from an encoder without padding.
-
-        Args:
-            rows: Rows of the sources.
-            lengths: Tokens of each source, P in total.
-            tokens: `[P, token_columns]`, one source after the other.
-            states: `[B, state_columns]`, for caches without an axis of positions.
-        """
+        """Store sources encoded without padding, as `write_cross`: tokens `[P, token_columns]`, states `[B, state_columns]`."""
         self._make_source_room(lengths)
         start = 0
         for i, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):

@@ -146,14 +146,7 @@ class OnnxRunner:
     memory: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, bundle: Bundle, max_rows: int, num_threads: int, weights: Weights | None = None) -> None:
-        """Load both graphs.
-
-        Args:
-            bundle: Opened, and therefore checked.
-            max_rows: Most rows of the decode batch.
-            num_threads: Threads of each session, including the calling one.
-            weights: Opens the graphs; by default from the bundle.
-        """
+        """Load both graphs, by default from the checked bundle; `num_threads` of each session include the calling one."""
         manifest = bundle.manifest
         self.max_rows = max_rows
         self.cache = SlotCache(manifest, max_rows)
@@ -266,14 +259,7 @@ class OnnxScorer:
         open_on_device: Callable[[Path], onnxruntime.InferenceSession] | None = None,
         weights: Weights | None = None,
     ) -> None:
-        """Load nothing yet.
-
-        Args:
-            bundle: Opened; `check` compares its directory with it again.
-            num_threads: Threads of the session, including the calling one.
-            open_on_device: Loads the graph on a device; None for the CPU.
-            weights: Opens the graph on the CPU; by default from the bundle.
-        """
+        """Load nothing yet; `check` compares the bundle's directory later, `open_on_device` loads the graph on a device."""
         self._bundle = bundle
         self._has_attention = bundle.manifest.attention_layers > 0
         self._num_threads = num_threads

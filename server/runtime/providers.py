@@ -33,12 +33,7 @@ class Choice:
 
 
 def choose_device(request: str, precision: str, check_cuda: "Callable[[int], str] | None" = None) -> Choice:
-    """Return the device for a bundle of this precision.
-
-    Args:
-        request: `auto`, `cpu`, `cuda` or `cuda:N`.
-        precision: Precision of the bundle.
-        check_cuda: Returns why a CUDA device cannot be used, or an empty string; `cuda_obstacle` by default.
+    """Return the device for a bundle of this precision; `check_cuda` returns an obstacle or an empty string.
 
     Raises:
         DeviceError: If the requested device cannot be used, or none for the precision.

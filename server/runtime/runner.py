@@ -35,11 +35,11 @@ Numbers = NDArray[np.number[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An encoded source that is in no row yet: its cross-attention caches in memory of its own.
+    """An encoded source in no row yet: its cross-attention caches in separate memory.
 
     Attributes:
-        tokens: `[S, …]`, the numbers of all caches with an axis of source positions, side by side.
-        states: The numbers of the other caches, side by side.
+        tokens: `[S, …]`, concatenated numbers of all caches with an axis of source positions.
+        states: Concatenated numbers of the other caches.
     """
 
     tokens: Numbers
@@ -93,11 +93,9 @@ class Runner(Protocol):
     """A loaded model with its caches. Used from one thread.
 
     Attributes:
-        device: Name of the device.
         max_rows: Most rows of the decode batch.
         holder: Encodes sources before rows are free; None if unsupported.
         reader: Chunked prefill, for prompts; None for encoders.
-        graphs: Captured steps; None if unsupported.
         memory: Bytes of each part of a device's memory; empty on the CPU.
     """
 

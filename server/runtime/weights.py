@@ -60,11 +60,7 @@ class Weights:
 
     @classmethod
     def of(cls, bundle: Bundle, folder: str) -> "Weights":
-        """Find or create a bundle's cache entry; on failure log the reason and use a copy for each session.
-
-        Args:
-            bundle: Opened, and therefore checked.
-            folder: Folder of the cache; empty for none.
+        """Find or create a bundle's cache entry (empty folder for none); on failure log the reason and use a copy for each session.
 
         Raises:
             BundleError: If the bundle was replaced meanwhile.

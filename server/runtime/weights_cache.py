@@ -48,11 +48,7 @@ class Cache:
     """Entries by name, in a folder private to this user."""
 
     def __init__(self, parent: Path) -> None:
-        """Use or create a folder in `parent`.
-
-        Raises:
-            CacheError: If it cannot be created, or belongs or is open to other users.
-        """
+        """Use or create a folder in `parent`; raise `CacheError` if it cannot be created, or belongs or is open to other users."""
         self.directory = parent / f"dragoman-{os.geteuid()}"
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -15,11 +15,8 @@ class VersionStatus:
         name: Name of the version's folder, or of its content.
         state: State of the life cycle; `found` if not loaded.
         since: Start of the state, seconds since 1970; 0 if not loaded.
-        cause: Category of a refusal, one word.
-        reason: The same in one line.
+        cause: Category of a refusal, one word; `reason` is one line.
         share: Fraction of the requests without a version.
-        is_default: Whether the version policy prefers this version.
-        num_failed: Requests that failed by a server fault.
     """
 
     name: str
@@ -40,7 +37,6 @@ class Requested:
     """Operators' orders for one model since the start.
 
     Attributes:
-        is_unloaded: Whether the model is not served at all.
         loaded: Versions loaded beside the policy's, sorted.
         unloaded: Versions treated as missing, sorted.
         pinned: Version for all requests that name none; empty if the policy decides.
@@ -56,12 +52,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """Status of a model.
-
-    Attributes:
-        versions: The newest first.
-        problems: Orders that cannot be met, and faults of the model's folder or file, one line each.
-    """
+    """Status of a model; versions newest first, problems one line each (unmet orders, faults of the folder or file)."""
 
     name: str
     is_ready: bool = False
@@ -83,12 +74,7 @@ Verb = Literal["list", "refresh", "load", "unload", "reload", "rollback", "label
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order, serialized between processes; empty arguments are absent ones.
-
-    Attributes:
-        verb: Name of the `Administrator`'s method.
-        model: Model name; empty for all, where that is possible.
-    """
+    """An order to call the `Administrator`'s method `verb`, serialized between processes; empty arguments are absent."""
 
     verb: Verb
     model: str = ""
@@ -98,12 +84,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Result of an order.
-
-    Attributes:
-        models: Status of the models concerned.
-        problem: Why the last read of the models folder failed; empty if it succeeded.
-    """
+    """Result of an order: the models concerned, and why the last read of the models folder failed, if so."""
 
     models: tuple[ModelStatus, ...]
     problem: str = ""
@@ -115,11 +96,7 @@ CarryOut = Callable[[Operator, Order], Awaitable[Listing]]
 
 @dataclass(frozen=True, slots=True)
 class OperatorCalls:
-    """Administration through a protocol adapter that also serves other callers.
-
-    Attributes:
-        calls: Operators' running calls, with operator authentication.
-    """
+    """Administration through a protocol adapter that also serves other callers; `calls` are the operators'."""
 
     calls: RunningCalls
     carry_out: CarryOut

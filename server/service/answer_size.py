@@ -1,7 +1,4 @@
-"""Upper bounds of answer sizes, checked before any work on a request.
-
-This module counts answers, tokens and bytes of text; each protocol adapter converts them to message bytes and has its own limit.
-"""
+"""Upper bounds of answer sizes in answers, tokens and bytes of text; each protocol adapter has its own limit in message bytes."""
 
 from collections.abc import Sequence
 from heapq import nlargest
@@ -25,10 +22,8 @@ class AnswerShape(Struct, frozen=True):
     Attributes:
         num_tokens: Tokens of each answer, the forced prefix included.
         text_bytes: UTF-8 bytes of each answer.
-        num_told: Tokens with log-probabilities, of each answer.
-        piece_bytes: Bytes of each such token.
-        num_top: Likeliest tokens at each position.
-        top_piece_bytes: Bytes of all likeliest tokens of a position, which are all different.
+        num_told: Tokens of each answer with log-probabilities, of `piece_bytes` each.
+        num_top: Likeliest tokens at each position, of `top_piece_bytes` together, since they are all different.
     """
 
     num_answers: int
@@ -110,12 +105,9 @@ class TokenSizes(Struct, frozen=True):
 def check_answer(
     search: messages.SearchOptions, max_new_tokens: int, has_log_probs: bool, sizes: TokenSizes, vocabulary: int, limit: AnswerLimit
 ) -> None:
-    """Check that the largest possible answer can be sent; called for requests with details or several answers.
+    """Check that the largest possible answer can be sent; raise `InvalidRequest`, naming the fields and the limit.
 
-    Single answers without details are not checked, so that a server with a low limit still serves short ones.
-
-    Raises:
-        InvalidRequest: If the answer might be too large, naming the fields and the limit.
+    Not for single answers without details, so that a server with a low limit still serves short ones.
     """
     num_tokens = len(search.forced_prefix) + max_new_tokens
     num_told, num_top = (max_new_tokens, search.num_top_log_probs) if has_log_probs else (0, 0)
@@ -143,11 +135,7 @@ def check_answer(
 
 
 def check_scores(request: messages.ScoreRequest, tokenizers: Tokenizers, vocabulary: int, limit: AnswerLimit) -> None:
-    """Check that scores with alignment weights can be sent.
-
-    Raises:
-        InvalidRequest: If they might be too large, naming the limit.
-    """
+    """Check that scores with alignment weights can be sent; raise `InvalidRequest`, naming the limit."""
     num_source, num_target = len(request.source_ids), len(request.target_ids)
     shape = ScoresShape(
         num_source=num_source,

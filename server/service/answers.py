@@ -36,7 +36,6 @@ class TokenLogProb(NamedTuple):
     Attributes:
         piece: UTF-8 bytes, possibly of a partial character; empty for end-of-sequence.
         log_prob: Natural logarithm of the model's probability.
-        top: The likeliest tokens at this position, if requested.
     """
 
     token: int
@@ -50,7 +49,6 @@ class Answer(Struct, frozen=True):
 
     Attributes:
         tokens: Token ids with the forced prefix, without end-of-sequence.
-        score: Answers are ordered by score.
         log_probs: One for each generated token including end-of-sequence, without the forced prefix; empty unless requested.
     """
 
@@ -72,12 +70,9 @@ class Timings(Struct, frozen=True):
 
 
 class Generated(Struct, frozen=True):
-    """The whole answer to a request.
+    """The whole answer to a request, the best sequence first.
 
     Attributes:
-        request_id: The caller's id, or a generated one.
-        answers: At least one, the best first.
-        is_truncated: Whether the source was cut.
         source_tokens: Tokens of the source, or of the whole prompt.
         generated_tokens: Tokens generated for all answers.
         seed: Seed of sampling; None for other searches.
@@ -104,13 +99,7 @@ class Generated(Struct, frozen=True):
 
 
 class Piece(Struct, frozen=True):
-    """A part of a streamed answer.
-
-    Attributes:
-        text: Next part of the text; never a partial character.
-        tokens: Next token ids.
-        result: The whole answer, in the last piece only.
-    """
+    """A part of a streamed answer: text without partial characters; the last piece has the whole answer as `result`."""
 
     text: str
     tokens: Sequence[int]
@@ -172,10 +161,7 @@ def shortlist_tokens(manifest: "Manifest") -> int:
 
 
 class LogProbs(Collection[TokenLogProb]):
-    """Log-probabilities of an answer's generated tokens, with the likeliest tokens if requested.
-
-    Built lazily on iteration: an answer may have hundreds of thousands.
-    """
+    """Log-probabilities of an answer's generated tokens; built lazily, since an answer may have hundreds of thousands."""
 
     def __init__(self, tokenizer: Tokenizer, eos_id: int, search: messages.SearchOptions, answer: messages.Answer) -> None:
         self._tokenizer, self._answer = tokenizer, answer

@@ -1,7 +1,4 @@
-"""Callers with their limits, deadlines and usage.
-
-Runs on the event loop's thread; usage may be shared with other processes (`Usage`).
-"""
+"""Callers with their limits, deadlines and usage, on the event loop's thread; `Usage` may be shared with other processes."""
 
 import math
 import time
@@ -59,12 +56,7 @@ NO_DEADLINES = Deadlines()
 
 
 class Usage(Protocol):
-    """A caller's usage; access only inside its `with`, which does not block and is not reentrant.
-
-    Attributes:
-        requests: Token bucket of requests; None without a limit.
-        tokens: Token bucket of tokens; None without a limit.
-    """
+    """A caller's usage; access only inside its `with`, which neither blocks nor is reentrant. Buckets are None without a limit."""
 
     num_running: int
     num_streams: int
@@ -109,7 +101,6 @@ class Caller:
     """One caller with its limits and usage; kept across file changes as long as the name stays.
 
     Attributes:
-        share: Caller's share of a model's work, for the dispatcher.
         models: Names of the permitted models; None for all.
         is_known: Whether the file still contains the caller.
     """
@@ -123,16 +114,7 @@ class Caller:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """Create a caller with existing usage.
-
-        Args:
-            entry: Entry of the file.
-            meter: Metrics of the caller.
-            usage: Usage so far.
-            deadlines: The server's deadlines.
-            clock: Monotonic seconds, for rates.
-            wall_clock: Seconds since 1970, for the expiry.
-        """
+        """Create a caller with existing usage; `clock` is monotonic for rates, `wall_clock` since 1970 for the expiry."""
         self.name = entry.name
         self.is_known = True
         self._meter = meter
@@ -278,12 +260,7 @@ class Caller:
 
 
 class Callers:
-    """All callers, by credential.
-
-    Attributes:
-        has_tokens: Whether any caller has a token.
-        has_certificates: Whether any caller is identified by a certificate.
-    """
+    """All callers, by token or certificate name."""
 
     def __init__(
         self,
@@ -294,16 +271,7 @@ class Callers:
         wall_clock: Callable[[], float] = time.time,
         usage_of: Callable[[str], Usage] = OwnUsage,
     ) -> None:
-        """Create the callers of a file.
-
-        Args:
-            book: Content of the file.
-            metrics: Metrics of callers.
-            deadlines: The server's deadlines, for callers without.
-            clock: Monotonic seconds, for rates.
-            wall_clock: Seconds since 1970, for expiries.
-            usage_of: Returns the usage of a caller by name.
-        """
+        """Create the callers of a file; `deadlines` are the server's, for callers without, `usage_of` returns a usage by name."""
         self._metrics = metrics
         self._deadlines = deadlines
         self._clock, self._wall_clock, self._usage_of = clock, wall_clock, usage_of

@@ -124,12 +124,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """Parsed file of callers.
-
-    Attributes:
-        tokens: Names by the SHA-256 digest of a token.
-        certificates: Names by a name in a client's certificate.
-    """
+    """Parsed file of callers: names by the SHA-256 digest of a token, and by a name in a client certificate."""
 
     entries: Mapping[str, Entry]
     tokens: Mapping[bytes, str]
@@ -157,12 +152,7 @@ def _read_named(config: ServerConfig, path: Path | None, setting: str, title: st
 
 
 def read_book(path: Path, *, has_client_certificates: bool = False, setting: str = SETTING) -> Book:
-    """Read a file of callers.
-
-    Args:
-        path: Path of the file.
-        has_client_certificates: Whether connections request client certificates (`tls_client_ca`).
-        setting: Setting that names the file, for errors.
+    """Read a file of callers; `has_client_certificates` is whether connections request them (`tls_client_ca`).
 
     Raises:
         ConfigError: Naming the file and each wrong key or line, never a token.

@@ -38,11 +38,7 @@ def new_incident() -> str:
 
 
 def choose_request_id(given: str, metadata: Metadata | None) -> str:
-    """Return the request's id, else the metadata's, else a new one.
-
-    Raises:
-        InvalidRequest: See `check_request_id`.
-    """
+    """Return the request's id, else the metadata's, else a new one; raises as `check_request_id`."""
     if given:
         return check_request_id("request_id", given)
     for key, value in metadata or ():
@@ -52,11 +48,7 @@ def choose_request_id(given: str, metadata: Metadata | None) -> str:
 
 
 def check_request_id(field: str, value: str) -> str:
-    """Return a caller's request id unchanged, if it is safe to log.
-
-    Raises:
-        InvalidRequest: If the id is too long or not printable ASCII.
-    """
+    """Return a caller's request id unchanged; raise `InvalidRequest` if it is too long or not printable ASCII."""
     if len(value) > MAX_ID_CHARACTERS:
         raise InvalidRequest(field, f"{len(value)} characters; at most {MAX_ID_CHARACTERS} are allowed")
     if not (value.isascii() and value.isprintable()):
@@ -69,19 +61,16 @@ class Call(Struct, eq=False):
 
     Attributes:
         method: Full name, `/package.Service/Method`.
-        task: The asyncio task that serves the call.
         is_counted: Whether request metrics count the call: it generates or scores.
         has_items: Whether the call is a stream of requests, each with its own context.
         is_awaited: Whether a drain waits for the call.
         caller: None while unknown, and without authentication.
-        share: The caller's share of a model's work, for the dispatcher.
         arrival: `time.monotonic()` at arrival.
         deadline: `time.monotonic()` of the deadline; None for no limit, and while the model is unknown.
         deadline_limit: Name and seconds of the server's limit that set the deadline; empty if the caller set it.
         is_entered: Whether the caller's limits have admitted the call; `leave` releases it.
         not_entered: Refusal by the caller's limits of a request of a batch; raised when it is served.
         count_answer: Counts the answer once it has been sent; None without an answer.
-        is_ended_by_server: Whether the server cancelled the call to shut down.
         has_begun_items: Whether a request of the stream or message has been admitted or refused.
         code: Name of the status; empty until the call ends. The answer may still be in transit.
         refusal: Reason of a refusal before any work; see `ServiceError`.
@@ -180,10 +169,7 @@ class AccessLog:
                 call.not_entered = error
 
     def finish(self, call: Call, code: str, event: str = "call") -> None:
-        """Log the end of a call, count its answer or failure, and end its span.
-
-        Lines of failed calls are sampled by kind; `tell_suppressed` logs the number of the others.
-        """
+        """Log the end of a call (failures sampled, see `tell_suppressed`), count its answer or failure, and end its span."""
         call.code = code
         ended = time.monotonic()
         if call.is_entered:
@@ -232,13 +218,7 @@ def _caller_left(error: BaseException) -> str | None:
 
 
 class RunningCalls:
-    """Running calls of every protocol, each served within `serving`.
-
-    Attributes:
-        records: The access log.
-        callers: All callers; None without authentication.
-        draining: Set once new calls are refused.
-    """
+    """Running calls of every protocol, each served within `serving`; `draining` is set once new calls are refused."""
 
     def __init__(self, records: AccessLog, callers: Callers | None = None) -> None:
         self.records = records

@@ -55,10 +55,7 @@ class Generation:
             self.prepare(model)
 
     def prepare(self, model: "LoadedModel") -> None:
-        """Compute token sizes and load the special-token reader where it is on by default.
-
-        These take 0.1 s for a large vocabulary, and seconds; done here so that requests do not wait.
-        """
+        """Compute token sizes and load the special-token reader, 0.1 s and seconds, so that requests do not wait for them."""
         tokenizers = model.tokenizers
         for tokenizer in (tokenizers.source, tokenizers.target):
             self.validator.sizes_of(tokenizer)
@@ -272,8 +269,6 @@ async def _in_time(outcome: Awaitable[Outcome], sequence: messages.Request | mes
 
 def choose_model(models: "Sequence[LoadedModel]", source_language: str, target_language: str) -> "LoadedModel":
     """Return the model that translates a language pair; of several, the only one that translates just this pair.
-
-    Languages are given in any spelling; an empty source language is unspecified.
 
     Raises:
         InvalidRequest: If several models qualify.

@@ -134,7 +134,6 @@ class Window:
     Attributes:
         num_requests: Requests read whose answers are not written.
         num_bytes: Bytes of unanswered requests and unwritten answers.
-        num_unwritten_bytes: Bytes of unwritten answers.
         changed: Set when there may be room again.
     """
 
@@ -182,16 +181,10 @@ class Window:
         most: int | None = None,
         has_begun: asyncio.Event | None = None,
     ) -> Sequence[T]:
-        """Serve the requests of one message, each started when there is room; return the results in order.
+        """Serve the requests of one message, each in a task started when there is room; return the results in order.
 
-        Args:
-            count: Number of requests.
-            serve: Serves the request of a number, in its own task.
-            most: Most concurrent requests; None for no limit but the window's.
-            has_begun: Set when the last request has begun, or none will.
-
-        Raises:
-            Exception: The first failure, which cancels the other requests.
+        `most` limits concurrency; `has_begun` is set when the last request has begun, or none will. The first failure
+        cancels the other requests and is raised.
         """
         tasks: list[asyncio.Task[T]] = []
         places = asyncio.Semaphore(most or count)
@@ -258,11 +251,7 @@ class MessageRate:
         self._full: OrderedDict[str, float] = OrderedDict()  # when a bucket is full again; connections quiet for longest first
 
     def count(self, connection: str, num_messages: int = 1, max_seconds: float = float("inf")) -> float:
-        """Count messages of a connection; return the seconds that the last one has to wait.
-
-        Raises:
-            ConnectionLimit: If that is more than `max_seconds`; nothing is counted then.
-        """
+        """Count messages; return the last one's waiting seconds, or raise `ConnectionLimit`, uncounted, if above `max_seconds`."""
         now = self._clock()
         full = max(self._full.get(connection, 0.0), now) + num_messages / self._rate
         seconds = full - now - self.BURST_SECONDS
@@ -276,11 +265,7 @@ class MessageRate:
         return max(0.0, seconds)
 
     async def wait(self, connection: str) -> None:
-        """Wait until a message of a connection may be served.
-
-        Raises:
-            ConnectionLimit: After the longest wait, so that refusals are not faster than answers.
-        """
+        """Wait until a message may be served; raise `ConnectionLimit` after the longest wait, so that refusals are not faster."""
         try:
             seconds = self.count(connection, 1, self.MAX_WAIT_SECONDS)
         except ConnectionLimit:
@@ -300,10 +285,7 @@ class MessageRate:
 
 
 class Receiving:
-    """Bound on partially received messages of unary calls, whose bytes the transport buffers.
-
-    Each connection has `MAX_MESSAGES` places; the oldest message that takes too long while others wait is cancelled.
-    """
+    """Places for partially received messages of a connection's unary calls, whose bytes the transport buffers."""
 
     MAX_MESSAGES = 16
     MAX_SECONDS = 5.0
@@ -314,11 +296,7 @@ class Receiving:
         self._late: set[asyncio.Task[Any]] = set()
 
     async def receive(self, connection: str, read: Callable[[], Awaitable[T]]) -> T:
-        """Return the message of the current task's call.
-
-        Raises:
-            QueueFull: If receiving takes too long while others wait.
-        """
+        """Return the current task's message; raise `QueueFull` if receiving takes too long while others wait."""
         while len(started := self._started.setdefault(connection, {})) >= self.MAX_MESSAGES:
             await self._wait(connection, started)
         task = asyncio.current_task()

@@ -32,7 +32,6 @@ class PromptTemplate(Struct, frozen=True, eq=False):
 
     Attributes:
         source_language: Language code; empty if the model takes none.
-        target_language: Language code of the answer.
         task: Text before the source text.
         source_prefix: Ids before the text; for a prompt, beginning with the start token.
         source_suffix: Ids after the text, beginning with end-of-sequence unless the text is a prompt.
@@ -72,19 +71,10 @@ class PromptTemplate(Struct, frozen=True, eq=False):
 
 
 class PromptTemplates:
-    """Templates of one model.
-
-    Attributes:
-        source_languages: Languages that the model reads, by code.
-        target_languages: Languages that the model writes, by code.
-    """
+    """Templates of one model, and the languages that it reads and writes, by code."""
 
     def __init__(self, manifest: "Manifest") -> None:
-        """Read languages, template and defaults from a manifest.
-
-        Raises:
-            BundleError: If the task names a language of a side that has none.
-        """
+        """Read a manifest; raise `BundleError` if the task names a language of a side that has none."""
         self._manifest = manifest
         languages = manifest.languages or Languages()
         self._sides = {

@@ -92,13 +92,7 @@ class Statistics(Struct, frozen=True, rename="camel"):
     models: list[ModelStatistics]
 
     def restricted(self, models: Collection[str] | None, caller: str = "", *, is_operator: bool = False) -> "Statistics":
-        """Return the statistics that a watcher may see.
-
-        Args:
-            models: Names of visible models; None for all.
-            caller: The only caller shown by name, unless to an operator.
-            is_operator: Whether the watcher is an operator.
-        """
+        """Return the statistics of visible models (None for all), with only `caller` shown by name unless to an operator."""
         seen = [model for model in self.models if models is None or model.name in models]
         if not is_operator:
             seen = [replace(model, callers=_without_others(model.callers, caller)) for model in seen]
@@ -179,12 +173,7 @@ class LiveStatistics:
     async def watch(self, caller: Caller | None, *, is_operator: bool = False) -> AsyncGenerator[Statistics, None]:
         """Yield statistics at the watcher's speed, until it may no longer call or the server drains.
 
-        Args:
-            caller: The watcher, which limits visibility; None for an unrestricted one.
-            is_operator: Whether the watcher sees every caller.
-
-        Raises:
-            ConnectionLimit: If there are too many watchers.
+        `caller` limits visibility unless None; an operator sees every caller. Raises `ConnectionLimit` if there are too many.
         """
         name = "" if caller is None else caller.name
         self._enter(name)

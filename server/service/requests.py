@@ -119,11 +119,7 @@ def default_max_new_tokens(manifest: "Manifest") -> int:
 
 
 def has_special_tokens(request: GenerateRequest | ScoreRequest, manifest: "Manifest", tokenizers: Tokenizers) -> bool:
-    """Return whether special tokens named in the source text are parsed.
-
-    Raises:
-        InvalidRequest: If the request enables this and the model has none.
-    """
+    """Return whether to parse special tokens in the source; raise `InvalidRequest` if requested and the model has none."""
     asked, is_able = request.special_tokens_in_text, bool(tokenizers.special_tokens)
     if asked and not is_able:
         raise InvalidRequest("special_tokens_in_text", f"model {manifest.name} has no special tokens that a text may name")
@@ -158,10 +154,7 @@ def with_defaults(request: GenerateRequest, defaults: Defaults, max_new_tokens: 
 
 
 def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max_new_tokens: int) -> bool:
-    """Return whether the last possible token must be end-of-sequence.
-
-    Exempt are requests that suppress it, and alternatives of one token, which would all be the end.
-    """
+    """Return whether the last possible token must be end-of-sequence; not if suppressed, nor for alternatives of one token."""
     if not defaults.is_end_forced or eos_id in request.suppressed_tokens:
         return False
     return not (request.return_alternatives and max_new_tokens == 1)

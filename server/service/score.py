@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alignment:
-    """Attention weights between target and source tokens, end-of-sequence included.
-
-    Attributes:
-        weights: `[T, S]`.
-        source_pieces: Bytes of each source token, S of them.
-    """
+    """Attention weights `[T, S]` of target and source tokens, end-of-sequence included, and the source tokens' bytes."""
 
     weights: NDArray[np.float32]
     source_pieces: Sequence[bytes]
@@ -47,13 +42,7 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """The whole answer to a score request; the module defines the scores.
-
-    Attributes:
-        request_id: The caller's id, or a generated one.
-        tokens: Each target token, end-of-sequence included.
-        word_alignment: Links between words; empty unless requested.
-    """
+    """The whole answer to a score request; see the module. `word_alignment` is empty unless requested."""
 
     request_id: str
     model: str

@@ -64,16 +64,7 @@ def search_options(
 ) -> messages.SearchOptions:
     """Return a request's search options; the template's if it has none (`messages.GREEDY` itself for most models).
 
-    Args:
-        request: The request.
-        manifest: Manifest of the model.
-        max_slots: Most slots of one request.
-        max_new_tokens: Largest number of generated tokens.
-        prefix_ids: Tokens of `forced_prefix`.
-        template: Template of the languages.
-
-    Raises:
-        InvalidRequest: Naming the field and the limit.
+    `max_slots` limits one request, `prefix_ids` are the tokens of `forced_prefix`. Raises `InvalidRequest`, naming field and limit.
     """
     check_num_suppressed(len(request.suppressed_tokens))
     if request.temperature == 0:  # greedy, as in vLLM

@@ -69,13 +69,7 @@ def split_sentences(text: str, max_characters: int) -> Iterator[tuple[str, bool]
 
 
 def join_sentences(parts: Sequence[tuple[str, bool]], answers: Sequence[Sequence[str]], index: int) -> str:
-    """Return the text with translated parts replaced.
-
-    Args:
-        parts: Output of `split_sentences`.
-        answers: Answers for each translated part, the best first.
-        index: Answer to take; the best one where there are fewer.
-    """
+    """Return the text with the parts of `split_sentences` replaced by each one's answer `index`, or its best if there are fewer."""
     given = iter(answers)
     joined = []
     for part, is_translated in parts:
@@ -160,10 +154,7 @@ class Slices:
         self._turns_of: dict[str, tuple[asyncio.Lock, int]] = {}
 
     async def collect(self, items: Iterator[T | None], owner: str = "") -> list[T]:
-        """Return all items of an iterator except None; each must be cheap to produce.
-
-        Cancelling the task stops the iteration. `owner` is the caller or peer.
-        """
+        """Return all items of an iterator except None, until cancelled; each must be cheap. `owner` is the caller or peer."""
         own, count = self._turns_of.get(owner) or (asyncio.Lock(), 0)
         self._turns_of[owner] = own, count + 1
         try:

@@ -58,14 +58,7 @@ class Readiness:
 
 
 class Core:
-    """Service of one frontend process.
-
-    Attributes:
-        models: Loaded models; may change.
-        in_flight: In-flight windows of calls that are large or have several requests.
-        callers: All callers; None without authentication and limits.
-        viewing: Live statistics for the console.
-    """
+    """Service of one frontend process; `callers` is None without authentication and limits."""
 
     def __init__(
         self,
@@ -76,10 +69,7 @@ class Core:
         deadlines: Deadlines = NO_DEADLINES,
         readiness: Readiness | None = None,
     ) -> None:
-        """Start without calls.
-
-        By default the server is ready while any model is, once all were.
-        """
+        """Start without calls; by default the server is ready while any model is, once all were."""
         self.models = models
         self.readiness = readiness or Readiness(ReadyRule())
         self.callers = callers
@@ -110,9 +100,7 @@ class Core:
     async def drain(self, seconds: float, tell: Callable[[], Awaitable[None]]) -> bool:
         """Refuse new work and wait for running calls; return whether all have finished.
 
-        Args:
-            seconds: Time for running calls.
-            tell: Notifies health watchers; cancelled after `TELL_SECONDS`.
+        `tell` notifies health watchers and is cancelled after `TELL_SECONDS`.
         """
         self.calls.draining.set()
         with contextlib.suppress(TimeoutError):

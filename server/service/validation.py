@@ -56,13 +56,6 @@ class Validator:
     ) -> tuple[messages.Request, PromptTemplate, bool]:
         """Return the engine's request, the template around its text, and whether the text was cut.
 
-        Args:
-            request: The request.
-            call: Context with arrival, deadline and the caller's share.
-            model: The model.
-            limit: Answer size limit of the adapter; None for any size.
-            is_streamed: Whether tokens are reported step by step.
-
         Raises:
             InvalidRequest: Naming the field and the limit.
             DeadlineExceeded: If the deadline has already passed.

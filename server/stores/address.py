@@ -36,13 +36,7 @@ class AddressError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of bundles.
-
-    Attributes:
-        scheme: `s3`, `gs`, `az`, `https`, `http`, `oci`, or empty for a local folder.
-        text: As given, without a trailing slash; contains no secret.
-        host: Host with port; for a bucket its name.
-    """
+    """Address of bundles: scheme (empty for a local folder), text without secrets, and host with port, or the bucket's name."""
 
     scheme: str
     text: str
@@ -133,16 +127,7 @@ _CONNECT_SECONDS: Final = 10.0
 
 
 def client_options(address: Address, silence_seconds: float, request_seconds: float) -> dict[str, Any]:
-    """Return obstore's client options.
-
-    Args:
-        address: Address of a bucket or web server.
-        silence_seconds: Longest silence of the store.
-        request_seconds: Longest duration of a request.
-
-    Raises:
-        InputError: If a token or a certificate file cannot be used.
-    """
+    """Return obstore's client options; raise `InputError` if a token or certificate file cannot be used."""
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, silence_seconds)),
         "timeout": timedelta(seconds=request_seconds),

@@ -93,12 +93,9 @@ class Cache:
         return None
 
     def obtain(self, entry: FileEntry, fill: Fill, is_stopped: Callable[[], bool]) -> Path:
-        """Return a file, completed by `fill` or by another process.
+        """Return a file, completed by `fill` or by another process, while `is_stopped` is polled.
 
-        Args:
-            entry: Size and SHA-256.
-            fill: Completes an empty or partial file, or raises; the part written is kept.
-            is_stopped: Polled while another process completes the file.
+        `fill` completes an empty or partial file, or raises; the part written is kept.
         """
         while (path := self.find(entry)) is None:
             partial = self.directory / "partial" / entry.sha256

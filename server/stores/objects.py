@@ -136,10 +136,7 @@ class ObjectStore:
         return found
 
     def _wait_for(self, produce: Callable[[], Iterable[T]], path: str) -> Generator[T, None, None]:
-        """Yield items produced on a thread, abandoned after too long a silence or when the caller stops.
-
-        obstore's own coroutines report from threads that may outlive the interpreter.
-        """
+        """Yield items produced on a thread (obstore's coroutines may outlive the interpreter), abandoned when too slow."""
         found: queue.Queue[Callable[[], T]] = queue.Queue(_MAX_PIECES_AHEAD)
         is_left = threading.Event()
 

@@ -87,14 +87,7 @@ class Place:
     def put(self, directory: Path, model: str, version: str, record: Record) -> Placed:
         """Publish a complete bundle atomically; return it, or the same version from another pull.
 
-        Args:
-            directory: Bundle in a scratch folder.
-            model: Name of the model.
-            version: Name of the version's folder; empty for the number after the highest.
-            record: Source of the bundle.
-
-        Raises:
-            BundleError: If that version exists and is another bundle, or damaged.
+        An empty version is the number after the highest. Raises `BundleError` if the version exists and differs or is damaged.
         """
         (directory / RECORD_FILE).write_bytes(msgspec.json.encode(record))
         sync_tree(directory)

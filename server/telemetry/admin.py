@@ -67,18 +67,10 @@ class AdminServer:
         access: "AdminAccess | None" = None,
         troubles: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """Listen and start serving.
+        """Listen and start serving; raise `ConfigError` if the address cannot be bound.
 
-        Args:
-            host: Address to listen on.
-            port: 0 for any free port; `self.port` is the chosen port.
-            registry: Metrics; collected on a separate thread.
-            is_ready: Returns the readiness; called on the server's thread.
-            access: Certificate and tokens; none by default.
-            troubles: Returns the further lines of `/readyz?verbose`; called on the server's thread.
-
-        Raises:
-            ConfigError: If the address cannot be bound.
+        Port 0 is any free port, then in `self.port`. `is_ready` and `troubles` (further lines of `/readyz?verbose`) are called on
+        the server's thread; the registry is collected on another.
         """
         self.access = access or AdminAccess()
         self._is_ready, self._troubles = is_ready, troubles
@@ -315,25 +307,10 @@ class _Scrapes:
 
 
 class AdminAccess:
-    """Tokens and certificate of the admin port, as last read.
-
-    Attributes:
-        paths: The files, for watching.
-        context: TLS for new connections; None without TLS.
-        expires: Expiry of the certificate, in seconds since 1970; None without TLS, or if unknown.
-    """
+    """Tokens and TLS certificate of the admin port, as last read; `expires` in seconds since 1970, None if unknown."""
 
     def __init__(self, certificate: Path | None = None, key: Path | None = None, tokens: Path | None = None) -> None:
-        """Read the files.
-
-        Args:
-            certificate: PEM file of the certificate chain; None for plain HTTP.
-            key: PEM file of the private key.
-            tokens: File of bearer tokens, one per line; None for open access to metrics.
-
-        Raises:
-            ConfigError: If a file cannot be used, naming its setting.
-        """
+        """Read the PEM files (None for plain HTTP) and the file of tokens (None for open access to metrics); raises as `reload`."""
         self._certificate, self._key, self._tokens = certificate, key, tokens
         self.paths = tuple(path for path in (certificate, key, tokens) if path is not None)
         self.context: ssl.SSLContext | None = None
@@ -371,11 +348,7 @@ class AdminAccess:
 
 
 def read_metrics_tokens(path: Path) -> list[str]:
-    """Return the tokens of a file, one per line, skipping blank lines; several permit rotation.
-
-    Raises:
-        ConfigError: Naming file and line, never the token.
-    """
+    """Return a file's tokens, one per line; several permit rotation. Raise `ConfigError` naming file and line, never the token."""
     try:
         lines = read_bounded(path, MAX_FILE_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

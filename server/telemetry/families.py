@@ -13,11 +13,7 @@ Read = Callable[[], Mapping[tuple[str, ...], float]]
 
 
 class Families(Collector):
-    """Metrics declared in a registry with the prefix `dragoman_`.
-
-    Attributes:
-        labels: Label names of each metric, by full name.
-    """
+    """Metrics declared in a registry with the prefix `dragoman_`; `labels` are the label names by full metric name."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """Start without metrics; None creates an unread registry."""

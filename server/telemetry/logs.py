@@ -72,11 +72,7 @@ def configure_logging(
 ) -> Sampler:
     """Send structlog and the standard library's logging to one stream; return the sampler of other libraries' lines.
 
-    Args:
-        level: Minimum level: `debug`, `info`, `warning` or `error`.
-        log_format: `json`, `console`, or `auto`: `console` on a terminal, otherwise `json`.
-        stream: Destination; None for standard error, or for nowhere if the process has none.
-        fields: Fields of every line.
+    `auto` is `console` on a terminal, otherwise `json`; the default stream is standard error, `fields` are added to every line.
     """
     # Always opened: otherwise the next socket gets the descriptor to which C libraries write warnings.
     target = cast(TextIO, _Lossy(stream or sys.stderr or open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115

@@ -164,12 +164,7 @@ def add_up(several: Sequence[messages.Statistics]) -> messages.Statistics:
 
 
 class EngineSeries:
-    """Values of one engine, read at each scrape.
-
-    Attributes:
-        last_message: `time.monotonic()` of the last message; None while the engine accepts no requests.
-        process_id: Process of the engine; None without its own.
-    """
+    """Values of one engine, read at each scrape; `last_message` is monotonic, None while the engine accepts no requests."""
 
     def __init__(self) -> None:
         self.last_message: float | None = None
@@ -178,11 +173,7 @@ class EngineSeries:
 
 
 class Metrics:
-    """Metrics of one server process.
-
-    Attributes:
-        labels: Label names of each metric, by full name.
-    """
+    """Metrics of one server process; `labels` are the label names by full metric name."""
 
     def __init__(
         self,
@@ -190,13 +181,7 @@ class Metrics:
         version: str = "unknown",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Declare the metrics.
-
-        Args:
-            registry: Registry for the metrics.
-            version: Version of the server, for `dragoman_build_info`.
-            clock: Monotonic seconds.
-        """
+        """Declare the metrics; `version` is the server's, `clock` monotonic."""
         # Process-wide: omits an additional `_created` series of each counter and histogram.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry, self._clock = registry, clock
@@ -256,13 +241,7 @@ class Metrics:
     def add_model(self, name: str, version: str, precision: str, device: str, num_slots: int, num_replicas: int = 1) -> None:
         """Start a model's series at zero, not ready; update the description of an existing model.
 
-        Args:
-            name: Name of the model.
-            version: Version of the bundle.
-            precision: Precision of the bundle.
-            device: Device of the engines; empty if not known yet.
-            num_slots: Slots of all engines.
-            num_replicas: Number of engines.
+        `num_slots` is the total of all engines; `device` is empty if not known yet.
         """
         self._info.labels(name).info({"version": version, "precision": precision, "device": device})
         if device not in self._gpus and (gpu := open_gpu_source(device, os.environ.get("CUDA_VISIBLE_DEVICES", ""))) is not None:
@@ -341,13 +320,7 @@ class Metrics:
             self._models[model].observe_scored(request, num_source_tokens, scored)
 
     def observe_failure(self, model: str, code: str, refusal: str = "") -> None:
-        """Count a request that ended with an error.
-
-        Args:
-            model: Name of the model; names of models not loaded count as empty.
-            code: Name of the gRPC status.
-            refusal: Reason of a rejection before any work; empty otherwise.
-        """
+        """Count a failed request by gRPC status; models not loaded count as empty, `refusal` is for rejections before work."""
         name = model if model in self._models else ""
         self.failed.labels(name, code).inc()
         if refusal:

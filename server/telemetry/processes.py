@@ -37,11 +37,7 @@ def read_process(process_id: int, proc: Path = Path("/proc")) -> ProcessReading 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """Memory and utilisation of a GPU, by all processes.
-
-    Attributes:
-        utilization_ratio: Share of the last sample period (1/6 s to 1 s) in which a kernel ran.
-    """
+    """Memory and utilisation of a GPU, by all processes; the ratio is of the last sample period, 1/6 s to 1 s."""
 
     memory_used_bytes: int = 0
     memory_total_bytes: int = 0
@@ -57,10 +53,7 @@ class GpuSource:
         self._expires = float("-inf")
 
     def read(self) -> GpuReading:
-        """Return values at most a second old; the last known if the driver fails.
-
-        Memory and utilisation are read separately: a partition of a device (MIG) has no utilisation.
-        """
+        """Return values at most a second old; the last known if the driver fails. Partitions (MIG) have no utilisation."""
         now = self._clock()
         if now < self._expires:
             return self._last
@@ -75,10 +68,7 @@ class GpuSource:
 
 
 def open_gpu_source(device: str, visible: str = "", load: Callable[[str], Any] = import_module) -> GpuSource | None:
-    """Return a reader of a runner's device, such as `cuda:0 (NVIDIA H200)`; None for other devices than CUDA's, and without NVML.
-
-    `visible` is the value of CUDA_VISIBLE_DEVICES.
-    """
+    """Return a reader of a device such as `cuda:0 (NVIDIA H200)`; None without CUDA or NVML. `visible` is CUDA_VISIBLE_DEVICES."""
     kind, _, ordinal = device.partition(" ")[0].partition(":")
     if kind != "cuda":
         return None

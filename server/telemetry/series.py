@@ -45,13 +45,7 @@ class SummedRegistry(CollectorRegistry):
     """A registry's metrics plus other processes' series; not thread-safe."""
 
     def __init__(self, registry: CollectorRegistry, ask: Callable[[], Iterable[Series]], names: Iterable[str] = ()) -> None:
-        """Collect nothing yet.
-
-        Args:
-            registry: Registry of this process; it has every metric, if not every series.
-            ask: Returns the series of other processes.
-            names: Names of the samples to yield; empty for all.
-        """
+        """Collect nothing yet; this process's `registry` has every metric, `ask` returns others' series, `names` filters."""
         super().__init__()
         self._registry, self._ask, self._names = registry, ask, frozenset(names)
 

@@ -14,13 +14,7 @@ SECONDS_PER_DAY = 86_400.0
 
 
 class VersionReading(NamedTuple):
-    """State of one model version.
-
-    Attributes:
-        version: Name of the folder, or the version in the manifest.
-        cause: Category of a refusal, one word; empty otherwise.
-        num_failed: Requests that failed by a server fault.
-    """
+    """State of one model version (folder name or manifest version); `cause` of a refusal in one word, failures by server faults."""
 
     model: str
     version: str

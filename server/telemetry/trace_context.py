@@ -26,10 +26,7 @@ class TraceContext:
 
 
 def read_trace_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> TraceContext | None:
-    """Return the trace context in a call's metadata; None without a valid one.
-
-    The last of several parents is used: instrumentation appends its own.
-    """
+    """Return the trace context in a call's metadata, None without; of several the last, which instrumentation appended."""
     parent: str | bytes = ""
     states: list[str | bytes] = []
     for key, value in metadata or ():

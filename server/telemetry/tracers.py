@@ -10,11 +10,7 @@ if TYPE_CHECKING:  # imports OpenTelemetry
 
 
 def make_tracer(config: ServerConfig, version: str) -> "Tracer | None":
-    """Return a tracer; None without a collector.
-
-    Raises:
-        ConfigError: If OpenTelemetry is not installed or rejects its own settings.
-    """
+    """Return a tracer, None without a collector; raise `ConfigError` if OpenTelemetry is missing or rejects its settings."""
     if not config.tracing_endpoint:
         return None
     try:

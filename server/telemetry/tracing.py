@@ -49,11 +49,8 @@ class Tracer:
     def __init__(self, endpoint: str, sample_ratio: float, version: str) -> None:
         """Start the export thread, which connects later.
 
-        Args:
-            endpoint: Collector (OTLP over gRPC), `http://host:port` or `https://host:port`. Headers, certificates and timeouts
-                come from `OTEL_EXPORTER_OTLP_*`, queue and batch sizes from `OTEL_BSP_*`.
-            sample_ratio: Fraction of calls traced if the caller has not decided, 0 to 1.
-            version: Version of the server.
+        `endpoint` is OTLP over gRPC, `http(s)://host:port`; headers, certificates and timeouts come from `OTEL_EXPORTER_OTLP_*`,
+        queue sizes from `OTEL_BSP_*`. `sample_ratio` applies to calls whose caller has not decided.
         """
         named = OTELResourceDetector().detect().attributes
         resource = Resource.create({"service.name": "dragoman", "service.version": version, **named})
@@ -65,12 +62,9 @@ class Tracer:
         self._spans = provider.get_tracer("dragoman", version)
 
     def start(self, method: str, arrival: float, caller: TraceContext | None) -> "CallSpan | None":
-        """Start the span of a call; None if it is not sampled.
+        """Start the span of a call that arrived at `time.monotonic()` `arrival`; None if it is not sampled.
 
-        Args:
-            method: Full name, `/package.Service/Method`; for HTTP, `POST /path`.
-            arrival: `time.monotonic()` at arrival.
-            caller: Trace context of the caller.
+        `method` is `/package.Service/Method`, or `POST /path` for HTTP.
         """
         name = method.lstrip("/")
         clock = _Clock()
@@ -171,17 +165,7 @@ class CallSpan:
     def end(
         self, code: str, *, request_id: str, model: str, source_tokens: int, generated_tokens: int, refusal: str, ended: float
     ) -> None:
-        """End the span.
-
-        Args:
-            code: Name of the gRPC status.
-            request_id: The request id.
-            model: Name of the model; empty if none was found.
-            source_tokens: Source tokens.
-            generated_tokens: Generated tokens.
-            refusal: Reason of a rejection before any work; empty otherwise.
-            ended: `time.monotonic()` of the end.
-        """
+        """End the span with the gRPC status `code`; `refusal` is the reason of a rejection before any work, `ended` monotonic."""
         attributes: dict[str, AttributeValue] = {
             "rpc.grpc.status_code": Code.Value(code),
             "dragoman.request_id": request_id,

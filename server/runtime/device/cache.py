@@ -72,12 +72,9 @@ class DeviceTensors:
             self._device.copy_pieces(target, self.capacity * self._position_bytes, source, pitch, size, num_rows * self._num_pieces)
 
     def fit(self, needed: int, num_rows: int, scratch: int) -> None:
-        """Choose a capacity for `needed` positions; a smaller one only after `SHRINK_PATIENCE` steps.
+        """Choose a capacity for `needed` positions of the longest row; a smaller one only after `SHRINK_PATIENCE` steps.
 
-        Args:
-            needed: Positions of the longest row.
-            num_rows: Rows in use; contents of others are lost.
-            scratch: Address of memory for one tensor, if there are several capacities.
+        Contents of rows beyond `num_rows` are lost; `scratch` is memory for one tensor, if there are several capacities.
         """
         wanted = at_least(self.capacities, needed)
         if wanted > self.capacity:

@@ -24,14 +24,7 @@ class OutOfDeviceMemory(MemoryError):
 
 
 class Device(Protocol):
-    """A device, used from one thread.
-
-    Attributes:
-        name: For the operator, for example `cuda:0 (NVIDIA H200)`.
-        kind: ONNX Runtime's name for the memory: `cuda` or `cpu`.
-        ordinal: Number among devices of the kind.
-        compute_capability: CUDA compute capability; None for other devices.
-    """
+    """A device, used from one thread; `kind` is ONNX Runtime's name for the memory, `cuda` or `cpu`."""
 
     name: str
     kind: str

@@ -34,11 +34,7 @@ class DeviceEncoder:
     """
 
     def __init__(self, device: Device, model: DeviceModel, session: onnxruntime.InferenceSession, max_positions: int) -> None:
-        """Reserve memory for outputs of at most `max_positions` = B · S, at least the longest source.
-
-        Raises:
-            OutOfDeviceMemory: If they do not fit.
-        """
+        """Reserve outputs of `max_positions` = B · S, at least the longest source; raise `OutOfDeviceMemory` if they do not fit."""
         self.max_positions = max_positions
         self._device, self._model, self._session = device, model, session
         self._row_sizes, self._lengths = padded_sizes(max_positions), padded_sizes(model.max_source_tokens)

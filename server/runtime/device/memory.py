@@ -69,12 +69,9 @@ class MemoryPlan:
 
     Attributes:
         slot_bytes: Caches of one slot; for a Transformer 2 · L · H · Dh · (T + S) · bytes of an element.
-        caches: Caches of all slots.
         scratch: For moving caches, as large as one tensor; 0 with one capacity only.
         staging: Encoder outputs before they are copied to slots.
         arrays: Inputs and outputs of a step.
-        libraries: CUDA libraries.
-        graphs: Captured steps.
     """
 
     slot_bytes: int
@@ -90,14 +87,7 @@ class MemoryPlan:
 
     @classmethod
     def of(cls, model: DeviceModel, buckets: Buckets, prefill_tokens: int, num_graphs: int = 0) -> "MemoryPlan":
-        """Plan the memory of a model.
-
-        Args:
-            model: Dimensions of the model.
-            buckets: Sizes; memory is reserved for the last of each.
-            prefill_tokens: Most positions of one encoder run, padding included.
-            num_graphs: Shapes to capture.
-        """
+        """Plan the memory for the largest buckets, `prefill_tokens` padded positions of an encoder run and `num_graphs` graphs."""
         max_rows = buckets.rows[-1]
         kinds = (model.self_kv, buckets.targets), (model.cross_kv, buckets.sources)
         slot = sum(kind.num_tensors * kind.token_bytes * sizes[-1] for kind, sizes in kinds)
@@ -128,12 +118,7 @@ class MemoryPlan:
     def budget(self, available: int, limit: int) -> Budget:
         """Divide the usable memory; the excess goes to the sessions in proportion to their activations.
 
-        Args:
-            available: Free bytes.
-            limit: Limit set by the operator; 0 for `DEFAULT_SHARE` of the free bytes.
-
-        Raises:
-            DeviceError: If the plan does not fit, with the number of slots that would.
+        A limit of 0 is `DEFAULT_SHARE` of the free bytes. Raises `DeviceError`, naming the slots that fit, if the plan does not.
         """
         allowed = min(limit, available) if limit else int(DEFAULT_SHARE * available)
         over = allowed - self.reserved - self.arena

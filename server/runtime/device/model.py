@@ -93,13 +93,7 @@ def _cut(sizes: Sequence[int], largest: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """The caches of one role, all of one shape, in one block at equal distances.
-
-    Attributes:
-        names: Tensor names, in the graphs' order.
-        cache: Any of the caches.
-        element_bytes: Size of a number.
-    """
+    """The caches of one role, all of one shape, in one block at equal distances; `cache` is any of them."""
 
     names: tuple[str, ...]
     cache: Cache
@@ -107,11 +101,7 @@ class CacheKind:
 
     @classmethod
     def of(cls, caches: Sequence[Cache], role: Role, element_bytes: int) -> "CacheKind":
-        """Return the caches of a role.
-
-        Raises:
-            DeviceError: If there are none, their shapes differ, or one has no axis of positions.
-        """
+        """Return a role's caches; raise `DeviceError` if there are none, shapes differ, or one has no axis of positions."""
         alike = [cache for cache in caches if cache.role == role]
         if not alike:
             raise DeviceError(f"the model has no {role}-attention caches, which a device needs; run it with --device cpu")

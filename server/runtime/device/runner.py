@@ -34,14 +34,7 @@ class Step:
 
 
 class DeviceRunner:
-    """A `Runner` on a device with its own memory.
-
-    Attributes:
-        plan: Expected memory.
-        budget: Memory limits of the parts.
-        num_ahead: Steps started speculatively.
-        num_taken: Speculative steps that were used.
-    """
+    """A `Runner` on a device with its own memory; `num_ahead` steps were started speculatively, `num_taken` of them used."""
 
     # Device memory is allocated in advance: encoded sources go into rows at once.
     holder = None

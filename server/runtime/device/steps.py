@@ -155,16 +155,10 @@ class DeviceSteps:
     def start(
         self, tokens: NDArray[np.int64] | None, positions: NDArray[np.int64], num_candidates: int, first_row: int | None = None
     ) -> Ticket:
-        """Start a step.
+        """Start a step at positions `[N]`; raise `OutOfDeviceMemory` if it does not fit.
 
-        Args:
-            tokens: `[N]`; None for the likeliest tokens of the step before, on the device, with the same rows and K = 1.
-            positions: `[N]`.
-            num_candidates: K.
-            first_row: Row of `tokens[0]` for a part of the rows in use, which is neither captured nor padded.
-
-        Raises:
-            OutOfDeviceMemory: If the step does not fit.
+        Tokens are `[N]`; None for the likeliest tokens of the step before, on the device, with the same rows and K = 1.
+        `first_row` is for a part of the rows in use, which is neither captured nor padded.
         """
         num_rows = len(positions)
         padded = self._buckets.padded_rows(num_rows) if first_row is None else num_rows
