@@ -225,7 +225,6 @@ class SlotCache:
         self._longest_target = max(self._longest_target, longest)
 
     def begin_prompt(self, row: int) -> None:
-        """Prepare a row for a new prompt."""
         self.note_read(row, 0)
         self._num_live_rows = max(self._num_live_rows, row + 1)
 
@@ -252,7 +251,6 @@ class SlotCache:
         return int(self.source_lengths[row]) if self.has_prompts else 0
 
     def _copy_written(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy positions `[start, stop)` of the self-attention caches."""
         for block in self._self_blocks:
             block.copy_positions(source, target, start, stop)
         self.target_lengths[target] = stop
@@ -294,7 +292,6 @@ class SlotCache:
         self._name_buffers()
 
     def _move(self, blocks: Sequence[CacheBlock], lengths: NDArray[np.int64], old: int, new: int) -> None:
-        """Move the valid part of the live rows to new buffers."""
         room = min(old, new)  # an unused row may have a larger length
         valid = np.minimum(lengths[: self._num_live_rows], room).tolist()
         for block in blocks:

@@ -105,7 +105,6 @@ class PromptReader:
         self._session, self._cache = session, cache
 
     def fill(self, sources: Sources, rows: Sequence[int]) -> None:
-        """Read each whole prompt, one after the other."""
         for source, row in zip(sources, rows, strict=True):
             self.read(row, source, 0, len(source))
 
@@ -243,7 +242,6 @@ class OnnxRunner:
 def _encoder_of(
     manifest: Manifest, session: onnxruntime.InferenceSession, cache: SlotCache
 ) -> PackedEncoder | PaddedEncoder | PromptReader:
-    """Return the encoder for the bundle's kind of graph."""
     if manifest.has_prompts:
         return PromptReader(session, cache)
     return PackedEncoder(session, cache) if manifest.is_packed else PaddedEncoder(session, cache, manifest.pad_id)
@@ -270,7 +268,6 @@ class OnnxScorer:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the session is open."""
         return self._session is not None
 
     @property

@@ -47,7 +47,6 @@ class Held:
 
     @property
     def nbytes(self) -> int:
-        """Size of both in bytes."""
         return self.tokens.nbytes + self.states.nbytes
 
 

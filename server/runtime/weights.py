@@ -79,11 +79,9 @@ class Weights:
 
     @property
     def is_shared(self) -> bool:
-        """Whether processes share one mapped file."""
         return self._entry is not None
 
     def open(self, path: Path, num_threads: int, *, is_spinning: bool = True) -> Session:
-        """Load a graph of the bundle."""
         if self._entry is not None:
             path = self._entry.directory / path.name
             return open_session(str(path), num_threads, is_precise=self._is_precise, is_spinning=is_spinning, is_written=True)
@@ -106,7 +104,6 @@ def write_graphs(bundle: Bundle, directory: Path) -> None:
 
 
 def _entry_of(bundle: Bundle, folder: Path) -> Entry:
-    """Find or create the bundle's cache entry."""
     cache = Cache(folder)
 
     def make(directory: Path, lock: int) -> None:
@@ -259,7 +256,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _joined(fields: Fields) -> bytes:
-    """Return a protobuf message of fields."""
     parts: list[bytes] = []
     for number, kind, value in fields:
         parts.append(_written(number << 3 | kind))
@@ -283,7 +279,6 @@ def _number(message: bytes, position: int) -> tuple[int, int]:
 
 
 def _written(value: int) -> bytes:
-    """Return a value as varint."""
     parts = bytearray()
     while value > 127:
         parts.append(value & 127 | 128)

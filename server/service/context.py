@@ -328,7 +328,6 @@ class RunningCalls:
                 self._forget(call)
 
     def _fail(self, call: Call, error: ServiceError) -> ServiceError:
-        """Record a failure and return the error for the caller."""
         call.refusal = error.refusal
         self.records.finish(call, error.code)
         return error

@@ -189,7 +189,6 @@ class Generation:
         template: PromptTemplate,
         num_target_tokens: int = 0,
     ) -> None:
-        """Charge the caller for a request's tokens."""
         call.source_tokens = template.num_source_tokens(sequence.source_ids)
         if call.caller is not None:
             call.caller.read(call.source_tokens + num_target_tokens)

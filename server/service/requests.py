@@ -23,7 +23,6 @@ MAX_SUPPRESSED_TOKENS = 256
 NO_DEFAULTS = Defaults()
 # Search fields with defaults. Excluded: `max_new_tokens` and special tokens are decided earlier, suppressed tokens are added to
 # the request's, and a forced end is no request field.
-# tokens are added to the request's, and a forced end is no field of a request.
 _OTHER_DEFAULTS = ("max_new_tokens", "suppressed_tokens", "is_end_forced", "special_tokens_in_text")
 DEFAULT_FIELDS = tuple(name for name in Defaults.__struct_fields__ if name not in _OTHER_DEFAULTS)
 

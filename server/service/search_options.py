@@ -115,7 +115,6 @@ def check_length_penalty(request: GenerateRequest | ScoreRequest, default: float
 
 
 def _default_options(template: PromptTemplate, max_new_tokens: int) -> messages.SearchOptions:
-    """Return the options of a request without any."""
     search = template.search
     if search.sampling is not None:
         search = structs.replace(search, sampling=structs.replace(search.sampling, seed=secrets.randbits(SEED_BITS)))
@@ -161,7 +160,7 @@ def _check_num_answers(request: GenerateRequest, manifest: "Manifest", max_slots
 
 
 def _sampling(request: GenerateRequest, manifest: "Manifest") -> messages.Sampling:
-    """Return the sampling options; draw a seed if the request has none."""
+    """Return the sampling options, with a random seed if the request has none."""
     temperature = 1.0 if request.temperature is None else request.temperature
     if not 0 < temperature <= MAX_TEMPERATURE:
         raise InvalidRequest("temperature", f"{temperature:g} is not above 0 and at most {MAX_TEMPERATURE:g}")

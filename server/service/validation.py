@@ -246,7 +246,6 @@ def check_max_new_tokens(request: GenerateRequest, manifest: "Manifest", num_pre
 
 
 def _target_room(manifest: "Manifest", template: PromptTemplate) -> str:
-    """Return the name of a target's limit."""
     forced = f" less the {len(template.target_prefix)} that its answers begin with" if template.target_prefix else ""
     return f"max_target_tokens of model {manifest.name}{forced}"
 

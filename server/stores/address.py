@@ -82,12 +82,10 @@ class Address:
 
     @property
     def is_archive(self) -> bool:
-        """Whether the address is an archive of folders."""
         return self.scheme != "oci" and is_archive(self.text) and not (self.scheme == "" and Path(self.text).is_dir())
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the host is this machine."""
         return _LOOPBACK.fullmatch(self.host.rpartition(":")[0] if re.search(r":\d+$", self.host) else self.host) is not None
 
     @property

@@ -65,7 +65,6 @@ class Synced:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the folder has changed."""
         return bool(self.added or self.removed)
 
 

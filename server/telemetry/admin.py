@@ -127,7 +127,6 @@ class AdminServer:
                 await asyncio.sleep(CROWDED_PAUSE_SECONDS)
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Serve a connection until it ends or times out."""
         context = self.access.context
         seconds = None if context is None else CLIENT_TIMEOUT_SECONDS
         protocol = _Connection(self._http)
@@ -235,7 +234,6 @@ class _Connection(web.RequestHandler):
         return self._is_read and self.ssl_context is None
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Record the end of the connection."""
         super().connection_lost(exc)
         self._has_peer_ended.set()
         self.closed.set()
@@ -255,7 +253,6 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Return the response to an invalid request or a failed handler."""
         if status >= 500:
             log.error("a request to the metrics port failed", exc_info=exc)
         return _status(HTTPStatus(status))
@@ -293,7 +290,6 @@ class _Scrapes:
             self._num_waiting -= 1
 
     def close(self) -> None:
-        """Stop the thread without waiting."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, request: web.BaseRequest) -> web.Response:

@@ -43,7 +43,6 @@ def read_trace_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> Tr
 
 
 def _read_state(values: list[str | bytes]) -> str:
-    """Return the joined `tracestate`; empty if malformed or too long."""
     members = [member.strip() for value in values if isinstance(value, str) for member in value.split(",") if member.strip()]
     keys = {member.partition("=")[0] for member in members}
     state = ",".join(members)

@@ -192,7 +192,6 @@ class CallSpan:
             self._span.set_attribute("dragoman.incident", incident)
 
     def _add(self, name: str, started: float, ended: float, first_token: float | None = None) -> None:
-        """Add an ended child span."""
         span = self._start_child(name, started)
         if first_token is not None:
             span.add_event("first_token", timestamp=self._clock.wall(first_token))

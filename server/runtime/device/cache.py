@@ -44,12 +44,10 @@ class DeviceTensors:
 
     @property
     def row_bytes(self) -> int:
-        """Size of one row of one tensor."""
         return self.row_bytes_at(self.capacity)
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tensors."""
         return self._num_tensors * self.pitch
 
     def row_bytes_at(self, capacity: int) -> int:
@@ -144,7 +142,6 @@ class DeviceCache:
         self.source_lengths[list(rows)] = lengths
 
     def empty(self) -> None:
-        """Empty all rows and return to the smallest capacities."""
         self._num_rows = 0
         self.source_lengths.fill(1)
         self.self_kv.empty()

@@ -55,7 +55,6 @@ class DeviceEncoder:
         return count
 
     def padded_shape(self, num_rows: int, longest: int) -> tuple[int, int]:
-        """Return the padded rows and positions of a batch."""
         return at_least(self._row_sizes, num_rows), at_least(self._lengths, longest)
 
     def _num_positions(self, num_rows: int, longest: int) -> int:

@@ -45,7 +45,6 @@ class SessionMemory:
 
     @property
     def total(self) -> int:
-        """Total bytes."""
         return self.weights + self.activations
 
 
@@ -136,7 +135,6 @@ class MemoryPlan:
         return parts | {"left_free": budget.allowed + budget.left_free - sum(parts.values())}
 
     def _refusal(self, allowed: int, available: int) -> str:
-        """Return the message of a plan that does not fit."""
         num_slots = self.caches // self.slot_bytes
         per_slot = self.slot_bytes + (self.scratch + self.arrays) // max(1, num_slots)
         fitting = max(0, (allowed - self.arena - self.staging) // per_slot)

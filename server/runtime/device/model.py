@@ -58,7 +58,6 @@ class Buckets:
         )
 
     def padded_rows(self, num_rows: int) -> int:
-        """Return the padded number of rows of a step."""
         return at_least(self.rows, num_rows)
 
     def padded_candidates(self, num_candidates: int) -> int:
@@ -135,7 +134,6 @@ class CacheKind:
         return self.cache.elements_per_position * self.element_bytes
 
     def shape(self, num_rows: int, capacity: int) -> tuple[int, ...]:
-        """Return the shape of a tensor with `num_rows` rows of `capacity` positions."""
         return num_rows, *self.cache.row_shape(capacity)
 
 

@@ -72,7 +72,6 @@ class StepGraphs:
 
     @property
     def num_captured(self) -> int:
-        """Number of shapes that can be replayed."""
         return len(self._captured)
 
     @contextmanager
@@ -224,7 +223,6 @@ class DeviceSteps:
             self._device.free(output)
 
     def _collect(self, staged: NDArray[np.uint8], output: int, shape: Shape, num_rows: int, num_candidates: int) -> Ticket:
-        """Download a step's outputs."""
         count = shape.num_rows * shape.num_candidates
         staged = staged[: 12 * count]
         self._device.download(staged, output)
