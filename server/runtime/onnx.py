@@ -290,16 +290,10 @@ class OnnxScorer:
     def score(
         self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Score one target, end-of-sequence included in both.
+        """Return a target's log-probabilities `[T]` and attention to the source `[T, S]`, end-of-sequence included in both.
 
-        Args:
-            source_ids: `[S]`.
-            target_ids: `[T]`.
-            layer: Decoder layer of the attention; None for the mean of all.
-            decoder_start_id: First decoder input; None for the model's start token.
-
-        Returns:
-            Log-probabilities `[T]`, and the attention to the source `[T, S]`, averaged over heads; `[T, 0]` without attention.
+        Attention is averaged over heads, of one decoder layer or None for the mean of all; `[T, 0]` without attention.
+        `decoder_start_id` None is the model's.
         """
         assert self._session is not None, "the scorer is not open"
         labels = np.array([target_ids], np.int64)

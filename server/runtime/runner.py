@@ -37,9 +37,7 @@ Numbers = NDArray[np.number[Any]]
 class Held:
     """An encoded source in no row yet: its cross-attention caches in separate memory.
 
-    Attributes:
-        tokens: `[S, …]`, concatenated numbers of all caches with an axis of source positions.
-        states: Concatenated numbers of the other caches.
+    `tokens` `[S, …]` are the concatenated numbers of all caches with an axis of source positions, `states` those of the others.
     """
 
     tokens: Numbers
@@ -89,14 +87,7 @@ class Graphs(Protocol):
 
 
 class Runner(Protocol):
-    """A loaded model with its caches. Used from one thread.
-
-    Attributes:
-        max_rows: Most rows of the decode batch.
-        holder: Encodes sources before rows are free; None if unsupported.
-        reader: Chunked prefill, for prompts; None for encoders.
-        memory: Bytes of each part of a device's memory; empty on the CPU.
-    """
+    """A loaded model with its caches, used from one thread; `holder`, `reader` and `graphs` are None if unsupported."""
 
     device: str
     max_rows: int
@@ -119,13 +110,8 @@ class Runner(Protocol):
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         """Decode one token for rows `[0, N)`; a step may be run again with another K.
 
-        Args:
-            tokens: `[N]`, each row's previous token.
-            positions: `[N]`, the number of tokens decoded in the row before.
-            num_candidates: K.
-
-        Returns:
-            Candidates `[N, K]`, in buffers that the next step with this K overwrites.
+        `tokens` `[N]` are each row's previous token, `positions` `[N]` the number of tokens decoded before. Returns candidates
+        `[N, K]` in buffers that the next step with this K overwrites.
         """
 
     def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:

@@ -62,8 +62,7 @@ class Weights:
     def of(cls, bundle: Bundle, folder: str) -> "Weights":
         """Find or create a bundle's cache entry (empty folder for none); on failure log the reason and use a copy for each session.
 
-        Raises:
-            BundleError: If the bundle was replaced meanwhile.
+        Raises `BundleError` if the bundle was replaced meanwhile.
         """
         if not folder:
             return cls(bundle)

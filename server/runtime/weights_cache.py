@@ -77,15 +77,10 @@ class Cache:
             return Entry(directory, lock) if is_whole and is_there else None
 
     def find_or_make(self, name: str, make: Callable[[Path, int], None], max_seconds: float) -> Entry:
-        """Return an entry, created by this or another process.
+        """Return an entry, created by this or another process within `max_seconds`; raise `CacheError` if it cannot be created.
 
-        Args:
-            name: Name of the entry; unused entries with the same part before the last `-` are removed.
-            make: Fills a folder; its subprocesses should inherit the lock's descriptor.
-            max_seconds: Longest wait for other processes.
-
-        Raises:
-            CacheError: If the entry cannot be created.
+        Unused entries whose name has the same part before the last `-` are removed. Subprocesses of `make` should inherit the
+        lock's descriptor.
         """
         if (entry := self.find(name)) is not None:
             return entry

@@ -34,13 +34,9 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Operators' orders for one model since the start.
+    """Operators' orders for one model since the start: versions loaded beside the policy's, and versions treated as missing.
 
-    Attributes:
-        loaded: Versions loaded beside the policy's, sorted.
-        unloaded: Versions treated as missing, sorted.
-        pinned: Version for all requests that name none; empty if the policy decides.
-        labels: Versions by label; an empty version removes the label.
+    `pinned` is the version for requests that name none, empty if the policy decides; an empty version in `labels` removes a label.
     """
 
     is_unloaded: bool = False

@@ -17,13 +17,9 @@ MAX_COUNTED = 64
 
 
 class AnswerShape(Struct, frozen=True):
-    """Upper bounds of an answer.
+    """Upper bounds of an answer; `num_tokens` include the forced prefix, text and pieces are in UTF-8 bytes.
 
-    Attributes:
-        num_tokens: Tokens of each answer, the forced prefix included.
-        text_bytes: UTF-8 bytes of each answer.
-        num_told: Tokens of each answer with log-probabilities, of `piece_bytes` each.
-        num_top: Likeliest tokens at each position, of `top_piece_bytes` together, since they are all different.
+    `num_told` tokens have log-probabilities and `num_top` likeliest tokens each, which are all different (`top_piece_bytes`).
     """
 
     num_answers: int

@@ -31,11 +31,9 @@ SEVERAL_SENTENCES = "text: has several sentences; this model knows one at a time
 
 
 class TokenLogProb(NamedTuple):
-    """A token and its log-probability; a tuple because an answer may have thousands.
+    """A token and its log-probability (natural); a tuple because an answer may have thousands.
 
-    Attributes:
-        piece: UTF-8 bytes, possibly of a partial character; empty for end-of-sequence.
-        log_prob: Natural logarithm of the model's probability.
+    `piece` is UTF-8, possibly of a partial character, and empty for end-of-sequence.
     """
 
     token: int
@@ -45,11 +43,9 @@ class TokenLogProb(NamedTuple):
 
 
 class Answer(Struct, frozen=True):
-    """One generated sequence.
+    """One generated sequence; `tokens` have the forced prefix and no end-of-sequence.
 
-    Attributes:
-        tokens: Token ids with the forced prefix, without end-of-sequence.
-        log_probs: One for each generated token including end-of-sequence, without the forced prefix; empty unless requested.
+    `log_probs`, empty unless requested, are of each generated token including end-of-sequence, without the forced prefix.
     """
 
     text: str
@@ -70,14 +66,13 @@ class Timings(Struct, frozen=True):
 
 
 class Generated(Struct, frozen=True):
-    """The whole answer to a request, the best sequence first.
+    """The whole answer to a request, the best sequence first; `warnings` are English sentences.
 
     Attributes:
         source_tokens: Tokens of the source, or of the whole prompt.
         generated_tokens: Tokens generated for all answers.
         seed: Seed of sampling; None for other searches.
         shortlist_tokens: Size of the shortlist; 0 for the whole vocabulary.
-        warnings: English sentences for people.
     """
 
     request_id: str

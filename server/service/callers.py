@@ -37,9 +37,7 @@ class Deadlines:
     def time_left(self, arrival: float, remaining_seconds: float | None) -> tuple[float | None, str]:
         """Return the seconds a request may still take, None for no limit, and the limit that decided as "name of value", else "".
 
-        Args:
-            arrival: `time.monotonic()` at arrival.
-            remaining_seconds: Seconds until the request's own deadline; None if it has none.
+        `arrival` is `time.monotonic()`, `remaining_seconds` are until the request's own deadline.
         """
         limit, seconds = "default_deadline_seconds", self.default_seconds
         if remaining_seconds is not None or not seconds or 0 < self.max_seconds < seconds:
@@ -98,12 +96,7 @@ class OwnUsage:
 
 
 class Caller:
-    """One caller with its limits and usage; kept across file changes as long as the name stays.
-
-    Attributes:
-        models: Names of the permitted models; None for all.
-        is_known: Whether the file still contains the caller.
-    """
+    """One caller with its limits and usage; kept across file changes as long as the name stays (`is_known`)."""
 
     def __init__(
         self,
@@ -165,10 +158,7 @@ class Caller:
             raise Unauthenticated(f"authorization: caller {self.name!r} expired at {when}")
 
     def enter(self, *, is_counted: bool = True) -> None:
-        """Admit one request; call `leave` when it has ended.
-
-        Args:
-            is_counted: Whether `requests_per_second` applies; false for the sentences of a counted request.
+        """Admit one request; call `leave` when it has ended. `is_counted` is false for the sentences of a counted request.
 
         Raises:
             LimitReached: If a limit refuses the request; nothing is taken then.
@@ -297,11 +287,7 @@ class Callers:
         return list(self._callers.values())
 
     def identify(self, metadata: Metadata | None, names: Iterable[str] = ()) -> Caller:
-        """Return the caller of the token or, without a token, of the verified certificate's `names`; metadata keys are lower case.
-
-        Raises:
-            Unauthenticated: If there is no such caller, or it is expired.
-        """
+        """Return the caller of the token, else of the certificate's `names`; raise `Unauthenticated` if unknown or expired."""
         caller = self.find(metadata, names)
         if caller is None:
             needed = "a bearer token" if self.has_tokens or not self.has_certificates else "a client certificate with a name"

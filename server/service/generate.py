@@ -67,14 +67,7 @@ class Generation:
     ) -> Generated:
         """Return the whole answer; cancelling the task frees the slots at the engine's next step.
 
-        Args:
-            request: The request.
-            call: Context of the call.
-            remaining_seconds: Seconds until the deadline; None if there is none.
-            limit: Answer size limit of the adapter; None for any size.
-
-        Raises:
-            ServiceError: If there is no answer.
+        `remaining_seconds` are until the deadline, `limit` is the adapter's answer size. Raises `ServiceError` without an answer.
         """
         async with self._hold(request, call, remaining_seconds) as model:
             sequence, template, is_truncated = await self._admit(request, call, model, limit)
@@ -267,12 +260,7 @@ async def _in_time(outcome: Awaitable[Outcome], sequence: messages.Request | mes
 
 
 def choose_model(models: "Sequence[LoadedModel]", source_language: str, target_language: str) -> "LoadedModel":
-    """Return the model that translates a language pair; of several, the only one that translates just this pair.
-
-    Raises:
-        InvalidRequest: If several models qualify.
-        UnknownPair: If none does.
-    """
+    """Return the only model for a language pair, or for just this pair; raise `InvalidRequest` for several, else `UnknownPair`."""
     check_language("source_language", source_language)
     check_language("target_language", target_language)
     able = [model for model in models if model.frames.is_able(source_language, target_language)]

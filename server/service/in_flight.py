@@ -61,8 +61,7 @@ class InFlight:
     def window(self, caller: str, num_bytes: int = 0) -> "Iterator[Window]":
         """Open a window for a call of `caller` (name or address); `num_bytes` is the message's size if it is large.
 
-        Raises:
-            QueueFull: If the message exceeds the caller's share of bytes; a single message may be of any size.
+        Raises `QueueFull` if the message exceeds the caller's share of bytes; a single message may be of any size.
         """
         owner = self._callers.setdefault(caller, _Caller())
         owner.num_windows += 1
@@ -129,12 +128,9 @@ class InFlight:
 
 
 class Window:
-    """In-flight window of one call.
+    """In-flight window of one call, set `changed` when there may be room again.
 
-    Attributes:
-        num_requests: Requests read whose answers are not written.
-        num_bytes: Bytes of unanswered requests and unwritten answers.
-        changed: Set when there may be room again.
+    Counts requests whose answers are not written, and the bytes of unanswered requests and unwritten answers.
     """
 
     __slots__ = ("_all", "caller", "changed", "max_requests", "num_bytes", "num_requests", "num_unwritten_bytes")

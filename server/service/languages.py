@@ -107,11 +107,7 @@ class PromptTemplates:
         return _code(self._sides[WRITES].default)
 
     def find(self, source_language: str = "", target_language: str = "") -> PromptTemplate:
-        """Return the template for two languages in any spelling; empty for the model's default.
-
-        Raises:
-            InvalidRequest: If the model has no such language, or a required language is missing.
-        """
+        """Return the template for two languages in any spelling, "" for defaults; raise `InvalidRequest` if unknown or missing."""
         if not (source_language or target_language) and self._default is not None:
             return self._default
         source = self._language("source_language", source_language, READS)

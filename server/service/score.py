@@ -94,11 +94,7 @@ def word_alignment(
 ) -> str:
     """Return the word links `i-j` (source word i, target word j), sorted and separated by spaces (Pharaoh format).
 
-    Args:
-        attention: `[T, S]`.
-        source_pieces: Bytes of each source token, S of them.
-        target_pieces: Bytes of each target token, T of them.
-        task: Text before the source text, tokenised with it; its words are not counted or linked.
+    `attention` is `[T, S]`, pieces are the bytes of each token. Words of `task`, text before the source, are not counted.
     """
     # The last word of a task that does not end in white space continues in the text.
     num_before = len(task.split()) - (bool(task.split()) and not task[-1].isspace())

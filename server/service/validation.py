@@ -56,9 +56,7 @@ class Validator:
     ) -> tuple[messages.Request, PromptTemplate, bool]:
         """Return the engine's request, the template around its text, and whether the text was cut.
 
-        Raises:
-            InvalidRequest: Naming the field and the limit.
-            DeadlineExceeded: If the deadline has already passed.
+        Raises `InvalidRequest`, naming the field and the limit, or `DeadlineExceeded` if the deadline has already passed.
         """
         manifest = model.manifest
         _check_deadline(call)
@@ -228,11 +226,7 @@ class Validator:
 
 
 def check_max_new_tokens(request: GenerateRequest, manifest: "Manifest", num_prefix_tokens: int, template: PromptTemplate) -> int:
-    """Return the largest number of generated tokens; by default the model's, or as many as the prefix leaves.
-
-    Raises:
-        InvalidRequest: If it is out of range, or too large after the prefix.
-    """
+    """Return the largest number of generated tokens, by default the model's or what the prefix leaves; raise `InvalidRequest`."""
     limit = manifest.max_target_tokens - len(template.target_prefix)
     if request.max_new_tokens is None:
         return min(default_max_new_tokens(manifest), limit - num_prefix_tokens)

@@ -49,13 +49,7 @@ Choose = Callable[[str, Sequence[str]], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Result of one synchronisation.
-
-    Attributes:
-        reason: Why listing the store failed; empty if it succeeded.
-        problems: Reason for each bundle that could not be pulled, by its folder in the store.
-        is_away: Whether the store did not respond.
-    """
+    """Result of one synchronisation; `reason` is empty if listing the store succeeded, `problems` are by folder in the store."""
 
     reason: str = ""
     added: list[Pulled] = field(default_factory=list)
@@ -108,12 +102,9 @@ class Mirror:
         self._resolved = self._store.address
 
     def sync(self) -> Synced:
-        """Pull new bundles, then remove those no longer in the store.
+        """Pull new bundles, then remove those no longer in the store; raise `StoppedError` once the order's `is_stopped` is true.
 
         Nothing is removed if no bundle can be read, nor of a model with an unreadable wanted version.
-
-        Raises:
-            StoppedError: If the order's `is_stopped` became true.
         """
         try:
             listing = self._store.list()

@@ -66,12 +66,7 @@ class ObjectStore:
     """A prefix of a bucket, or a folder of a web server, as a `Store`."""
 
     def __init__(self, address: Address, silence_seconds: float = SILENCE_SECONDS) -> None:
-        """Open an address, without a request.
-
-        Raises:
-            InputError: If settings or credentials cannot be used.
-            StoreError: If the library refuses the address.
-        """
+        """Open an address, without a request; raises `InputError` for settings or credentials, `StoreError` for the address."""
         self._address = address.text
         self._is_web = address.scheme in WEB_SCHEMES
         # WebDAV lists paths from the server's root, the others below the address.

@@ -39,12 +39,7 @@ MAX_MEMBERS: Final = 100_000
 
 
 def unpack(archive: Path, folder: Path, name: str) -> None:
-    """Unpack a tar archive, possibly compressed, into an empty folder.
-
-    Raises:
-        BundleError: If it is no tar, would write outside the folder, or is too large.
-        OSError: If writing fails.
-    """
+    """Unpack a tar archive into an empty folder; raise `BundleError` if it is no tar, too large, or would write outside."""
     room = min(shutil.disk_usage(folder).free, MAX_BUNDLE_BYTES)
     try:
         with tarfile.open(archive) as opened:
@@ -75,10 +70,7 @@ _DIGEST_CHARACTERS: Final = 64
 def pull_model_file(store: Store, path: str, place: Place, model: str, keys: Keys | None) -> bool:
     """Pull a model's `model.toml` into its folder; return whether it changed.
 
-    Raises:
-        BundleError: If a required signature by one of `keys` is missing, or a local file is in its place.
-        StoreError: If reading fails.
-        OSError: If writing fails.
+    Raises `BundleError` if a required signature by one of `keys` is missing or a local file is in its place, else `StoreError`.
     """
     name = named(store, path)
     content = read_bounded(store, path, MAX_MODEL_FILE_BYTES)
@@ -165,12 +157,10 @@ CACHE_FOLDER: Final = ".cache"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Options of a pull.
+    """Options of a pull; one of `keys` must have signed each bundle, None for unsigned bundles.
 
     Attributes:
-        keys: Keys, one of which must have signed each bundle; None for unsigned bundles.
         sha256: SHA-256 of an archive, or of the manifest of a single bundle; empty for any.
-        silence_seconds: Longest silence of a store.
         is_stopped: Polled during downloads, which then raise `StoppedError`.
         on_address: Called with the immutable address of a tag.
     """
@@ -341,12 +331,9 @@ def _refuse_twins(found: list[Found], store: Store) -> None:
 
 
 def open_store(address: Address, silence_seconds: float = SILENCE_SECONDS) -> Store:
-    """Return the store of an address, without a request; imports the store's library.
+    """Return the store of an address, without a request; imports the store's library, or raises `ModuleNotFoundError`.
 
-    Raises:
-        InputError: If settings or credentials cannot be used.
-        StoreError: If the store's library refuses the address.
-        ModuleNotFoundError: If that library is not installed.
+    Raises `InputError` for unusable settings or credentials, `StoreError` if the library refuses the address.
     """
     if address.scheme in (*OBJECT_SCHEMES, *WEB_SCHEMES):
         from dragoman.server.stores.objects import ObjectStore

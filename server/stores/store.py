@@ -105,13 +105,7 @@ MODEL_FILE = "model.toml"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A bundle in a store.
-
-    Attributes:
-        folder: Path below the address, empty for the address itself.
-        model: Name of the folder of versions; empty without one.
-        version: Name of the version's folder; empty without one.
-    """
+    """A bundle in a store: path below the address, and names of the folders of versions and version; empty without."""
 
     folder: str
     model: str = ""
@@ -137,8 +131,7 @@ class Found:
 def find(paths: Collection[str], address: str) -> list[Found]:
     """Return the bundles among paths in natural order; hidden and deeper folders are skipped.
 
-    Raises:
-        BundleError: If there is none, or one at the address itself and others below it.
+    Raises `BundleError` if there is none, or one at the address itself and others below it.
     """
     found = []
     for path in paths:

@@ -325,8 +325,7 @@ class AdminAccess:
     def reload(self) -> None:
         """Read all files again; thread-safe, open connections are unaffected.
 
-        Raises:
-            ConfigError: If a file cannot be used, naming its setting; everything then stays unchanged.
+        Raises `ConfigError`, naming the setting, if a file cannot be used; everything then stays unchanged.
         """
         context = None if self._certificate is None or self._key is None else _context(self._certificate, self._key)
         digests = () if self._tokens is None else tuple(map(digest_of, read_metrics_tokens(self._tokens)))

@@ -18,14 +18,7 @@ SHRINK_PATIENCE = 256
 
 
 class DeviceTensors:
-    """The caches of one kind, `[max_rows, H, capacity, Dh]` each.
-
-    Attributes:
-        kind: Names and shape of the tensors.
-        capacity: Current positions of a row, one of `capacities`.
-        address: Address of the first tensor; the others follow at distances of `pitch`.
-        pitch: Bytes reserved for a tensor.
-    """
+    """The caches of one kind, `[max_rows, H, capacity, Dh]` each; the tensors are `pitch` bytes apart from `address`."""
 
     def __init__(self, device: Device, kind: CacheKind, max_rows: int, capacities: tuple[int, ...]) -> None:
         """Reserve the tensors at the smallest capacity; raise `OutOfDeviceMemory` if they do not fit."""
@@ -99,13 +92,7 @@ class DeviceTensors:
 
 
 class DeviceCache:
-    """The caches of both kinds, and the source length of each row.
-
-    Attributes:
-        self_kv: Self-attention caches; row r holds as many positions as it has decoded.
-        cross_kv: Cross-attention caches; row r holds `source_lengths[r]` positions.
-        source_lengths: `[max_rows]`, in host memory; 1 for a row never used.
-    """
+    """The caches of both kinds, and the source length of each row `[max_rows]` in host memory, 1 for a row never used."""
 
     def __init__(
         self, device: Device, model: DeviceModel, max_rows: int, targets: tuple[int, ...], sources: tuple[int, ...]

@@ -32,16 +32,10 @@ class Device(Protocol):
     compute_capability: tuple[int, int] | None
 
     def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
-        """Load a graph.
+        """Load a graph with at most `max_arena_bytes` for weights and activations, 0 for no limit.
 
-        Args:
-            path: Path of the graph.
-            max_arena_bytes: Memory limit of the session for weights and activations; 0 for none.
-            is_captured: Whether runs may be captured and replayed, by their `gpu_graph_id`.
-
-        Raises:
-            DeviceError: If the graph does not run on the device.
-            OutOfDeviceMemory: If the graph does not fit.
+        `is_captured`: runs may be captured and replayed, by their `gpu_graph_id`. Raises `DeviceError` if the graph does not run
+        on the device, `OutOfDeviceMemory` if it does not fit.
         """
 
     def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:

@@ -64,13 +64,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes of each part.
+    """Bytes of each part; `slot_bytes` for a Transformer are 2 · L · H · Dh · (T + S) · bytes of an element.
 
-    Attributes:
-        slot_bytes: Caches of one slot; for a Transformer 2 · L · H · Dh · (T + S) · bytes of an element.
-        scratch: For moving caches, as large as one tensor; 0 with one capacity only.
-        staging: Encoder outputs before they are copied to slots.
-        arrays: Inputs and outputs of a step.
+    `scratch` is for moving caches (0 with one capacity), `staging` for encoder outputs, `arrays` for inputs and outputs of a step.
     """
 
     slot_bytes: int

@@ -27,11 +27,8 @@ MIN_CAPACITY = 2
 class Buckets:
     """Ascending sizes that steps are padded to, so that a graph for each can be captured and replayed.
 
-    Attributes:
-        rows: Rows of the decode batch; the last is the number of slots.
-        candidates: K; a step with more than the last runs without a graph.
-        targets: Capacities of self-attention caches.
-        sources: Capacities of cross-attention caches.
+    The last of `rows` is the number of slots; a step with more than the last of `candidates` (K) runs without a graph. `targets`
+    and `sources` are capacities of the self- and cross-attention caches.
     """
 
     rows: tuple[int, ...]

@@ -52,7 +52,7 @@ class DeviceRunner:
         is_ahead: bool = True,
         warn: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Load both graphs and reserve all memory that will be needed.
+        """Load both graphs and reserve all memory; raise `DeviceError` if the model does not fit or does not run on the device.
 
         Args:
             device: Device to run on.
@@ -63,9 +63,6 @@ class DeviceRunner:
             has_graphs: Whether steps are captured as graphs and replayed.
             is_ahead: Whether steps are started speculatively.
             warn: Called with the reason if steps cannot be captured.
-
-        Raises:
-            DeviceError: If the model does not fit or does not run on the device.
         """
         prefill_tokens = max(prefill_tokens, model.max_source_tokens)
         self.device, self.max_rows, self.buckets = device.name, buckets.rows[-1], buckets
