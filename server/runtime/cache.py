@@ -137,7 +137,6 @@ class SlotCache:
     """
 
     def __init__(self, manifest: Manifest, max_rows: int) -> None:
-        """Reserve buffers for short sources and targets."""
         self.max_source_tokens, self.max_target_tokens = manifest.max_source_tokens, manifest.max_target_tokens
         self.source_capacity = min(MIN_CAPACITY, self.max_source_tokens)
         self.target_capacity = min(MIN_CAPACITY, self.max_target_tokens)

@@ -38,7 +38,6 @@ class PackedEncoder:
     """Encoder without padding: concatenated tokens as input, the numbers of all caches for each token and source as output."""
 
     def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache) -> None:
-        """Use a loaded graph and the cache to fill."""
         self._session, self._cache = session, cache
         self._num_columns, self._num_state_columns = cache.token_columns, cache.state_columns
         self._kept: Buffer = np.empty((0, self._num_columns), cache.token_type)
@@ -85,7 +84,6 @@ class PaddedEncoder:
     """Encoder with padding to the longest source; its outputs are the caches' tensors."""
 
     def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache, pad_id: int) -> None:
-        """Use a loaded graph and the cache to fill."""
         self._session, self._cache, self._pad_id = session, cache, pad_id
 
     def fill(self, sources: Sources, rows: Sequence[int]) -> None:
@@ -101,7 +99,6 @@ class PromptReader:
     """Chunked prefill: the graph reads a piece of a row's prompt and appends to the row's caches."""
 
     def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache) -> None:
-        """Use a loaded graph and the caches to write."""
         self._session, self._cache = session, cache
 
     def fill(self, sources: Sources, rows: Sequence[int]) -> None:

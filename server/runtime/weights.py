@@ -54,7 +54,6 @@ class Weights:
     """Opens a bundle's graphs on the CPU."""
 
     def __init__(self, bundle: Bundle, entry: Entry | None = None) -> None:
-        """Use the bundle's files, or the cache entry made of them."""
         self._bundle, self._entry = bundle, entry
         self._is_precise = _is_precise(bundle)
 
@@ -164,17 +163,14 @@ class Layout:
     """A folder of graphs that share one file of weights."""
 
     def __init__(self, directory: Path) -> None:
-        """Create the file of weights."""
         self._directory = directory
         self._file: BinaryIO = (directory / WEIGHTS_FILE).open("xb")
         self._places: dict[bytes, int] = {}
 
     def __enter__(self) -> "Layout":
-        """Return the layout."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
         self._file.close()
 
     def add(self, graph: Path, weights: Path) -> None:

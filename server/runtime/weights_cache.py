@@ -39,7 +39,6 @@ class Entry:
     """A checked entry, not removed while this object lives."""
 
     def __init__(self, directory: Path, lock: BinaryIO) -> None:
-        """Duplicate the file's lock."""
         self.directory = directory
         weakref.finalize(self, os.close, os.dup(lock.fileno()))
 

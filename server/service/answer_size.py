@@ -68,9 +68,8 @@ class AnswerLimit(Protocol):
 class TokenSizes(Struct, frozen=True):
     """Byte sizes of a tokeniser's tokens.
 
-    Attributes:
-        longest_text: Most bytes of text that one token can add; a partial character may become U+FFFD.
-        together: Cumulative bytes of the longest 0, 1, 2, … tokens.
+    `longest_text` is the most that one token can add (a partial character may become U+FFFD), `together` the cumulative bytes of
+    the longest 0, 1, 2, … tokens.
     """
 
     longest_text: int

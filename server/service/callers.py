@@ -188,9 +188,7 @@ class Caller:
     def enter_stream(self) -> None:
         """Open a stream of requests, counted as a request but not as running; call `leave_stream` when it is closed.
 
-        Raises:
-            LimitReached: If a limit refuses it; `max_requests` limits open streams, too.
-            Unauthenticated: See `check`.
+        Raises as `enter`; `max_requests` limits open streams, too.
         """
         self.check()
         with self._usage as usage:

@@ -46,7 +46,7 @@ class Generation:
     """Generation and scoring with the loaded models."""
 
     def __init__(self, models: "Repository", metrics: Metrics, deadlines: Deadlines = NO_DEADLINES) -> None:
-        """Prepare all loaded models; `models` may change later."""
+        """Prepare the loaded models, which may change later."""
         self._models = models
         self._metrics = metrics
         self._deadlines = deadlines

@@ -128,7 +128,7 @@ class InFlight:
 
 
 class Window:
-    """In-flight window of one call, set `changed` when there may be room again.
+    """In-flight window of one call; `changed` is set when there may be room again.
 
     Counts requests whose answers are not written, and the bytes of unanswered requests and unwritten answers.
     """
@@ -213,7 +213,6 @@ class StreamLimit:
     """Limit of open streams, in total and for each connection."""
 
     def __init__(self, name: str, total: float, per_connection: int) -> None:
-        """Start without streams; `name` is used in errors."""
         self._name, self._total, self._per_connection = name, total, per_connection
         self._open: Counter[str] = Counter()
 
@@ -242,7 +241,6 @@ class MessageRate:
     MAX_CONNECTIONS = 8192
 
     def __init__(self, messages_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with full buckets."""
         self._rate, self._clock = messages_per_second, clock
         self._full: OrderedDict[str, float] = OrderedDict()  # when a bucket is full again; connections quiet for longest first
 

@@ -58,9 +58,8 @@ class Cache:
     def hold(self, files: Mapping[str, FileEntry], name: str) -> Iterator[None]:
         """Keep a bundle's files in the cache within the `with`, and make room for missing ones.
 
-        Raises:
-            BundleError: If they exceed the cache's limit together with those of other pulls.
-            OSError: If the folder cannot be used, or its disk is too full.
+        Raises `BundleError` if they exceed the cache's limit with those of other pulls, `OSError` for an unusable folder or full
+        disk.
         """
         wanted = {entry.sha256: entry.size for entry in files.values()}
         if (total := sum(wanted.values())) > self.max_bytes:

@@ -73,14 +73,10 @@ class Mirror:
         choose: Choose | None = None,
         is_used: Callable[[Path], bool] = lambda directory: False,
     ) -> None:
-        """Open the store, without a request.
+        """Open the store of a bundle or a folder of models, not of an archive, without a request.
 
-        Args:
-            address: Address of a bundle or of a folder of models; not of an archive.
-            folder: Folder read by servers.
-            order: Options; the checksum is for a single bundle.
-            choose: Returns the wanted versions of a model; None for all.
-            is_used: Whether the version in a directory is served; such versions stay while they are in the store.
+        `choose` returns the wanted versions of a model, None for all; `is_used` whether the version in a directory is served,
+        which stays while it is in the store. The order's checksum is for a single bundle.
 
         Raises:
             InputError: If the address, settings or credentials cannot be used.

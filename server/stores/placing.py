@@ -56,7 +56,6 @@ class Place:
     """A folder for pulled bundles."""
 
     def __init__(self, folder: Path) -> None:
-        """Use a folder, created on demand."""
         self.folder = folder
 
     def placed(self, model: str = "*") -> list[Placed]:

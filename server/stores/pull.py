@@ -70,7 +70,7 @@ _DIGEST_CHARACTERS: Final = 64
 def pull_model_file(store: Store, path: str, place: Place, model: str, keys: Keys | None) -> bool:
     """Pull a model's `model.toml` into its folder; return whether it changed.
 
-    Raises `BundleError` if a required signature by one of `keys` is missing or a local file is in its place, else `StoreError`.
+    Raises `BundleError` if a required signature by one of `keys` is missing or a local file is in its place; else as `pull`.
     """
     name = named(store, path)
     content = read_bounded(store, path, MAX_MODEL_FILE_BYTES)
@@ -145,7 +145,6 @@ class Pulled:
     is_new: bool
 
     def __str__(self) -> str:
-        """Return a line for the command's output."""
         manifest, directory = self.manifest, self.placed.directory
         verb = "pulled" if self.is_new else "is there:"
         return f"{verb} {manifest.name} {directory.name}, version {manifest.version}, sha256:{self.digest}, in {directory}"

@@ -48,7 +48,6 @@ class RegistryStore:
     """The files of one artefact as a `Store`."""
 
     def __init__(self, address: Address, silence_seconds: float = SILENCE_SECONDS) -> None:
-        """Open an address with a tag or a digest, without a request."""
         self._address = address
         self._silence_seconds = silence_seconds
         self._container = oras.container.Container(address.text.removeprefix("oci://"))

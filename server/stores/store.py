@@ -43,11 +43,9 @@ class StoppedError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a store at one moment.
+    """The files of a store at one moment, and the immutable address of this content if the store has one.
 
-    Attributes:
-        stamps: By path (relative to the address, with forward slashes), a text that changes with the file.
-        address: The immutable address of this content if the store has one; else the address as given.
+    `stamps` are texts that change with the file, by path relative to the address with forward slashes.
     """
 
     stamps: Mapping[str, str]
@@ -68,12 +66,7 @@ class Store(Protocol):
         """Return the size of a file; raises `NotThereError` or another `StoreError`."""
 
     def read(self, path: str, offset: int, take: Take) -> None:
-        """Read a file from an offset to its end.
-
-        Args:
-            path: As in `list`.
-            offset: Offset of the first byte.
-            take: Called with each piece; its exceptions end the reading.
+        """Read a file from an offset to its end; exceptions of `take` end the reading.
 
         Raises:
             NotThereError: If there is no such file.

@@ -92,11 +92,9 @@ class AdminServer:
             self._thread.join()
 
     def __enter__(self) -> "AdminServer":
-        """Return the running server."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the server."""
         self.close()
 
     def _run(self) -> None:

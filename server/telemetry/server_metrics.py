@@ -28,7 +28,6 @@ class VersionMetrics:
     """States, requests and changes of versions."""
 
     def __init__(self, families: Families) -> None:
-        """Start without versions."""
         self._readings: Callable[[], Iterable[VersionReading]] = tuple
         self._swaps = families.counter(
             "version_swaps_total", "Changes of a model's version, by outcome: done, refused, rolled_back.", "model", "outcome"

@@ -52,7 +52,6 @@ class Finding:
     advice: str = ""
 
     def __str__(self) -> str:
-        """Return the line."""
         return f"{'ok  ' if self.is_good else 'FAIL'}  {self.name}: {self.text}{f'. {self.advice}' if self.advice else ''}"
 
 
@@ -69,7 +68,6 @@ class GpuCheck:
     """Check of one bundle on one device."""
 
     def __init__(self, directory: Path, open_device: Callable[[], Device], wanted: Wanted) -> None:
-        """Prepare the check; nothing is tried yet."""
         self._directory, self._open_device, self._wanted = directory, open_device, wanted
         self._kernels: dict[str, Counter[str]] = {}
         self._free_before = 0

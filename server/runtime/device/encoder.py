@@ -13,12 +13,9 @@ from dragoman.server.runtime.device.model import DeviceModel, at_least, padded_s
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded batch.
+    """An encoded batch of `[B]` source lengths, padded to `padded_length` S.
 
-    Attributes:
-        lengths: `[B]`, tokens of each source.
-        padded_length: S, at least the longest.
-        tensors: Addresses of keys and values `[B, H, S, Dh]`, layer by layer, valid until the next batch; the rest is padding.
+    `tensors` are addresses of keys and values `[B, H, S, Dh]`, layer by layer, valid until the next batch; the rest is padding.
     """
 
     lengths: NDArray[np.int64]

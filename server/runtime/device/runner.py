@@ -54,15 +54,9 @@ class DeviceRunner:
     ) -> None:
         """Load both graphs and reserve all memory; raise `DeviceError` if the model does not fit or does not run on the device.
 
-        Args:
-            device: Device to run on.
-            model: Dimensions and graphs.
-            buckets: Sizes of steps; the last row bucket is the number of slots.
-            prefill_tokens: Positions of one encoder run, padding included; at least the longest source.
-            max_bytes: Memory limit; 0 for nine tenths of what is free.
-            has_graphs: Whether steps are captured as graphs and replayed.
-            is_ahead: Whether steps are started speculatively.
-            warn: Called with the reason if steps cannot be captured.
+        The last row bucket is the number of slots. `prefill_tokens` are positions of one encoder run, padding included, at least
+        the longest source; `max_bytes` 0 is nine tenths of the free memory. `has_graphs` captures and replays steps, `is_ahead`
+        starts them speculatively; `warn` is called with the reason if steps cannot be captured.
         """
         prefill_tokens = max(prefill_tokens, model.max_source_tokens)
         self.device, self.max_rows, self.buckets = device.name, buckets.rows[-1], buckets

@@ -40,7 +40,6 @@ class StepGraphs:
         self._pending = list(self.shapes())[::-1] if self.is_on else []
 
     def __contains__(self, shape: Shape) -> bool:
-        """Return whether a shape can be replayed."""
         return shape in self._captured
 
     def shapes(self) -> Iterator[Shape]:
