@@ -107,7 +107,7 @@ def _entry_of(bundle: Bundle, folder: Path) -> Entry:
     def make(directory: Path, lock: int) -> None:
         _refuse_full(bundle, directory)
         _run_writer(bundle, directory, lock)
-        bundle.check_unchanged()  # or others would find another's weights under its key
+        bundle.check_unchanged()  # otherwise wrong weights would be stored under this key
 
     return cache.find_or_make(f"{bundle.manifest.name}-{_key(bundle)}", make, MAKING_SECONDS)
 

@@ -69,8 +69,8 @@ class Cache:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 files = msgspec.json.decode(lock.read(MAX_LIST_BYTES), type=dict[str, FileEntry])
                 is_whole = bool(files) and all(_is_same(directory / path, entry) for path, entry in files.items())
-                os.utime(directory / LIST_FILE)  # gone, if somebody has removed it before it was locked
-                is_there = os.path.samestat(os.fstat(lock.fileno()), os.stat(directory / LIST_FILE))  # and not made again since
+                os.utime(directory / LIST_FILE)  # fails if it was removed before it was locked
+                is_there = os.path.samestat(os.fstat(lock.fileno()), os.stat(directory / LIST_FILE))  # not recreated since
             except (OSError, ValueError):
                 return None
             return Entry(directory, lock) if is_whole and is_there else None
@@ -131,7 +131,7 @@ class Cache:
                     is_old = time.time() - os.fstat(file.fileno()).st_mtime > UNUSED_SECONDS
                     if (is_same or is_old) and _try_lock(file.fileno()):
                         shutil.rmtree(path, ignore_errors=True)
-            except OSError:  # no entry: the lock
+            except OSError:  # not an entry, such as the lock file
                 continue
 
 
@@ -178,6 +178,6 @@ def _is_in_memory(folder: Path, mounts_file: Path) -> bool:
         mounts = [line.split()[1:3] for line in mounts_file.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
         return True
-    kinds = {place.replace("\\040", " "): kind for place, kind in mounts}  # of two at one place the last one counts
+    kinds = {place.replace("\\040", " "): kind for place, kind in mounts}  # the last mount at a path counts
     kind = next((kinds[str(place)] for place in (folder, *folder.parents) if str(place) in kinds), "")
     return kind in ("", *MEMORY_FILE_SYSTEMS)

@@ -161,7 +161,7 @@ def read_book(path: Path, *, has_client_certificates: bool = False, setting: str
     text = _read(path, file)
     try:
         tables: dict[str, Any] | None = tomllib.loads(text)
-    except ValueError as error:  # TOML's own, and numbers or dates that cannot be
+    except ValueError as error:  # includes TOMLDecodeError and impossible numbers or dates
         if path.suffix == ".toml":
             raise ConfigError(f"{file}: not a TOML file: {error}") from None
         tables = None

@@ -23,7 +23,7 @@ from dragoman.server.telemetry.logs import Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.trace_context import read_trace_context
 
-if TYPE_CHECKING:  # it needs OpenTelemetry
+if TYPE_CHECKING:  # imports OpenTelemetry
     from dragoman.server.telemetry.tracing import CallSpan, Tracer
 
 REQUEST_ID_KEY = "x-request-id"

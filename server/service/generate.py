@@ -102,7 +102,7 @@ class Generation:
             while not isinstance(event := await _in_time(anext(events), sequence), messages.Finished):
                 texts.append(detokenizer.push(event.token_ids))
                 num_sent += len(event.token_ids)
-                call.generated_tokens = num_sent  # for a caller that leaves before the end
+                call.generated_tokens = num_sent  # in case the caller disconnects
                 yield Piece(texts[-1], event.token_ids)
         self._finish(call, model, sequence, event)
         rest = event.answers[0].token_ids[num_sent:]
@@ -160,7 +160,7 @@ class Generation:
         """Check the queue, then validate, tokenise and charge; returns as `Validator.validate`."""
         try:
             model.engine.ensure_place(call.share)
-        except QueueFull as full:  # of the queue, or by its caller's limit
+        except QueueFull as full:  # the queue is full, or the caller's part of it
             if not full.limit or call.caller is None:
                 raise
             raise place_refused(call.caller, full.limit, full.retry_after_seconds) from None

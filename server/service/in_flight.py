@@ -242,7 +242,7 @@ class MessageRate:
 
     def __init__(self, messages_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._clock = messages_per_second, clock
-        self._full: OrderedDict[str, float] = OrderedDict()  # when a bucket is full again; connections quiet for longest first
+        self._full: OrderedDict[str, float] = OrderedDict()  # time at which the bucket is full; least recently used first
 
     def count(self, connection: str, num_messages: int = 1, max_seconds: float = float("inf")) -> float:
         """Count messages; return the last one's waiting seconds, or raise `ConnectionLimit`, uncounted, if above `max_seconds`."""

@@ -142,10 +142,10 @@ class PaceOfSteps:
             return Pace()
         before, pace = self._last[engine.replica]
         seconds = engine.at - before.at
-        if not seconds:  # it has not answered yet
+        if not seconds:  # no new snapshot yet
             return pace
         num_steps = engine.totals.num_steps - before.totals.num_steps
-        if not 0 < seconds <= LONGEST_SECONDS or num_steps < 0:  # it was restarted, and counts from 0
+        if not 0 < seconds <= LONGEST_SECONDS or num_steps < 0:  # a restarted engine counts from 0
             return Pace()
         num_rows = engine.totals.num_rows - before.totals.num_rows
         return Pace(num_steps, num_rows, engine.totals.seconds - before.totals.seconds, num_steps / seconds, num_rows / seconds)
@@ -215,7 +215,7 @@ class LiveStatistics:
                 made = self._statistics(models, versions)
                 waiting = self._next
                 assert waiting is not None
-                if not made.is_draining:  # else it is the last, also for those who come back late
+                if not made.is_draining:  # otherwise the last one stays for late watchers
                     self._next = asyncio.get_running_loop().create_future()
                 waiting.set_result(made)
                 if made.is_draining:
@@ -228,7 +228,7 @@ class LiveStatistics:
             waiting, self._making = self._next, None
             if waiting is not None:
                 waiting.set_exception(error)
-                waiting.exception()  # retrieved, even where nobody waits for it
+                waiting.exception()  # mark as retrieved: there may be no watcher left
 
     def _statistics(self, models: "Sequence[LoadedModel]", versions: Mapping[Any, _Version]) -> Statistics:
         defaults = {model.engine for model in self._models.all()}

@@ -163,7 +163,7 @@ class Slices:
                 async with own, self._turn:
                     if self._take(items, taken):
                         return taken
-                    await asyncio.sleep(0)  # in its turn: one slice of all calls between other work
+                    await asyncio.sleep(0)  # inside the lock: one slice between other tasks
         finally:
             own, count = self._turns_of[owner]
             if count == 1:

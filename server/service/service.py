@@ -16,7 +16,7 @@ from dragoman.server.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from dragoman.server.models.loaded import LoadedModel
     from dragoman.server.models.registry import Repository
-    from dragoman.server.telemetry.tracing import Tracer  # it needs OpenTelemetry
+    from dragoman.server.telemetry.tracing import Tracer  # imports OpenTelemetry
 
 # For sending the last bytes after all calls have ended.
 CLOSE_SECONDS = 0.5

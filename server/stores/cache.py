@@ -103,7 +103,7 @@ class Cache:
                     if _is_at(file, partial):
                         fill(file)
                         return self._complete(file, partial, entry)
-                    continue  # completed meanwhile
+                    continue  # completed by another process
             if is_stopped():
                 raise StoppedError(f"{partial}: stopped while another pull reads it")
             sleep(_POLL_SECONDS)
@@ -166,7 +166,7 @@ class Cache:
                     fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
             except BlockingIOError:
-                with contextlib.suppress(OSError, ValueError):  # not written yet: it waits for our lock
+                with contextlib.suppress(OSError, ValueError):  # just removed by its owner
                     held.update(json.loads(read_bounded(path, _MAX_HELD_BYTES)))
             except FileNotFoundError:
                 pass
@@ -325,5 +325,5 @@ def _write(file: IO[bytes], piece: bytes) -> None:
             rest = rest[file.write(rest) :]
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _empty(file)  # others need the disk, too
+            _empty(file)  # free the disk for others
         raise OSError(error.errno, os.strerror(error.errno or 0), str(file.name)) from error

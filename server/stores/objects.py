@@ -39,7 +39,7 @@ _MAX_PIECES_AHEAD = 4
 _POLL_SECONDS = 0.1
 _LEAVING_SECONDS = 1.0
 _RETRY_SECONDS = 10.0
-# Longest request of one file, continued by another; ends abandoned threads that read from a dripping store.
+# Longest request of one file, continued by another; ends abandoned threads that read from a very slow store.
 _READ_SECONDS = 3600.0
 # Cloud metadata addresses, the last source of credentials: in an error they mean that there are none.
 _METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
@@ -181,7 +181,7 @@ class ObjectStore:
             raise StoreError(f"{name}: has changed while it was read") from error
         except FileNotFoundError as error:
             if error.errno is not None:
-                raise  # of a local file
+                raise  # a local file's error
             raise NotThereError(f"{name}: no such file") from error
         except BaseError as error:
             status = _STATUS.search(str(error))

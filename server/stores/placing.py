@@ -119,7 +119,7 @@ class Place:
         with self.scratch() as scratch:
             os.rename(placed.directory, scratch / "removed")
             sync_folder(placed.directory.parent)
-            with contextlib.suppress(OSError):  # it is not empty
+            with contextlib.suppress(OSError):  # not empty
                 placed.directory.parent.rmdir()
 
     @contextlib.contextmanager

@@ -57,7 +57,7 @@ def unpack(archive: Path, folder: Path, name: str) -> None:
     except OSError as error:
         if error.errno is not None:
             raise OSError(error.errno, os.strerror(error.errno), error.filename or str(folder)) from error
-        raise BundleError(f"{name}: cannot be unpacked: {one_line(str(error))}") from error  # of the compression
+        raise BundleError(f"{name}: cannot be unpacked: {one_line(str(error))}") from error  # a compression error
 
 
 MAX_MODEL_FILE_BYTES: Final = 1 << 16

@@ -179,7 +179,7 @@ class RegistryStore:
             raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds") from error
         except requests.exceptions.SSLError as error:
             raise StoreError(f"{name}: TLS: {_innermost(error)}") from error
-        except (requests.exceptions.RequestException, ValueError) as error:  # the latter from redirections to invalid addresses
+        except (requests.exceptions.RequestException, ValueError) as error:  # ValueError from redirections to invalid addresses
             raise StoreError(f"{name}: {_innermost(error)}") from error
         except _DeniedError as error:
             raise StoreError(f"{name}: access denied, and Docker's configuration has no credentials that help") from error

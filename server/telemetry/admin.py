@@ -87,7 +87,7 @@ class AdminServer:
     def close(self) -> None:
         """Stop serving and free the port; idempotent."""
         if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop is already closed
                 self._loop.call_soon_threadsafe(self._accepting.cancel)
             self._thread.join()
 
@@ -214,7 +214,7 @@ class _Connection(web.RequestHandler):
         if len(head) > MAX_HEAD_BYTES:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
-        if b"\r\nhost:" not in head.lower():  # which aiohttp insists on and simple probes omit
+        if b"\r\nhost:" not in head.lower():  # required by aiohttp, omitted by simple probes
             head += b"\r\nHost: -"
         super().data_received(head.decode("ascii", "replace").encode("ascii", "replace") + end)
         if not self._messages and self._waiter is not None and not self._waiter.done():
@@ -380,7 +380,7 @@ def _response(status: HTTPStatus, body: bytes, headers: dict[str, Any]) -> web.R
 
 
 def _text(status: HTTPStatus, text: str, **headers: str) -> web.Response:
-    body = f"{text}\n".encode(errors="backslashreplace")  # file names may not be text
+    body = f"{text}\n".encode(errors="backslashreplace")  # file names may not be valid UTF-8
     return _response(status, body, {hdrs.CONTENT_TYPE: "text/plain; charset=utf-8", **headers})
 
 

@@ -83,7 +83,7 @@ class VersionMetrics:
 
     def _requests(self) -> dict[tuple[str, ...], float]:
         counted: dict[tuple[str, ...], float] = {}
-        for reading in self._readings():  # several may share a name: a folder that was replaced by another
+        for reading in self._readings():  # several share a name if a folder was replaced
             for outcome, number in (("answered", reading.num_answered), ("failed", reading.num_failed)):
                 key = reading.model, reading.version, outcome
                 counted[key] = counted.get(key, 0) + number

@@ -148,7 +148,7 @@ class CallSpan:
             self._add("queue", self._arrival, finished.ended)
             return
         self._add("queue", self._arrival, finished.admitted)
-        if not finished.prefill_seconds:  # it ended before its encoder pass did
+        if not finished.prefill_seconds:  # ended before the encoder pass did
             self._add("prefill", finished.admitted, finished.ended)
             return
         decoding = min(finished.admitted + finished.prefill_seconds, finished.ended)

@@ -113,7 +113,7 @@ class GpuCheck:
             )
         except (DeviceError, MemoryError) as error:
             return Finding("load", False, _one_line(error), FEWER_SLOTS), None
-        except Exception as error:  # the library's errors have no common base but this
+        except Exception as error:  # ONNX Runtime's errors have no narrower base
             return Finding("load", False, _one_line(error), REPORT), None
         parts = ", ".join(f"{name} {_gib(size)}" for name, size in runner.memory.items() if size)
         return Finding("load", True, f"{wanted.max_slots} slots; the plan: {parts}"), runner
@@ -134,7 +134,7 @@ class GpuCheck:
                 with _standard_output() as said:
                     text, advice = do()
                 self._kernels[name] = kernels_of(said())
-            except Exception as error:  # the library's errors have no common base but this
+            except Exception as error:  # ONNX Runtime's errors have no narrower base
                 text, advice = _one_line(error), REPORT
             yield Finding(name, not advice, text, advice)
 

@@ -47,13 +47,13 @@ class CudaDevice:
             "user_compute_stream": str(self._stream),
             "arena_extend_strategy": "kSameAsRequested",
             "enable_cuda_graph": str(int(is_captured)),
-            "use_tf32": "1",  # of products in single precision there is one, the logits', and its operands are halves
+            "use_tf32": "1",  # the only fp32 product, the logits, has half-precision operands
         }
         if max_arena_bytes:
             settings["gpu_mem_limit"] = str(max_arena_bytes)
         try:
             session = onnxruntime.InferenceSession(path, options, providers=[(CUDA_PROVIDER, settings), "CPUExecutionProvider"])
-        except Exception as error:  # the library's errors have no common base but this
+        except Exception as error:  # ONNX Runtime's errors have no narrower base
             if is_out_of_memory(error):
                 raise OutOfDeviceMemory(f"{path}: {error}") from error
             raise DeviceError(f"{path}: ONNX Runtime cannot load it on {self.name}: {error}") from error
@@ -64,7 +64,7 @@ class CudaDevice:
     def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:
         try:
             session.run_with_iobinding(binding, options)
-        except Exception as error:  # the library's errors have no common base but this
+        except Exception as error:  # ONNX Runtime's errors have no narrower base
             if is_out_of_memory(error):
                 raise OutOfDeviceMemory(str(error)) from error
             raise
@@ -128,7 +128,7 @@ class CudaDevice:
         """Call CUDA and return the results; raises `OutOfDeviceMemory` if memory is short, else `DeviceError`."""
         status, *results = getattr(self._runtime, name)(*arguments)
         if int(status) == _OUT_OF_MEMORY:
-            self._runtime.cudaGetLastError()  # or a later call would report it again
+            self._runtime.cudaGetLastError()  # clear it, or a later call would report it again
             raise OutOfDeviceMemory(f"{name}: out of memory")
         if int(status):
             raise DeviceError(f"{name}: {getattr(status, 'name', status)}")

@@ -8,12 +8,12 @@ from dragoman.server.runtime.device.device import DeviceError
 from dragoman.server.runtime.device.model import Buckets, DeviceModel
 
 SAYINGS = (
-    "is smaller than requested bytes of",  # available memory of the arena, whose limit is reached
-    "failed to allocate memory",  # the arena may grow, and the device has nothing left
+    "is smaller than requested bytes of",  # the arena's limit is reached
+    "failed to allocate memory",  # the arena may grow, but the device is full
     "out of memory",  # CUDA failure 2
-    "cublas failure 3:",  # CUBLAS_STATUS_ALLOC_FAILED, which is now described and not named
+    "cublas failure 3:",  # CUBLAS_STATUS_ALLOC_FAILED, by number in recent versions
     "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",  # until cuDNN 8; it now says which of the two it is
+    "cudnn_status_alloc_failed",  # until cuDNN 8; later versions use the next two
     "cudnn_status_internal_error_device_allocation_failed",
     "cudnn_status_internal_error_host_allocation_failed",
 )

@@ -69,7 +69,7 @@ class DeviceRunner:
         self.cache = DeviceCache(device, model, self.max_rows, buckets.targets, buckets.sources)
         self._encoder = DeviceEncoder(device, model, encoder, prefill_tokens)
         self._steps = DeviceSteps(device, model, decoder, self.cache, buckets, self.graphs)
-        self._rows_at_once = {False: self.max_rows, True: self.max_rows}  # by whether there are more candidates than usual
+        self._rows_at_once = {False: self.max_rows, True: self.max_rows}  # by whether K exceeds the largest bucket
         self._last: Step | None = None
         self._next: Step | None = None
         self._num_steady = self._num_rows = self._num_positions = 0
@@ -86,7 +86,7 @@ class DeviceRunner:
                 self.prefill([[self._model.eos_id] * length] * count, range(count))
             except OutOfDeviceMemory:
                 if length == 1:
-                    raise  # a longer source that does not fit is refused when it comes
+                    raise  # longer sources that do not fit are refused at request time
         for shape in self.graphs.at_start():
             self.capture(shape)
         self.graphs.end_start()
@@ -117,7 +117,7 @@ class DeviceRunner:
                     raise
                 continue
             self.cache.write_cross([row for row, _ in part], encoded.lengths, encoded.tensors, encoded.padded_length)
-            self._device.synchronize()  # what the encoder wrote is overwritten by its next run
+            self._device.synchronize()  # the next run overwrites the encoder's outputs
             start += count
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
@@ -145,7 +145,7 @@ class DeviceRunner:
         """Run rows of the last step again with more candidates; raise `OutOfDeviceMemory` if a single row does not fit."""
         self._forget()
         if first_row == 0 and len(tokens) == self._num_rows:
-            ticket = self._start(tokens, positions, num_candidates)  # padded and computed as it was
+            ticket = self._start(tokens, positions, num_candidates)  # same padding and computation as before
             self._device.wait(ticket.mark)
             return ticket.candidates.kept(num_candidates)
         return self._in_parts(tokens, positions, num_candidates, first_row)

@@ -183,12 +183,12 @@ class DeviceSteps:
         if is_known or (self._is_capturing and self._graphs.is_on and shape.num_candidates in self._buckets.candidates):
             try:
                 self._device.run(self._session, *self._binding(shape, is_captured=True))
-            except Exception as error:  # the library's errors have no common base but this
+            except Exception as error:  # ONNX Runtime's errors have no narrower base
                 if is_known:
                     raise
                 self._device.leave_capture()
                 if isinstance(error, OutOfDeviceMemory):
-                    self._graphs.note_shortage(error)  # a graph takes memory of its own: the plain step may fit
+                    self._graphs.note_shortage(error)  # a graph takes extra memory: the plain step may fit
                 else:
                     self._graphs.give_up(error)
             else:
