@@ -1,4 +1,4 @@
-"""Key and value caches of every slot on the CPU."""
+"""Key and value caches of all slots on the CPU."""
 
 import contextlib
 import math
@@ -14,13 +14,10 @@ from dragoman.export.manifest import Manifest
 
 
 def sparse_zeros(shape: tuple[int, ...], dtype: type[np.number[Any]]) -> NDArray[np.number[Any]]:
-    """Return zeros that get memory page by page, as they are written.
+    """Return zeros whose memory is allocated page by page on writing; raise `MemoryError` if they cannot be reserved.
 
-    NumPy asks for huge pages: a cache with a few positions of each row in use would take most of what it reserves, and the first
-    step would wait until all of it is cleared, 50 to 120 ms for 200 MB.
-
-    Raises:
-        MemoryError: If the memory cannot be reserved.
+    NumPy requests huge pages: a cache with few positions in use would take most of its reserved memory, and clearing it would delay
+    the first step by 50 to 120 ms for 200 MB.
     """
     count = math.prod(shape)
     num_bytes = count * np.dtype(dtype).itemsize
@@ -39,15 +36,10 @@ Buffer = NDArray[np.number[Any]]
 
 
 class CacheBlock:
-    """The n caches of one role and shape, `[n, max_rows, *shape]`, whose axis of positions, if there is one, can be resized.
-
-    Attributes:
-        places: Index of each among the caches of its role.
-        is_indexed: Whether the shape has an axis of positions.
-    """
+    """The n caches of one role and shape, `[n, max_rows, *shape]`; `places` are their indices among the caches of the role."""
 
     def __init__(self, caches: Sequence[tuple[int, Cache]], max_rows: int, element_type: Element, capacity: int) -> None:
-        """Reserve room for `capacity` positions of every row; each cache comes with its index among those of its role."""
+        """Reserve `capacity` positions of every row; each cache comes with its index among those of its role."""
         self.names, self.places = [cache.name for _, cache in caches], [place for place, _ in caches]
         self._cache, self._max_rows, self.element_type = caches[0][1], max_rows, element_type
         self.is_indexed = self._cache.position_axis is not None
@@ -56,38 +48,36 @@ class CacheBlock:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes reserved."""
         return self.buffer.nbytes
 
     @property
     def position_bytes(self) -> int:
-        """Bytes of a position of a row in all caches; of the whole row without an axis of positions."""
+        """Bytes of one position of a row in all caches; of the whole row without an axis of positions."""
         return len(self.names) * self._cache.elements_per_position * self.buffer.itemsize
 
     def write(self, where: slice | NDArray[np.int64], longest: int, tensors: Sequence[Buffer]) -> None:
-        """Store the first `longest` positions of rows: tensors `[B, *shape]`, one a cache."""
+        """Store the first `longest` positions of rows: tensors `[B, *shape]`, one for each cache."""
         valid = (*self._inner, slice(longest)) if self.is_indexed else ()
         for buffer, tensor in zip(self.buffer, tensors, strict=True):
             buffer[(where, *valid)] = tensor[(slice(None), *valid)]
 
     def write_packed(self, row: int, tokens: Buffer) -> None:
-        """Store one row: `[S, …]`, for each position the numbers of all caches, one after the other."""
+        """Store one row: `[S, …]`, with the concatenated numbers of all caches for each position."""
         assert self.is_indexed
         view = self._view[:, row, : len(tokens)]
         view[...] = np.moveaxis(tokens.reshape(len(tokens), len(view), *view.shape[2:]), 0, 1)
 
     def write_state(self, row: int, numbers: Buffer) -> None:
-        """Store one row: the numbers of all caches, one after the other."""
+        """Store one row: the concatenated numbers of all caches."""
         assert not self.is_indexed
         view = self.buffer[:, row]
         view[...] = numbers.reshape(view.shape)
 
     def clear(self, where: slice | NDArray[np.int64]) -> None:
-        """Zero rows."""
         self.buffer[:, where] = 0
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy positions `[start, stop)` of a row, or all of it without an axis of positions."""
+        """Copy positions `[start, stop)` of a row, or the whole row without an axis of positions."""
         view = self._view
         if self.is_indexed:
             view[:, target, start:stop] = view[:, source, start:stop]
@@ -95,7 +85,7 @@ class CacheBlock:
             view[:, target] = view[:, source]
 
     def resize(self, lengths: Sequence[int], capacity: int) -> None:
-        """Change the room to `capacity` positions, keeping the first `lengths[row]` of each row."""
+        """Change the capacity, keeping the first `lengths[row]` positions of each row."""
         assert self.is_indexed
         old = self._view
         self._take(self._reserve(capacity))
@@ -113,7 +103,7 @@ class CacheBlock:
 
 
 def blocks_of(caches: Sequence[Cache], max_rows: int, element_type: Element, capacity: int) -> list[CacheBlock]:
-    """Group the caches of a role by type and shape; `element_type` is the type of those without a precision."""
+    """Group the caches of a role by type and shape; `element_type` is for caches without a precision."""
     kinds: dict[tuple[Element, tuple[int | str, ...]], list[tuple[int, Cache]]] = {}
     for place, cache in enumerate(caches):
         element = np.int8 if cache.precision == "int8" else element_type
@@ -121,9 +111,9 @@ def blocks_of(caches: Sequence[Cache], max_rows: int, element_type: Element, cap
     return [CacheBlock(alike, max_rows, element, capacity) for (element, _), alike in kinds.items()]
 
 
-# Positions that every row has room for.
+# Minimum positions of every row.
 MIN_CAPACITY = 32
-# Every so many steps, room of which a quarter would have been enough is given back.
+# Review interval in steps, and the factor of unused capacity that is given back.
 STEPS_PER_REVIEW, EXCESS = 1024, 4
 
 Columns = slice | NDArray[np.int64]
@@ -132,26 +122,21 @@ Columns = slice | NDArray[np.int64]
 class SlotCache:
     """The caches that a bundle declares, `[max_rows, *shape]` each, and the valid length of each row.
 
-    T and S change: methods that may move the buffers say so, and `num_moves` counts the moves.
+    Capacities T and S change: methods that may move the buffers are marked, and `num_moves` counts the moves.
 
     Attributes:
-        has_prompts: Whether sources are prompts, which lie in the self-attention caches before the decoded positions.
-        self_kv: Buffers of the self-attention caches by name; row r holds `target_lengths[r]` positions.
-        cross_kv: Buffers of the cross-attention caches by name; row r holds `source_lengths[r]` positions.
-        cross_names: Names of these, in the order of `write_cross`.
-        output_names: Names of caches that are outputs of a step, too, at the same address.
+        has_prompts: Whether sources are prompts, stored in the self-attention caches before the decoded positions.
+        self_kv: Self-attention buffers by name; row r holds `target_lengths[r]` positions.
+        cross_kv: Cross-attention buffers by name; row r holds `source_lengths[r]` positions.
+        output_names: Names of caches that are also outputs of a step, at the same address.
         token_columns: Numbers of all cross-attention caches for one source token.
-        state_columns: Numbers of those without an axis of positions for one source.
-        token_type: Type of these numbers.
-        source_capacity: S, source tokens that a row has room for.
-        target_capacity: T, positions of self-attention caches that a row has room for.
-        source_lengths: `[max_rows]`, source tokens, or prompt tokens read; 1 or 0 for a row that was never used.
-        target_lengths: `[max_rows]`, decoded positions with the prompt's before them; 0 for a row out of use.
-        num_moves: Replacements of buffers, each of which invalidates addresses kept elsewhere.
+        state_columns: Numbers of caches without an axis of positions for one source.
+        source_lengths: `[max_rows]`, source tokens, or prompt tokens read; 1 or 0 for a row never used.
+        target_lengths: `[max_rows]`, decoded positions including the prompt's; 0 for an unused row.
+        num_moves: Replacements of buffers, each of which invalidates bound addresses.
     """
 
     def __init__(self, manifest: Manifest, max_rows: int) -> None:
-        """Reserve buffers for short sources and targets."""
         self.max_source_tokens, self.max_target_tokens = manifest.max_source_tokens, manifest.max_target_tokens
         self.source_capacity = min(MIN_CAPACITY, self.max_source_tokens)
         self.target_capacity = min(MIN_CAPACITY, self.max_target_tokens)
@@ -194,7 +179,7 @@ class SlotCache:
     def write_cross(self, rows: Sequence[int], lengths: NDArray[np.int64], tensors: Sequence[Buffer]) -> None:
         """Store encoded sources: tensors `[B, *shape]`, of which row b goes to `rows[b]`; may move the buffers.
 
-        Padding beyond `lengths[b]` is stored too, in one copy a tensor, and never read. Recurrent states begin with zeros.
+        Padding beyond `lengths[b]` is stored too, in one copy for each tensor, and never read. Recurrent states begin with zeros.
         """
         longest = self._make_source_room(lengths)
         first, count = rows[0], len(rows)
@@ -206,14 +191,7 @@ class SlotCache:
         self._num_live_rows = max(self._num_live_rows, max(rows) + 1)
 
     def write_packed(self, rows: Sequence[int], lengths: NDArray[np.int64], tokens: Buffer, states: Buffer) -> None:
-        """Store encoded sources, as `write_cross`, from an encoder without padding.
-
-        Args:
-            rows: Of the sources.
-            lengths: Their tokens.
-            tokens: `[P, token_columns]`, the tokens of one source after the other.
-            states: `[B, state_columns]`, for caches without an axis of positions.
-        """
+        """Store sources encoded without padding, as `write_cross`: tokens `[P, token_columns]`, states `[B, state_columns]`."""
         self._make_source_room(lengths)
         start = 0
         for i, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
@@ -239,19 +217,18 @@ class SlotCache:
             self._review()
 
     def make_target_room(self, longest: int) -> None:
-        """Make room for `longest` positions in the self-attention caches; may move the buffers."""
+        """Reserve `longest` positions in the self-attention caches; may move the buffers."""
         assert longest <= self.max_target_tokens, "a row is longer than its cache"
         if longest > self.target_capacity:
             self._move_self(_capacity(longest, self.max_target_tokens))
         self._longest_target = max(self._longest_target, longest)
 
     def begin_prompt(self, row: int) -> None:
-        """Prepare a row for a new prompt."""
         self.note_read(row, 0)
         self._num_live_rows = max(self._num_live_rows, row + 1)
 
     def note_read(self, row: int, num_tokens: int) -> None:
-        """Note how many tokens of its prompt a row has read."""
+        """Record the number of prompt tokens that a row has read."""
         self.source_lengths[row] = self.target_lengths[row] = num_tokens
 
     def copy_row(self, source: int, target: int, length: int) -> None:
@@ -273,13 +250,12 @@ class SlotCache:
         return int(self.source_lengths[row]) if self.has_prompts else 0
 
     def _copy_written(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy places `[start, stop)` of the self-attention caches."""
         for block in self._self_blocks:
             block.copy_positions(source, target, start, stop)
         self.target_lengths[target] = stop
 
     def _make_source_room(self, lengths: NDArray[np.int64]) -> int:
-        """Make room for sources; return the length of the longest."""
+        """Reserve space for sources; return the length of the longest."""
         longest = int(lengths.max())
         assert longest <= self.max_source_tokens, "a source is longer than the model takes"
         self._longest_source = max(self._longest_source, longest)
@@ -288,14 +264,14 @@ class SlotCache:
         return longest
 
     def _begin(self, where: slice | NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Note the lengths of rows with new sources."""
+        """Record the lengths of rows with new sources."""
         for block in self._states:
             block.clear(where)
         self.source_lengths[where] = lengths
         self.target_lengths[where] = 0
 
     def _review(self) -> None:
-        """Give back room not needed since the last review."""
+        """Give back capacity not needed since the last review."""
         live = self.source_lengths[: self._num_live_rows]
         longest_source = max(self._longest_source, int(live.max()))
         if (needed := _capacity(longest_source, self.max_source_tokens)) * EXCESS <= self.source_capacity:
@@ -305,19 +281,16 @@ class SlotCache:
         self._num_steps = self._longest_source = self._longest_target = 0
 
     def _move_cross(self, capacity: int) -> None:
-        """Resize the cross-attention caches."""
         self._move(self._cross_blocks, self.source_lengths, self.source_capacity, capacity)
         self.source_capacity = capacity
         self._name_buffers()
 
     def _move_self(self, capacity: int) -> None:
-        """Resize the self-attention caches."""
         self._move(self._self_blocks, self.target_lengths, self.target_capacity, capacity)
         self.target_capacity = capacity
         self._name_buffers()
 
     def _move(self, blocks: Sequence[CacheBlock], lengths: NDArray[np.int64], old: int, new: int) -> None:
-        """Move the valid part of the live rows to new buffers."""
         room = min(old, new)  # an unused row may have a larger length
         valid = np.minimum(lengths[: self._num_live_rows], room).tolist()
         for block in blocks:
@@ -325,7 +298,7 @@ class SlotCache:
                 block.resize(valid, new)
 
     def _name_buffers(self) -> None:
-        """Say where the buffers are now."""
+        """Update the buffers by name."""
         self.self_kv = _named(self._self_names, self._self_blocks)
         self.cross_kv = _named(self.cross_names, self._cross_blocks)
         self.num_moves += 1
@@ -338,7 +311,7 @@ def _named(names: Sequence[str], blocks: Sequence[CacheBlock]) -> dict[str, Buff
 
 
 def _columns(caches: Sequence[Cache], blocks: Sequence[CacheBlock]) -> tuple[list[tuple[CacheBlock, Columns]], int]:
-    """Return each block with the columns of its numbers among those of one position, and the number of columns."""
+    """Return each block with its column indices among the numbers of one position, and the number of columns."""
     places = sorted(place for block in blocks for place in block.places)
     sizes = [caches[place].elements_per_position for place in places]
     stops = dict(zip(places, np.cumsum(sizes).tolist(), strict=True))
@@ -352,5 +325,5 @@ def _columns(caches: Sequence[Cache], blocks: Sequence[CacheBlock]) -> tuple[lis
 
 
 def _capacity(longest: int, limit: int) -> int:
-    """Return the power of two with room for `longest` positions, within the model's limit."""
+    """Return the power of two with space for `longest` positions, within the model's limit."""
     return min(max(MIN_CAPACITY, 1 << (longest - 1).bit_length()), limit)

@@ -1,4 +1,4 @@
-"""The CPU runner on ONNX Runtime, and the scorer, which runs on a device, too."""
+"""CPU runner on ONNX Runtime, and the scorer, which also runs on a device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ def bind_input(binding: onnxruntime.IOBinding, name: str, array: NDArray[np.gene
 
 
 def bind_output(binding: onnxruntime.IOBinding, name: str, array: NDArray[np.generic]) -> None:
-    """Bind an array as an output in place; otherwise as `bind_input`."""
+    """Bind an array as an output in place; it must not move while the binding is used."""
     assert array.flags.c_contiguous
     binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
@@ -35,16 +35,15 @@ MAX_KEPT_BYTES = 2**26
 
 
 class PackedEncoder:
-    """An encoder without padding: tokens of all sources in, the numbers of all caches for each token and source out."""
+    """Encoder without padding: concatenated tokens as input, the numbers of all caches for each token and source as output."""
 
     def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache) -> None:
-        """Use a loaded graph and the cache that it fills."""
         self._session, self._cache = session, cache
         self._num_columns, self._num_state_columns = cache.token_columns, cache.state_columns
         self._kept: Buffer = np.empty((0, self._num_columns), cache.token_type)
 
     def fill(self, sources: Sources, rows: Sequence[int]) -> None:
-        """Encode sources (end-of-sequence included) as one batch, the first into the first of `rows`."""
+        """Encode sources (end-of-sequence included) as one batch into `rows`."""
         self._cache.write_packed(rows, *self._run(sources))
 
     def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
@@ -57,7 +56,7 @@ class PackedEncoder:
         return [Held(part.copy(), state.copy()) for part, state in zip(parts, states, strict=True)]
 
     def _run(self, sources: Sources) -> tuple[NDArray[np.int64], Buffer, Buffer]:
-        """Encode sources; return lengths, tokens in a buffer that the next batch overwrites, and states."""
+        """Encode sources; return lengths, tokens in a reused buffer, and states."""
         inputs = pack(sources)
         tokens = self._results(len(inputs["src_ids"]))
         states = np.empty((len(sources), self._num_state_columns), tokens.dtype)
@@ -71,7 +70,7 @@ class PackedEncoder:
         return inputs["src_lens"], tokens, states
 
     def _results(self, num_tokens: int) -> Buffer:
-        """Return a buffer for tokens."""
+        """Return a buffer for tokens, reused where small."""
         if num_tokens <= len(self._kept):
             return self._kept[:num_tokens]
         capacity = 1 << (num_tokens - 1).bit_length()
@@ -82,10 +81,9 @@ class PackedEncoder:
 
 
 class PaddedEncoder:
-    """An encoder with padding to the longest source; its outputs are the caches' tensors."""
+    """Encoder with padding to the longest source; its outputs are the caches' tensors."""
 
     def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache, pad_id: int) -> None:
-        """Use a loaded graph and the cache that it fills."""
         self._session, self._cache, self._pad_id = session, cache, pad_id
 
     def fill(self, sources: Sources, rows: Sequence[int]) -> None:
@@ -101,11 +99,9 @@ class PromptReader:
     """Chunked prefill: the graph reads a piece of a row's prompt and appends to the row's caches."""
 
     def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache) -> None:
-        """Use a loaded graph and the caches that it writes."""
         self._session, self._cache = session, cache
 
     def fill(self, sources: Sources, rows: Sequence[int]) -> None:
-        """Read each prompt as a whole, one after the other."""
         for source, row in zip(sources, rows, strict=True):
             self.read(row, source, 0, len(source))
 
@@ -134,7 +130,7 @@ class PromptReader:
 
 # Bindings with more candidates are rare and their buffers large, so they are not kept.
 MAX_KEPT_CANDIDATES = 256
-# A binding takes 0.1 ms to make; the oldest is dropped first.
+# Creating a binding takes 0.1 ms; the oldest is dropped first.
 MAX_KEPT_BINDINGS = 256
 
 
@@ -146,14 +142,7 @@ class OnnxRunner:
     memory: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, bundle: Bundle, max_rows: int, num_threads: int, weights: Weights | None = None) -> None:
-        """Load both graphs.
-
-        Args:
-            bundle: Opened, and therefore checked.
-            max_rows: Most rows of the decode batch.
-            num_threads: Threads of each session, the calling one included.
-            weights: Opens the graphs; by default from the bundle.
-        """
+        """Load both graphs, by default from the checked bundle; `num_threads` of each session include the calling one."""
         manifest = bundle.manifest
         self.max_rows = max_rows
         self.cache = SlotCache(manifest, max_rows)
@@ -204,7 +193,7 @@ class OnnxRunner:
         return self.cache.num_bytes_reserved, self.cache.num_bytes_used
 
     def _bound(self, num_rows: int, num_candidates: int) -> tuple[onnxruntime.IOBinding, Candidates]:
-        """Return a binding to the caches' current addresses, kept where possible."""
+        """Return a cached binding to the caches' current addresses."""
         if self._num_moves_bound != self.cache.num_moves:
             self._bindings.clear()  # their addresses are invalid
             self._num_moves_bound = self.cache.num_moves
@@ -220,7 +209,7 @@ class OnnxRunner:
         return bound
 
     def _bind(self, first_row: int, candidates: Candidates) -> onnxruntime.IOBinding:
-        """Bind rows of every buffer, as many as `candidates` has."""
+        """Bind as many rows of every buffer as `candidates` has."""
         binding = self._decoder.io_binding()
         rows = slice(first_row, first_row + len(candidates.ids))
         inputs = {"prev_ids": self._tokens, "positions": self._positions, "src_lens": self.cache.source_lengths}
@@ -250,14 +239,13 @@ class OnnxRunner:
 def _encoder_of(
     manifest: Manifest, session: onnxruntime.InferenceSession, cache: SlotCache
 ) -> PackedEncoder | PaddedEncoder | PromptReader:
-    """Return the encoder for the form of a bundle's graph."""
     if manifest.has_prompts:
         return PromptReader(session, cache)
     return PackedEncoder(session, cache) if manifest.is_packed else PaddedEncoder(session, cache, manifest.pad_id)
 
 
 class OnnxScorer:
-    """A pair is always computed alone, without padding, so its bits never change."""
+    """Scorer on ONNX Runtime; each pair is computed alone, without padding, so results are bit-identical."""
 
     def __init__(
         self,
@@ -266,14 +254,7 @@ class OnnxScorer:
         open_on_device: Callable[[Path], onnxruntime.InferenceSession] | None = None,
         weights: Weights | None = None,
     ) -> None:
-        """Load nothing yet.
-
-        Args:
-            bundle: Opened; `check` compares its directory with it again.
-            num_threads: Threads of the session, the calling one included.
-            open_on_device: Loads the graph on a device; None for the CPU.
-            weights: Opens the graph on the CPU; by default from the bundle.
-        """
+        """Load nothing yet; `check` compares the bundle's directory later, `open_on_device` loads the graph on a device."""
         self._bundle = bundle
         self._has_attention = bundle.manifest.attention_layers > 0
         self._num_threads = num_threads
@@ -284,12 +265,11 @@ class OnnxScorer:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the session has been made."""
         return self._session is not None
 
     @property
     def is_on_device(self) -> bool:
-        """Whether it works on the engine's device, so that opening it and scoring have their place among the engine's steps."""
+        """Whether the scorer uses the engine's device, so that opening and scoring must run between the engine's steps."""
         return self._open_on_device is not None
 
     def check(self) -> None:
@@ -297,7 +277,6 @@ class OnnxScorer:
         self._bundle.check_unchanged()
 
     def open(self) -> None:
-        """Load the graph."""
         path = self._bundle.scorer_path
         if self._open_on_device is not None:
             self._session = self._open_on_device(path)
@@ -308,17 +287,10 @@ class OnnxScorer:
     def score(
         self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Score one target, end-of-sequence included in both.
+        """Return a target's log-probabilities `[T]` and attention to the source `[T, S]`, end-of-sequence included in both.
 
-        Args:
-            source_ids: `[S]`.
-            target_ids: `[T]`.
-            layer: Decoder layer whose attention is wanted; None for the mean of all.
-            decoder_start_id: First token fed to the decoder; None for the model's start token.
-
-        Returns:
-            The target tokens' log-probabilities `[T]`, and the attention to the source `[T, S]`, averaged over heads; `[T, 0]` of a
-            model that has none.
+        Attention is averaged over heads, of one decoder layer or None for the mean of all; `[T, 0]` without attention.
+        `decoder_start_id` None is the model's.
         """
         assert self._session is not None, "the scorer is not open"
         labels = np.array([target_ids], np.int64)
@@ -338,6 +310,6 @@ class OnnxScorer:
         return log_probs[0], attention[0].mean(0) if layer is None else attention[0, layer]
 
     def interrupt(self) -> None:
-        """Let a computation under way fail soon; for any thread."""
+        """Make a running computation fail soon; thread-safe."""
         if self._running is not None:
             self._running.terminate = True

@@ -1,7 +1,6 @@
-"""The choice of a device, with the reason for it.
+"""Choice of the device, with its reason.
 
-ONNX Runtime that cannot load CUDA uses the CPU and only logs it. Here everything that CUDA needs is checked first, and what is
-missing is named.
+ONNX Runtime that cannot load CUDA silently falls back to the CPU; here all requirements are checked first and missing ones named.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 REQUEST = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
 HALF_PRECISIONS = ("fp16", "bf16")
 CPU_PRECISIONS = ("fp32", "int8", "fp16")
-# onnxruntime-gpu works without the others.
+# onnxruntime-gpu works without the other libraries.
 NEEDED_LIBRARIES = ("libcublas", "libcudart", "libcurand")
 
 
@@ -34,12 +33,7 @@ class Choice:
 
 
 def choose_device(request: str, precision: str, check_cuda: "Callable[[int], str] | None" = None) -> Choice:
-    """Return the device for a bundle of this precision.
-
-    Args:
-        request: `auto`, `cpu`, `cuda` or `cuda:N`.
-        precision: Of the bundle.
-        check_cuda: Returns why a CUDA device cannot be used, or nothing; `cuda_obstacle` by default.
+    """Return the device for a bundle of this precision; `check_cuda` returns an obstacle or an empty string.
 
     Raises:
         DeviceError: If the requested device cannot be used, or none for the precision.
@@ -69,14 +63,14 @@ def choose_device(request: str, precision: str, check_cuda: "Callable[[int], str
 
 
 def cuda_obstacle(ordinal: int) -> str:
-    """Return why a CUDA device cannot be used, for the operator; nothing if it can."""
+    """Return why a CUDA device cannot be used; empty if it can."""
     if reason := wheel_obstacle():
         return _no_gpu() + reason
     return driver_obstacle(ordinal) or library_obstacle()
 
 
 def _no_gpu() -> str:
-    """Return that there is no GPU, if so, to be put before other reasons."""
+    """Return that there is no GPU, as a prefix of other reasons; empty if there is one."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -85,7 +79,7 @@ def _no_gpu() -> str:
 
 
 def wheel_obstacle() -> str:
-    """Check the installed packages."""
+    """Return what is wrong with the installed packages; empty if nothing is."""
     cpu_wheel, gpu_wheel = installed_version("onnxruntime"), installed_version("onnxruntime-gpu")
     try:
         onnxruntime: Any = import_module("onnxruntime")
@@ -102,7 +96,7 @@ def wheel_obstacle() -> str:
 
 
 def driver_obstacle(ordinal: int) -> str:
-    """Check that CUDA finds the device."""
+    """Return why CUDA does not find the device; empty if it does."""
     try:
         runtime: Any = import_module("cuda.bindings.runtime")
     except ImportError as error:
@@ -137,7 +131,7 @@ def driver_versions() -> str:
 
 
 def library_obstacle() -> str:
-    """Load CUDA's libraries; ONNX Runtime prints which it has not found."""
+    """Load CUDA's libraries; return those that are missing, parsed from ONNX Runtime's output."""
     onnxruntime: Any = import_module("onnxruntime")
     said = io.StringIO()
     with contextlib.redirect_stdout(said):

@@ -1,4 +1,4 @@
-"""The runner interface: encode sources into rows, decode one token for every row, copy rows."""
+"""Runner interface: encode sources into rows, decode one token for every row, copy rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Candidates(Struct, frozen=True, eq=False):
-    """The K likeliest next tokens of N rows; they depend neither on K nor on the other rows.
+    """The K likeliest next tokens of N rows; independent of K and of the other rows.
 
     Attributes:
         ids: `[N, K]` int64, likeliest first, the lower id first in a tie.
@@ -21,7 +21,7 @@ class Candidates(Struct, frozen=True, eq=False):
     log_probs: NDArray[np.float32]
 
     def of(self, rows: Sequence[int], num_candidates: int) -> "Candidates":
-        """Return the first `num_candidates` of some rows, in the order given; memory may be shared."""
+        """Return the first `num_candidates` of `rows`, in this order; may share memory."""
         chosen = slice(rows[0], rows[0] + 1) if len(rows) == 1 else list(rows)
         return Candidates(self.ids[chosen, :num_candidates], self.log_probs[chosen, :num_candidates])
 
@@ -35,11 +35,9 @@ Numbers = NDArray[np.number[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An encoded source that is in no row yet: its cross-attention caches in memory of its own.
+    """An encoded source in no row yet: its cross-attention caches in separate memory.
 
-    Attributes:
-        tokens: `[S, …]`, the numbers of all caches with an axis of source positions, side by side.
-        states: The numbers of the other caches, side by side.
+    `tokens` `[S, …]` are the concatenated numbers of all caches with an axis of source positions, `states` those of the others.
     """
 
     tokens: Numbers
@@ -47,30 +45,29 @@ class Held:
 
     @property
     def nbytes(self) -> int:
-        """Size of both."""
         return self.tokens.nbytes + self.states.nbytes
 
 
 class Holder(Protocol):
-    """Encodes sources before there are rows for them."""
+    """Encoding of sources before rows are free."""
 
     def encode(self, sources: Sequence[Sequence[int]]) -> list[Held]:
-        """Encode sources (end-of-sequence included) as one batch, each into memory of its own."""
+        """Encode sources (end-of-sequence included) as one batch, each into its own memory."""
 
     def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
-        """Put encoded sources into rows, with the same bits as by `Runner.prefill`."""
+        """Put encoded sources into rows, bit-identical to `Runner.prefill`."""
 
 
 class Reader(Protocol):
-    """Chunked prefill of prompts: reads them piece by piece into rows, between steps of other rows.
+    """Chunked prefill of prompts, between steps of other rows.
 
     A row whose prompt is being read may be stepped with the others at position 0, which changes nothing that was read.
     """
 
     def read(self, row: int, source_ids: Sequence[int], first: int, stop: int) -> None:
-        """Read tokens `[first, stop)` of a prompt into a row that has read those before; the first call begins with 0.
+        """Read tokens `[first, stop)` of a prompt into a row that has read the tokens before; the first call begins with 0.
 
-        The result does not depend on the pieces. `[0, 0)` is read of an empty prompt, and to begin one.
+        The result does not depend on the pieces. `[0, 0)` is valid, for an empty prompt or to begin one.
         """
 
 
@@ -90,16 +87,7 @@ class Graphs(Protocol):
 
 
 class Runner(Protocol):
-    """One loaded model with its caches. Used from one thread.
-
-    Attributes:
-        device: Name of the device.
-        max_rows: Most rows of the decode batch.
-        holder: Encodes sources before rows are free; None if it cannot.
-        reader: Chunked prefill, for prompts; None for encoders.
-        graphs: Captured steps; None without.
-        memory: Bytes of each part of a device's memory; empty on the CPU.
-    """
+    """A loaded model with its caches, used from one thread; `holder`, `reader` and `graphs` are None if unsupported."""
 
     device: str
     max_rows: int
@@ -120,25 +108,20 @@ class Runner(Protocol):
         """Encode sources (end-of-sequence included) into rows as one batch, or read prompts into them."""
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
-        """Decode one token for rows `[0, N)`.
+        """Decode one token for rows `[0, N)`; a step may be run again with another K.
 
-        Args:
-            tokens: `[N]`, each row's previous token.
-            positions: `[N]`, the number of tokens decoded in the row before.
-            num_candidates: K.
-
-        Returns:
-            Candidates `[N, K]`, in buffers that the next step with this K overwrites. A step may be run again with another K.
+        `tokens` `[N]` are each row's previous token, `positions` `[N]` the number of tokens decoded before. Returns candidates
+        `[N, K]` in buffers that the next step with this K overwrites.
         """
 
     def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
-        """Run rows `[first_row, first_row + N)` of the last step again with more candidates, in memory of their own."""
+        """Run rows `[first_row, first_row + N)` of the last step again with more candidates, in separate memory."""
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy a row's source and the first `length` positions after it to another row."""
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy positions `[start, stop)` of the self-attention caches of a row to another with the same source."""
+        """Copy positions `[start, stop)` of a row's self-attention caches to another row with the same source."""
 
     def cache_bytes(self) -> tuple[int, int]:
         """Return the bytes reserved for caches, and those used by rows of the last step."""

@@ -1,15 +1,13 @@
-"""Weights of an engine's sessions on the CPU: a copy each from the bundle, or one mapped file for all of them.
+"""Weights of CPU sessions: a copy for each from the bundle, or one mapped file shared by all.
 
-ONNX Runtime reorders the weights of products when it opens a graph, and each session of each process keeps its own copy. It can
-also write that order into a file beside the graph, which sessions of that file map: the pages are in memory once. The order depends
-on the processor and on ONNX Runtime's version, so the files are a cache and no part of a bundle. When it opens such a graph,
-ONNX Runtime reorders weight by weight and uses the mapped bytes only where their digest is the same; that the file still holds
-these bytes is checked by its SHA-256.
+ONNX Runtime reorders weights of products when it opens a graph, and each session keeps its own copy. It can also write the
+reordered weights into a file, which sessions of the written graph map, so that the pages are in memory once. The order depends on
+the processor and on ONNX Runtime's version, so the files are a cache and not part of a bundle. When opening such a graph, ONNX
+Runtime reorders weight by weight and uses mapped bytes only if their digest matches; the file's SHA-256 protects those bytes.
 
-`Layout` puts the weights of several graphs into one file, each block of bytes once: the graphs of a model share most of theirs.
-ONNX Runtime's kernels expect blocks at multiples of 64 bytes and end the process where one lies elsewhere, but it writes them
-without gaps. A graph names the place of each tensor's bytes in texts of its message (`external_data`, see onnx/onnx.proto); only
-these are rewritten.
+`Layout` deduplicates the blocks of several graphs in one file: a model's graphs share most weights. ONNX Runtime's kernels require
+blocks at multiples of 64 bytes (the process ends otherwise), but it writes them without gaps. A graph stores the place of each
+tensor's bytes as text (`external_data`, see onnx/onnx.proto); only these texts are rewritten.
 """
 
 import hashlib
@@ -36,15 +34,15 @@ from dragoman.server.runtime.weights_cache import Cache, CacheError, Entry
 
 log = structlog.get_logger("dragoman.engine")
 
-# Free bytes needed for a byte of weights: two for the files, two for a graph being written.
+# Free bytes needed per byte of weights: two for the files, two for a graph being written.
 ROOM = 4
-# Version of the files; others are not found.
+# Version of the files, part of the key.
 FORMAT = 1
 MAKING_SECONDS = 600.0
 WEIGHTS_FILE = "weights.data"
 ALIGNMENT = 64
 
-# Numbers of the fields that lead to the texts, and the kinds of fields.
+# Protobuf field numbers on the path to `external_data`, and wire types.
 GRAPH, INITIALIZER, EXTERNAL_DATA, KEY, VALUE = 7, 5, 13, 1, 2
 NUMBER, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
 PACKED_PREFIX = "prepacked_"
@@ -56,20 +54,14 @@ class Weights:
     """Opens a bundle's graphs on the CPU."""
 
     def __init__(self, bundle: Bundle, entry: Entry | None = None) -> None:
-        """Use the bundle's files, or the entry of the cache made of them."""
         self._bundle, self._entry = bundle, entry
         self._is_precise = _is_precise(bundle)
 
     @classmethod
     def of(cls, bundle: Bundle, folder: str) -> "Weights":
-        """Find a bundle's files in a cache, or make them; where that fails, the reason is logged and each session has a copy.
+        """Find or create a bundle's cache entry (empty folder for none); on failure log the reason and use a copy for each session.
 
-        Args:
-            bundle: Opened, and therefore checked.
-            folder: Of the cache; empty for none.
-
-        Raises:
-            BundleError: If the bundle was replaced meanwhile.
+        Raises `BundleError` if the bundle was replaced meanwhile.
         """
         if not folder:
             return cls(bundle)
@@ -85,11 +77,9 @@ class Weights:
 
     @property
     def is_shared(self) -> bool:
-        """Whether processes share one mapped file."""
         return self._entry is not None
 
     def open(self, path: Path, num_threads: int, *, is_spinning: bool = True) -> Session:
-        """Load a graph of the bundle."""
         if self._entry is not None:
             path = self._entry.directory / path.name
             return open_session(str(path), num_threads, is_precise=self._is_precise, is_spinning=is_spinning, is_written=True)
@@ -112,13 +102,12 @@ def write_graphs(bundle: Bundle, directory: Path) -> None:
 
 
 def _entry_of(bundle: Bundle, folder: Path) -> Entry:
-    """Find or make the bundle's entry of a cache."""
     cache = Cache(folder)
 
     def make(directory: Path, lock: int) -> None:
         _refuse_full(bundle, directory)
         _run_writer(bundle, directory, lock)
-        bundle.check_unchanged()  # or others would find another's weights under its key
+        bundle.check_unchanged()  # otherwise wrong weights would be stored under this key
 
     return cache.find_or_make(f"{bundle.manifest.name}-{_key(bundle)}", make, MAKING_SECONDS)
 
@@ -128,12 +117,12 @@ def _graphs(bundle: Bundle) -> tuple[Path, ...]:
 
 
 def _is_precise(bundle: Bundle) -> bool | None:
-    """Return whether graphs need exact products: not if the bundle's cannot overflow, else as the processor decides."""
+    """Return False if the bundle's products cannot overflow; else None: the processor decides."""
     return None if bundle.manifest.can_overflow else False
 
 
 def _key(bundle: Bundle) -> str:
-    """Return a digest of everything that the files depend on; raises `CacheError` if the processor is unknown."""
+    """Return a digest of all inputs of the files; raises `CacheError` if the processor is unknown."""
     if not (processor := processor_identity()):
         raise CacheError("this processor does not say what it can do")
     files = {name: entry.sha256 for name, entry in bundle.manifest.files.items() if name.endswith((".onnx", ".weights"))}
@@ -149,11 +138,7 @@ def _refuse_full(bundle: Bundle, directory: Path) -> None:
 
 
 def _run_writer(bundle: Bundle, directory: Path, lock: int) -> None:
-    """Have the files written by another process, which takes the memory that this needs with it when it ends.
-
-    Raises:
-        CacheError: If it fails.
-    """
+    """Write the files in a subprocess, whose end frees its memory; raises `CacheError` if it fails."""
     command = [sys.executable, "-P", "-m", "dragoman.server.runtime.weights", str(bundle.directory), str(directory)]
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     try:
@@ -178,25 +163,18 @@ class Layout:
     """A folder of graphs that share one file of weights."""
 
     def __init__(self, directory: Path) -> None:
-        """Create the file of weights."""
         self._directory = directory
         self._file: BinaryIO = (directory / WEIGHTS_FILE).open("xb")
         self._places: dict[bytes, int] = {}
 
     def __enter__(self) -> "Layout":
-        """Return the layout."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
         self._file.close()
 
     def add(self, graph: Path, weights: Path) -> None:
-        """Add a graph, and the blocks of its weights that are not in the file yet.
-
-        Raises:
-            ValueError: If it is not a graph with these weights.
-        """
+        """Add a graph and those of its weights that are not in the file yet; raise `ValueError` if they do not match."""
         with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
 
             def place(start: int, length: int) -> int:
@@ -210,7 +188,7 @@ class Layout:
         (self._directory / graph.name).write_bytes(moved)
 
     def _place(self, block: memoryview) -> int:
-        """Return the offset of a block in the file."""
+        """Return the offset of a block in the file, added if new."""
         digest = hashlib.sha256(block).digest()
         if (known := self._places.get(digest)) is not None:
             return known
@@ -248,12 +226,12 @@ def _moved_packed(text: str, place: Callable[[int, int], int]) -> str:
 
 
 def _changed(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
-    """Return a message in which the fields of a number, messages too, are changed."""
+    """Return a protobuf message with `change` applied to the fields of one number."""
     return _joined((found, kind, change(value) if found == number else value) for found, kind, value in _fields(message))
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the fields of a message: number, kind, content."""
+    """Yield the fields of a protobuf message: number, wire type, content."""
     position = 0
     while position < len(message):
         tag, position = _number(message, position)
@@ -273,7 +251,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _joined(fields: Fields) -> bytes:
-    """Return a message of fields."""
     parts: list[bytes] = []
     for number, kind, value in fields:
         parts.append(_written(number << 3 | kind))
@@ -284,7 +261,7 @@ def _joined(fields: Fields) -> bytes:
 
 
 def _number(message: bytes, position: int) -> tuple[int, int]:
-    """Read a varint; return it and the position behind it."""
+    """Read a varint; return it and the following position."""
     value = shift = 0
     while True:
         if position >= len(message) or shift > 63:
@@ -297,7 +274,6 @@ def _number(message: bytes, position: int) -> tuple[int, int]:
 
 
 def _written(value: int) -> bytes:
-    """Return a varint."""
     parts = bytearray()
     while value > 127:
         parts.append(value & 127 | 128)
@@ -307,7 +283,7 @@ def _written(value: int) -> bytes:
 
 
 def main() -> None:
-    """Write a bundle's files, in a process of its own."""
+    """Write a bundle's files, in a subprocess."""
     os.umask(0o077)
     write_graphs(Bundle.open(Path(sys.argv[1]), is_checked=False), Path(sys.argv[2]))
 

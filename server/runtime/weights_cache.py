@@ -1,7 +1,7 @@
-"""A cache of folders that are made once and read by many processes: private, locked, checked, and cleaned of unused entries.
+"""Cache of folders written once and read by many processes: private, locked, checked, with eviction of unused entries.
 
-An entry is a folder that appears atomically, with a list of its files' sizes and SHA-256. A reader holds a shared lock on that list
-for as long as it lives, which marks the entry as in use.
+An entry appears atomically, with a list of its files' sizes and SHA-256. Readers hold a shared lock on that list for their
+lifetime, which marks the entry as in use.
 """
 
 import contextlib
@@ -36,23 +36,18 @@ class CacheError(Exception):
 
 
 class Entry:
-    """A checked entry, which is not removed for as long as this object lives."""
+    """A checked entry, not removed while this object lives."""
 
     def __init__(self, directory: Path, lock: BinaryIO) -> None:
-        """Keep the file's lock."""
         self.directory = directory
         weakref.finalize(self, os.close, os.dup(lock.fileno()))
 
 
 class Cache:
-    """Entries by name, in a folder that only this user may read."""
+    """Entries by name, in a folder private to this user."""
 
     def __init__(self, parent: Path) -> None:
-        """Use or make a folder in `parent`.
-
-        Raises:
-            CacheError: If it cannot be made, or belongs or is open to others.
-        """
+        """Use or create a folder in `parent`; raise `CacheError` if it cannot be created, or belongs or is open to other users."""
         self.directory = parent / f"dragoman-{os.geteuid()}"
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -74,22 +69,17 @@ class Cache:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 files = msgspec.json.decode(lock.read(MAX_LIST_BYTES), type=dict[str, FileEntry])
                 is_whole = bool(files) and all(_is_same(directory / path, entry) for path, entry in files.items())
-                os.utime(directory / LIST_FILE)  # gone, if somebody has removed it before it was locked
-                is_there = os.path.samestat(os.fstat(lock.fileno()), os.stat(directory / LIST_FILE))  # and not made again since
+                os.utime(directory / LIST_FILE)  # fails if it was removed before it was locked
+                is_there = os.path.samestat(os.fstat(lock.fileno()), os.stat(directory / LIST_FILE))  # not recreated since
             except (OSError, ValueError):
                 return None
             return Entry(directory, lock) if is_whole and is_there else None
 
     def find_or_make(self, name: str, make: Callable[[Path, int], None], max_seconds: float) -> Entry:
-        """Return an entry, made by this or another process.
+        """Return an entry, created by this or another process within `max_seconds`; raise `CacheError` if it cannot be created.
 
-        Args:
-            name: Of the entry; unused entries with the same part before the last `-` are removed.
-            make: Fills a folder; a process that it starts should inherit the lock's descriptor.
-            max_seconds: Time to wait for other processes.
-
-        Raises:
-            CacheError: If it cannot be made.
+        Unused entries whose name has the same part before the last `-` are removed. Subprocesses of `make` should inherit the
+        lock's descriptor.
         """
         if (entry := self.find(name)) is not None:
             return entry
@@ -115,7 +105,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _locked(self, max_seconds: float) -> Iterator[int]:
-        """Hold the folder's lock, so that one process at a time makes an entry; raises `CacheError` after `max_seconds`."""
+        """Hold the folder's lock, so that one process at a time creates an entry; raises `CacheError` after `max_seconds`."""
         descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         until = time.monotonic() + max_seconds
         try:
@@ -128,7 +118,7 @@ class Cache:
             os.close(descriptor)
 
     def _remove_leftovers(self) -> None:
-        """Remove what killed processes left; only with the folder's lock."""
+        """Remove leftovers of killed processes; requires the folder's lock."""
         for leftover in self.directory.glob(f"{MAKING_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -141,7 +131,7 @@ class Cache:
                     is_old = time.time() - os.fstat(file.fileno()).st_mtime > UNUSED_SECONDS
                     if (is_same or is_old) and _try_lock(file.fileno()):
                         shutil.rmtree(path, ignore_errors=True)
-            except OSError:  # no entry: the lock
+            except OSError:  # not an entry, such as the lock file
                 continue
 
 
@@ -160,7 +150,7 @@ def _is_same(path: Path, entry: FileEntry) -> bool:
 
 
 def _list_files(directory: Path) -> None:
-    """Write the list of a folder's files once they are on the disk: a full disk may show only then."""
+    """Write the list of a folder's files after flushing them: a full disk may show only then."""
     files = {}
     for path in sorted(directory.iterdir()):
         with path.open("rb") as file:
@@ -170,10 +160,9 @@ def _list_files(directory: Path) -> None:
 
 
 def weights_folder(setting: str, num_engines: int, mounts_file: Path = MOUNTS_FILE) -> str:
-    """Return the folder of a model's cache by the setting `weights_cache`; empty for none.
+    """Return the cache folder by the setting `weights_cache`; empty for none.
 
-    `auto` is the folder of temporary files if there are several engines and its files are not in memory; they take about four times
-    the size of the weights.
+    `auto` is the temporary folder if it is not in memory and there are several engines; files take about four times the weights.
     """
     if setting == "off":
         return ""
@@ -184,11 +173,11 @@ def weights_folder(setting: str, num_engines: int, mounts_file: Path = MOUNTS_FI
 
 
 def _is_in_memory(folder: Path, mounts_file: Path) -> bool:
-    """Return whether files of a folder take memory; True if that is unknown."""
+    """Return whether a folder's file system is in memory; True if unknown."""
     try:
         mounts = [line.split()[1:3] for line in mounts_file.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
         return True
-    kinds = {place.replace("\\040", " "): kind for place, kind in mounts}  # of two at one place the last one counts
+    kinds = {place.replace("\\040", " "): kind for place, kind in mounts}  # the last mount at a path counts
     kind = next((kinds[str(place)] for place in (folder, *folder.parents) if str(place) in kinds), "")
     return kind in ("", *MEMORY_FILE_SYSTEMS)

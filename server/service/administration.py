@@ -1,4 +1,4 @@
-"""Orders of operators and the status of models that they return, as data; `models/administration.py` carries them out."""
+"""Data types of model administration: orders of operators and model status; carried out by `models/administration.py`."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -9,20 +9,14 @@ from dragoman.server.service.context import RunningCalls
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """Status of a version of a model.
+    """Status of a model version; strings are empty while not known.
 
     Attributes:
-        name: Of its folder, or of its content; empty while neither is known.
-        version: Of its content; empty while it has not been opened.
-        state: State of its life cycle in a word; `found` if it is not loaded.
-        since: Begin of that state, seconds since 1970; 0 if it is not loaded.
-        cause: Cause of its refusal in a word; empty if it is not refused.
-        reason: The same in one line.
-        labels: Labels that requests may name, sorted.
-        share: Fraction of the requests without a version that it answers.
-        is_default: Whether the policy prefers it.
-        num_answered: Requests answered.
-        num_failed: Requests that failed by a server fault.
+        name: Name of the version's folder, or of its content.
+        state: State of the life cycle; `found` if not loaded.
+        since: Start of the state, seconds since 1970; 0 if not loaded.
+        cause: Category of a refusal, one word; `reason` is one line.
+        share: Fraction of the requests without a version.
     """
 
     name: str
@@ -40,14 +34,9 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Orders of operators for a model since the start.
+    """Operators' orders for one model since the start: versions loaded beside the policy's, and versions treated as missing.
 
-    Attributes:
-        is_unloaded: Whether the model is not to be served at all.
-        loaded: Versions loaded beside the policy's, sorted.
-        unloaded: Versions treated as missing, sorted.
-        pinned: The version of all requests that name none; empty if the policy decides.
-        labels: Versions by label; an empty one removes the label.
+    `pinned` is the version for requests that name none, empty if the policy decides; an empty version in `labels` removes a label.
     """
 
     is_unloaded: bool = False
@@ -59,15 +48,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """Status of a model.
-
-    Attributes:
-        name: Of the model.
-        is_ready: Whether requests for it are answered.
-        versions: The newest first.
-        problems: Orders that cannot be met, and faults of its folder or file, a line each.
-        requested: Orders of operators.
-    """
+    """Status of a model; versions newest first, problems one line each (unmet orders, faults of the folder or file)."""
 
     name: str
     is_ready: bool = False
@@ -78,12 +59,7 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator.
-
-    Attributes:
-        name: For the log.
-        models: Names of the models it may see and change; None for all.
-    """
+    """Operator; `name` is for the log, `models` the visible and changeable models (None for all)."""
 
     name: str
     models: Collection[str] | None = None
@@ -94,14 +70,7 @@ Verb = Literal["list", "refresh", "load", "unload", "reload", "rollback", "label
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order, as it travels between processes.
-
-    Attributes:
-        verb: Name of the `Administrator`'s method.
-        model: Name of the model; empty for all, where that is possible.
-        version: Its argument; empty where it has none.
-        label: Its argument; empty where it has none.
-    """
+    """An order to call the `Administrator`'s method `verb`, serialized between processes; empty arguments are absent."""
 
     verb: Verb
     model: str = ""
@@ -111,29 +80,19 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The outcome of an order.
-
-    Attributes:
-        models: Status of the models concerned.
-        problem: Why the models folder could not be read the last time; empty if it could.
-    """
+    """Result of an order: the models concerned, and why the last read of the models folder failed, if so."""
 
     models: tuple[ModelStatus, ...]
     problem: str = ""
 
 
+# Carries out an order; raises the errors of `Administrator`.
 CarryOut = Callable[[Operator, Order], Awaitable[Listing]]
-"""Carries out an order; errors as of `Administrator`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCalls:
-    """Administration through a protocol adapter that serves other callers, too.
-
-    Attributes:
-        calls: Running calls of operators, and who may make them.
-        carry_out: Carries out an order.
-    """
+    """Administration through a protocol adapter that also serves other callers; `calls` are the operators'."""
 
     calls: RunningCalls
     carry_out: CarryOut

@@ -1,7 +1,4 @@
-"""The largest possible size of an answer, known before any work is done for it.
-
-The service counts answers, tokens and bytes of text; each protocol adapter turns these into its own bytes and has its own limit.
-"""
+"""Upper bounds of answer sizes in answers, tokens and bytes of text; each protocol adapter has its own limit in message bytes."""
 
 from collections.abc import Sequence
 from heapq import nlargest
@@ -15,22 +12,14 @@ from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine import messages
 from dragoman.server.errors import InvalidRequest
 
-# More than the likeliest tokens of a position can be.
+# More than a position's likeliest tokens can be.
 MAX_COUNTED = 64
 
 
 class AnswerShape(Struct, frozen=True):
-    """The most that a request can be answered with.
+    """Upper bounds of an answer; `num_tokens` include the forced prefix, text and pieces are in UTF-8 bytes.
 
-    Attributes:
-        num_answers: Answers.
-        num_tokens: Tokens of each, the forced prefix included.
-        text_bytes: Of each, in UTF-8.
-        max_token: Largest token id.
-        num_told: Tokens of each that have log-probabilities.
-        piece_bytes: Of each of those.
-        num_top: Likeliest tokens beside each.
-        top_piece_bytes: Of all those of a position, which are all different.
+    `num_told` tokens have log-probabilities and `num_top` likeliest tokens each, which are all different (`top_piece_bytes`).
     """
 
     num_answers: int
@@ -44,16 +33,7 @@ class AnswerShape(Struct, frozen=True):
 
 
 class ScoresShape(Struct, frozen=True):
-    """Scores with the weights of an alignment.
-
-    Attributes:
-        num_source: Tokens of the source.
-        num_target: Tokens of the target.
-        source_bytes: Bytes of the source's tokens.
-        target_bytes: Bytes of the target's tokens.
-        max_token: Largest token id.
-        num_links: Links between words at the most.
-    """
+    """Upper bounds of scores with alignment weights; `num_links` counts links between words."""
 
     num_source: int
     num_target: int
@@ -64,33 +44,32 @@ class ScoresShape(Struct, frozen=True):
 
 
 class AnswerLimit(Protocol):
-    """The largest answer that a protocol adapter can send."""
+    """Answer size limit of a protocol adapter."""
 
     @property
     def max_bytes(self) -> int:
-        """Bytes of an answer."""
+        """Largest answer in bytes."""
         ...
 
     @property
     def name(self) -> str:
-        """Name of the setting."""
+        """Name of the limiting setting."""
         ...
 
     def answer_bytes(self, shape: AnswerShape) -> int:
-        """Return the bytes of an answer of this shape at the most."""
+        """Return the most bytes of an answer of this shape."""
         ...
 
     def scores_bytes(self, shape: ScoresShape) -> int:
-        """Return the bytes of scores of this shape at the most."""
+        """Return the most bytes of scores of this shape."""
         ...
 
 
 class TokenSizes(Struct, frozen=True):
-    """Bytes of a tokeniser's tokens.
+    """Byte sizes of a tokeniser's tokens.
 
-    Attributes:
-        longest_text: Bytes of text that a token can add; a part of a character may become U+FFFD.
-        together: Bytes of no token, of the longest, of the longest two, and so on.
+    `longest_text` is the most that one token can add (a partial character may become U+FFFD), `together` the cumulative bytes of
+    the longest 0, 1, 2, … tokens.
     """
 
     longest_text: int
@@ -98,7 +77,7 @@ class TokenSizes(Struct, frozen=True):
 
     @classmethod
     def measured(cls, tokenizer: Tokenizer) -> "TokenSizes":
-        """Return the sizes of every token; a large vocabulary takes a tenth of a second."""
+        """Return the sizes for a tokeniser; takes 0.1 s for a large vocabulary."""
         pieces = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
         texts = (len(piece) if piece.isascii() else len(piece.decode(errors="replace").encode()) for piece in pieces)
         longest = nlargest(MAX_COUNTED, map(len, pieces))
@@ -110,7 +89,7 @@ class TokenSizes(Struct, frozen=True):
         return self.together[1]
 
     def longest_together(self, count: int) -> int:
-        """Return the bytes of so many different tokens at the most."""
+        """Return the most bytes that `count` different tokens can have."""
         return (
             self.together[count]
             if count < len(self.together)
@@ -121,20 +100,9 @@ class TokenSizes(Struct, frozen=True):
 def check_answer(
     search: messages.SearchOptions, max_new_tokens: int, has_log_probs: bool, sizes: TokenSizes, vocabulary: int, limit: AnswerLimit
 ) -> None:
-    """Check that every possible answer can be sent, for requests with details or with several answers.
+    """Check that the largest possible answer can be sent; raise `InvalidRequest`, naming the fields and the limit.
 
-    One answer without details is small, and a server with a low limit still gives the short ones.
-
-    Args:
-        search: Search options.
-        max_new_tokens: Largest number of generated tokens.
-        has_log_probs: Whether each token has its log-probability.
-        sizes: Of the tokeniser.
-        vocabulary: Tokens of the model.
-        limit: The adapter's.
-
-    Raises:
-        InvalidRequest: If it might be too large, naming the fields and the limit.
+    Not for single answers without details, so that a server with a low limit still serves short ones.
     """
     num_tokens = len(search.forced_prefix) + max_new_tokens
     num_told, num_top = (max_new_tokens, search.num_top_log_probs) if has_log_probs else (0, 0)
@@ -162,11 +130,7 @@ def check_answer(
 
 
 def check_scores(request: messages.ScoreRequest, tokenizers: Tokenizers, vocabulary: int, limit: AnswerLimit) -> None:
-    """Check that scores with the weights of an alignment can be sent.
-
-    Raises:
-        InvalidRequest: If they might be too large, naming the limit.
-    """
+    """Check that scores with alignment weights can be sent; raise `InvalidRequest`, naming the limit."""
     num_source, num_target = len(request.source_ids), len(request.target_ids)
     shape = ScoresShape(
         num_source=num_source,

@@ -1,4 +1,4 @@
-"""Answers in no protocol's terms, made of engine events, and the mapping of failed outcomes to errors."""
+"""Protocol-independent answers, built from engine events, and the mapping of failed outcomes to errors."""
 
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -31,13 +31,9 @@ SEVERAL_SENTENCES = "text: has several sentences; this model knows one at a time
 
 
 class TokenLogProb(NamedTuple):
-    """A token and its log-probability; a tuple, since an answer may have thousands of them.
+    """A token and its log-probability (natural); a tuple because an answer may have thousands.
 
-    Attributes:
-        token: Its id.
-        piece: Its text in UTF-8, perhaps a part of a character; empty for end-of-sequence.
-        log_prob: Natural logarithm of its probability in the model.
-        top: The likeliest tokens at its position, if asked for.
+    `piece` is UTF-8, possibly of a partial character, and empty for end-of-sequence.
     """
 
     token: int
@@ -47,14 +43,9 @@ class TokenLogProb(NamedTuple):
 
 
 class Answer(Struct, frozen=True):
-    """One generated sequence.
+    """One generated sequence; `tokens` have the forced prefix and no end-of-sequence.
 
-    Attributes:
-        text: Its text.
-        tokens: Its ids, with the forced prefix and without end-of-sequence.
-        finish_reason: Whether it ended by itself.
-        score: The order of answers.
-        log_probs: Of each generated token, end-of-sequence included, the forced prefix not; empty unless asked for.
+    `log_probs`, empty unless requested, are of each generated token including end-of-sequence, without the forced prefix.
     """
 
     text: str
@@ -65,7 +56,7 @@ class Answer(Struct, frozen=True):
 
 
 class Timings(Struct, frozen=True):
-    """Seconds of a request's phases."""
+    """Durations of a request's phases."""
 
     queue_seconds: float
     prefill_seconds: float
@@ -75,20 +66,13 @@ class Timings(Struct, frozen=True):
 
 
 class Generated(Struct, frozen=True):
-    """The whole answer to a request.
+    """The whole answer to a request, the best sequence first; `warnings` are English sentences.
 
     Attributes:
-        request_id: The caller's or the server's.
-        model: Name of the model.
-        model_version: Of its bundle.
-        answers: At least one, the best one first.
-        is_truncated: Whether the source was cut.
         source_tokens: Tokens of the source, or of the whole prompt.
         generated_tokens: Tokens generated for all answers.
-        timings: Seconds of its phases.
-        seed: Of samples; None for other searches.
-        shortlist_tokens: Tokens that the answers were chosen from; 0 for the whole vocabulary.
-        warnings: Sentences for people, in English.
+        seed: Seed of sampling; None for other searches.
+        shortlist_tokens: Size of the shortlist; 0 for the whole vocabulary.
     """
 
     request_id: str
@@ -105,18 +89,12 @@ class Generated(Struct, frozen=True):
 
     @property
     def best(self) -> Answer:
-        """The first answer."""
+        """The best answer."""
         return self.answers[0]
 
 
 class Piece(Struct, frozen=True):
-    """A part of a streamed answer.
-
-    Attributes:
-        text: Text that follows the pieces before; never half a character.
-        tokens: Ids that follow those before.
-        result: The whole answer, in the last piece only.
-    """
+    """A part of a streamed answer: text without partial characters; the last piece has the whole answer as `result`."""
 
     text: str
     tokens: Sequence[int]
@@ -134,18 +112,7 @@ def to_generated(
     *,
     is_truncated: bool = False,
 ) -> Generated:
-    """Return the answer to a request.
-
-    Args:
-        request: The request.
-        call: Its context.
-        model: Its model.
-        sequence: The request as the engine had it.
-        template: Around its text.
-        finished: The engine's outcome, with answers.
-        text: Of the first answer, where it is known.
-        is_truncated: Whether the source was cut.
-    """
+    """Return the answer to a request; `text` is the first answer's text, if already decoded."""
     assert finished.admitted is not None and finished.first_token is not None, "an answer was decoded"
     manifest, sampling, arrival = model.manifest, sequence.search.sampling, sequence.arrival
     tokenizer, before = model.tokenizers.target, template.before(sequence)
@@ -184,15 +151,12 @@ def to_generated(
 
 
 def shortlist_tokens(manifest: "Manifest") -> int:
-    """Return the length of a model's shortlist; 0 where it chooses from its whole vocabulary."""
+    """Return the size of a model's shortlist; 0 if it uses the whole vocabulary."""
     return manifest.num_choices if manifest.num_choices < manifest.target_vocab_size else 0
 
 
 class LogProbs(Collection[TokenLogProb]):
-    """The log-probabilities of an answer's generated tokens, and the likeliest tokens beside them if asked for.
-
-    Each is made when it is iterated over: an answer may have hundreds of thousands, too many to be made at once.
-    """
+    """Log-probabilities of an answer's generated tokens; built lazily, since an answer may have hundreds of thousands."""
 
     def __init__(self, tokenizer: Tokenizer, eos_id: int, search: messages.SearchOptions, answer: messages.Answer) -> None:
         self._tokenizer, self._answer = tokenizer, answer
@@ -223,9 +187,9 @@ def token_log_probs(tokenizer: Tokenizer, ids: Sequence[int], log_probs: Sequenc
 
 
 def error_of(outcome: messages.Finished | messages.Scored, call: Call) -> ServiceError:
-    """Return the error that an outcome without an answer stands for."""
+    """Return the error for an outcome without an answer."""
     retry_after_seconds = outcome.retry_after_seconds
-    # The server's own deadline is named.
+    # Name the server's own deadline.
     deadline = f"the server's deadline ({call.deadline_limit} seconds)" if call.deadline_limit else "the deadline"
     match outcome.reason:
         case "deadline" | "deadline_unmet" if isinstance(outcome, messages.Scored):
@@ -256,6 +220,6 @@ def error_of(outcome: messages.Finished | messages.Scored, call: Call) -> Servic
 
 
 def place_refused(caller: Caller, limit: str, retry_after_seconds: float | None) -> ServiceError:
-    """Count a refusal by a caller's own limit of the queue, `max_waiting` or `max_slots`; return its error."""
+    """Count a refusal by the caller's queue limit (`max_waiting` or `max_slots`) and return its error."""
     reason = "the request needs more slots" if limit == "max_slots" else "too many requests are waiting"
     return caller.limit_reached(limit, reason, RETRY_SECONDS if retry_after_seconds is None else retry_after_seconds)

@@ -1,8 +1,4 @@
-"""Callers, their limits and deadlines, and what they have used of them.
-
-An adapter brings a request's metadata and the names in the certificate that its connection has verified.
-Everything here belongs to the event loop's thread; usage may be shared with other processes (`Usage`).
-"""
+"""Callers with their limits, deadlines and usage, on the event loop's thread; `Usage` may be shared with other processes."""
 
 import math
 import time
@@ -18,9 +14,9 @@ from dragoman.server.listening import digest_of
 from dragoman.server.service.callers_file import Book, Entry, Limits
 from dragoman.server.telemetry.caller_metrics import CallerMeter, CallerMetrics
 
-# Where nobody can know when to come back: a running request has to end first.
+# Used where the time is unknown: a running request has to end first.
 RETRY_SECONDS = 1.0
-# Sums of floating-point numbers are not exact: a bucket has an amount again when this little is missing.
+# Tolerance for floating-point sums: a bucket that lacks this little has the amount.
 ALMOST = 1e-6
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -28,27 +24,20 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Time budgets of requests.
-
-    Attributes:
-        default_seconds: For a request without a deadline; 0 for any time.
-        max_seconds: For every request; 0 for any time.
-    """
+    """Default and maximum time budgets of requests; 0 for no limit."""
 
     default_seconds: float = 0.0
     max_seconds: float = 0.0
 
     def of(self, limits: Limits) -> "Deadlines":
-        """Return those of a caller: its limits, and these where it has none."""
+        """Return a caller's deadlines: its own limits, else these."""
         default, longest = limits.default_deadline_seconds, limits.max_deadline_seconds
         return Deadlines(self.default_seconds if default is None else default, self.max_seconds if longest is None else longest)
 
     def time_left(self, arrival: float, remaining_seconds: float | None) -> tuple[float | None, str]:
-        """Return the seconds a request may still take, None for any, and the name and value of the limit that decided, if one did.
+        """Return the seconds a request may still take, None for no limit, and the limit that decided as "name of value", else "".
 
-        Args:
-            arrival: `time.monotonic()` when it came.
-            remaining_seconds: Until its own deadline; None if it has none.
+        `arrival` is `time.monotonic()`, `remaining_seconds` are until the request's own deadline.
         """
         limit, seconds = "default_deadline_seconds", self.default_seconds
         if remaining_seconds is not None or not seconds or 0 < self.max_seconds < seconds:
@@ -65,14 +54,7 @@ NO_DEADLINES = Deadlines()
 
 
 class Usage(Protocol):
-    """A caller's usage, read and changed within its `with` alone, which does not wait and is not entered twice.
-
-    Attributes:
-        num_running: Running requests.
-        num_streams: Open streams of requests.
-        requests: Token bucket of requests; None without a limit.
-        tokens: Token bucket of tokens; None without a limit.
-    """
+    """A caller's usage; access only inside its `with`, which neither blocks nor is reentrant. Buckets are None without a limit."""
 
     num_running: int
     num_streams: int
@@ -80,20 +62,20 @@ class Usage(Protocol):
     tokens: Bucket | None
 
     def __enter__(self) -> Self:
-        """Lock and read it."""
+        """Lock and read the usage."""
         ...
 
     def __exit__(self, *_: object) -> None:
-        """Publish changes and unlock it."""
+        """Publish changes and unlock."""
         ...
 
     def change(self, requests: Bucket | None, tokens: Bucket | None) -> None:
-        """Replace the buckets; within the `with`."""
+        """Replace the buckets; call inside the `with`."""
         ...
 
 
 class OwnUsage:
-    """Usage of one process alone; `server/workers/shared_counters.py` has the one that several share."""
+    """Usage within one process; `server/workers/shared_counters.py` has the shared one."""
 
     __slots__ = ("num_running", "num_streams", "requests", "tokens")
 
@@ -109,21 +91,12 @@ class OwnUsage:
         pass
 
     def change(self, requests: Bucket | None, tokens: Bucket | None) -> None:
-        """See `Usage`."""
+        """Replace the buckets."""
         self.requests, self.tokens = requests, tokens
 
 
 class Caller:
-    """One caller: its limits and its usage; kept when the file changes and still has its name.
-
-    Attributes:
-        name: As in the file.
-        limits: Of its requests.
-        share: Its part of a model's work, for the dispatcher.
-        models: Names of the models it may use; None for all.
-        deadlines: Time budgets of its requests.
-        is_known: Whether the file still has it.
-    """
+    """One caller with its limits and usage; kept across file changes as long as the name stays (`is_known`)."""
 
     def __init__(
         self,
@@ -134,16 +107,7 @@ class Caller:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """Continue from a usage.
-
-        Args:
-            entry: Of the file.
-            meter: Its metrics.
-            usage: Its usage until now.
-            deadlines: The server's own.
-            clock: Monotonic seconds, for rates.
-            wall_clock: Seconds since 1970, for the expiry.
-        """
+        """Create a caller with existing usage; `clock` is monotonic for rates, `wall_clock` since 1970 for the expiry."""
         self.name = entry.name
         self.is_known = True
         self._meter = meter
@@ -153,7 +117,7 @@ class Caller:
         self.change(entry)
 
     def change(self, entry: Entry) -> None:
-        """Change the limits; levels and counts stay."""
+        """Replace the limits; bucket levels and counts stay."""
         limits = entry.limits
         self.limits = limits
         self.models = None if limits.models is None else frozenset(limits.models)
@@ -169,23 +133,23 @@ class Caller:
             )
 
     def forget(self) -> None:
-        """Refuse new requests of a caller removed from the file; running ones go on."""
+        """Refuse new requests, after removal from the file; running requests continue."""
         self.is_known = False
         self._meter.close()
 
     @property
     def may_call(self) -> bool:
-        """Whether it is in the file and not expired."""
+        """Whether the caller is in the file and not expired."""
         return self.is_known and self._wall_clock() < self._expiry
 
     @property
     def most_at_once(self) -> int | None:
-        """Requests of one call that its limits let run at once; None for any number."""
+        """Most requests of one call that may run at once; None for no limit."""
         limits = [limit for limit in (self.limits.max_requests, self.limits.max_waiting) if limit]
         return min(limits, default=None)
 
     def check(self) -> None:
-        """Raise `Unauthenticated` if it is expired, which is counted, or no longer in the file."""
+        """Raise `Unauthenticated` if the caller is expired (counted) or no longer in the file."""
         if not self.is_known:
             raise Unauthenticated(f"authorization: caller {self.name!r} is not known any more")
         if self._expiry <= self._wall_clock():
@@ -194,13 +158,10 @@ class Caller:
             raise Unauthenticated(f"authorization: caller {self.name!r} expired at {when}")
 
     def enter(self, *, is_counted: bool = True) -> None:
-        """Admit one request; `leave` when it has ended.
-
-        Args:
-            is_counted: Whether it counts in `requests_per_second`; sentences of a counted request do not.
+        """Admit one request; call `leave` when it has ended. `is_counted` is false for the sentences of a counted request.
 
         Raises:
-            LimitReached: If a limit does not allow it now; nothing is taken then.
+            LimitReached: If a limit refuses the request; nothing is taken then.
             Unauthenticated: See `check`.
         """
         self.check()
@@ -215,7 +176,7 @@ class Caller:
         self._meter.num_running.inc()
 
     def leave(self, generated_tokens: int) -> None:
-        """Release a request that `enter` admitted, and charge the tokens generated for it."""
+        """Release an admitted request and charge its generated tokens."""
         with self._usage as usage:
             usage.num_running -= 1
             if usage.tokens is not None and generated_tokens:
@@ -225,11 +186,9 @@ class Caller:
             self._meter.generated_tokens.inc(generated_tokens)
 
     def enter_stream(self) -> None:
-        """Open a stream of requests, which counts as a request but not as a running one; `leave_stream` when it is closed.
+        """Open a stream of requests, counted as a request but not as running; call `leave_stream` when it is closed.
 
-        Raises:
-            LimitReached: If a limit does not allow it now; `max_requests` limits open streams, too.
-            Unauthenticated: See `check`.
+        Raises as `enter`; `max_requests` limits open streams, too.
         """
         self.check()
         with self._usage as usage:
@@ -239,12 +198,12 @@ class Caller:
             usage.num_streams += 1
 
     def leave_stream(self) -> None:
-        """Close a stream that `enter_stream` opened."""
+        """Close a stream of requests."""
         with self._usage as usage:
             usage.num_streams -= 1
 
     def read(self, tokens: int) -> None:
-        """Charge the tokens of a source, or of a source and a target, on its way to the engine."""
+        """Charge the tokens of a source, or of a source and a target."""
         self._meter.source_tokens.inc(tokens)
         if self.limits.tokens_per_second is None:
             return
@@ -253,21 +212,21 @@ class Caller:
                 usage.tokens.take(tokens)
 
     def check_priority(self, priority: int) -> None:
-        """Raise `InvalidRequest` if a request may not have this priority."""
+        """Raise `InvalidRequest` if the priority is above the caller's `max_priority`."""
         highest = self.limits.max_priority
         if highest is not None and priority > highest:
             self._meter.refused("max_priority")
             raise InvalidRequest("priority", f"{priority} is above {highest}, max_priority of caller {self.name}")
 
     def check_slots(self, num_slots: int, field: str) -> None:
-        """Raise `InvalidRequest` if a request, through a field, needs more slots than the caller may ever have."""
+        """Raise `InvalidRequest` for `field` if a request needs more slots than the caller's `max_slots`."""
         most = self.limits.max_slots
         if most is not None and num_slots > most:
             self._meter.refused("max_slots")
             raise InvalidRequest(field, f"{num_slots} slots are needed; max_slots of caller {self.name} is {most}")
 
     def limit_reached(self, limit: str, reason: str, retry_after_seconds: float) -> ClientFault:
-        """Count a refusal; return its error."""
+        """Count a refusal and return its error."""
         self._meter.refused(limit)
         return LimitReached(limit, f"{reason}; it is a limit of caller {self.name}", retry_after_seconds)
 
@@ -289,12 +248,7 @@ class Caller:
 
 
 class Callers:
-    """All callers, by their credentials.
-
-    Attributes:
-        has_tokens: Whether there are tokens at all.
-        has_certificates: Whether a certificate alone identifies a caller.
-    """
+    """All callers, by token or certificate name."""
 
     def __init__(
         self,
@@ -305,16 +259,7 @@ class Callers:
         wall_clock: Callable[[], float] = time.time,
         usage_of: Callable[[str], Usage] = OwnUsage,
     ) -> None:
-        """Take the callers of a file.
-
-        Args:
-            book: Content of the file.
-            metrics: Of callers.
-            deadlines: The server's own, for callers without.
-            clock: Monotonic seconds, for rates.
-            wall_clock: Seconds since 1970, for expiries.
-            usage_of: Returns the usage of a caller by name.
-        """
+        """Create the callers of a file; `deadlines` are the server's, for callers without, `usage_of` returns a usage by name."""
         self._metrics = metrics
         self._deadlines = deadlines
         self._clock, self._wall_clock, self._usage_of = clock, wall_clock, usage_of
@@ -322,7 +267,7 @@ class Callers:
         self.replace(book)
 
     def replace(self, book: Book) -> None:
-        """Take the callers of another file; one that stays keeps its usage and its running requests."""
+        """Replace the callers by those of another file; remaining callers keep their usage and running requests."""
         for name in self._callers.keys() - book.entries.keys():
             self._callers.pop(name).forget()
         for name, entry in book.entries.items():
@@ -336,19 +281,11 @@ class Callers:
         self.has_tokens, self.has_certificates = bool(book.tokens), bool(book.certificates)
 
     def all(self) -> Sequence[Caller]:
-        """Return every caller of the file."""
+        """Return all callers of the file."""
         return list(self._callers.values())
 
     def identify(self, metadata: Metadata | None, names: Iterable[str] = ()) -> Caller:
-        """Return the caller whose token is given or, without a token, whom the certificate names.
-
-        Args:
-            metadata: Pairs of a key in lower case and a value.
-            names: Names in the caller's verified certificate.
-
-        Raises:
-            Unauthenticated: If there is no such caller, or it is expired.
-        """
+        """Return the caller of the token, else of the certificate's `names`; raise `Unauthenticated` if unknown or expired."""
         caller = self.find(metadata, names)
         if caller is None:
             needed = "a bearer token" if self.has_tokens or not self.has_certificates else "a client certificate with a name"
@@ -359,7 +296,7 @@ class Callers:
         return caller
 
     def find(self, metadata: Metadata | None, names: Iterable[str] = ()) -> Caller | None:
-        """Return the caller, expired or not; None if there is none. See `identify`."""
+        """Return the caller as `identify` does, expired or not; None if there is none."""
         shown = [value for key, value in metadata or () if key == "authorization"]
         if shown:
             return self._by_header(shown)
@@ -367,11 +304,11 @@ class Callers:
         return next((self._callers[name] for name in found if name is not None), None)
 
     def by_token(self, metadata: Metadata | None) -> Caller | None:
-        """Return the caller whose token is given, expired or not; None without a known token, or with several."""
+        """Return the caller of the token, expired or not; None without exactly one known token."""
         return self._by_header([value for key, value in metadata or () if key == "authorization"])
 
     def _by_header(self, shown: Sequence[str | bytes]) -> Caller | None:
-        """Look up the digest of the token, so that the time taken reveals nothing of the tokens there are."""
+        """Look up the token's digest, so that timing reveals nothing about known tokens."""
         value = shown[0] if len(shown) == 1 else ""
         scheme, _, token = value.partition(" ") if isinstance(value, str) else ("", "", "")
         if scheme.lower() != "bearer":

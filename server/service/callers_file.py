@@ -1,7 +1,7 @@
-"""The file of callers (`auth_tokens_file`), and that of operators: its two forms, and errors that never quote a token.
+"""Parser of the files of callers (`auth_tokens_file`) and operators; errors never quote a token.
 
-Lines, `name:token` or `token` each, name callers without limits. TOML gives each caller its credentials and its limits;
-docs/limits.md has an example. A file is TOML if its name ends in `.toml`, or if it is TOML with a table `callers`.
+Two formats: lines of `name:token` or `token`, without limits, or TOML with credentials and limits (docs/limits.md). A file is
+TOML if its name ends in `.toml`, or if it parses as TOML with a table `callers`.
 """
 
 import re
@@ -25,9 +25,9 @@ log = structlog.get_logger("dragoman.callers")
 SETTING = "auth_tokens_file"
 MAX_FILE_BYTES = 16 * 2**20
 MAX_NAME_CHARACTERS = 64
-# Names stand in log lines and are metrics' labels.
+# Names appear in log lines and as metric labels.
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARACTERS - 1}}}")
-# What only TOML begins a line with: as a line of the other form it would be a token.
+# Line starts of TOML only; in the line format they would be read as tokens.
 TABLE = re.compile(r"\[\[?\s*[\"']?(callers|defaults)\b")
 
 
@@ -52,7 +52,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class Limits(BaseModel):
-    """Limits of a caller; None for the server's own settings alone. docs/limits.md describes the keys."""
+    """Limits of a caller; None for the server's settings alone. docs/limits.md describes the keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -70,7 +70,7 @@ class Limits(BaseModel):
     max_deadline_seconds: Seconds | None = None
 
     def within(self, defaults: "Limits") -> "Limits":
-        """Return these, or the defaults where one is None; raise `ValueError` if a burst is left without its rate."""
+        """Return these limits with defaults for None; raise `ValueError` if a burst has no rate."""
         names = Limits.model_fields
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         for rate, burst in (("requests_per_second", "requests_burst"), ("tokens_per_second", "tokens_burst")):
@@ -83,7 +83,7 @@ NO_LIMITS = Limits()
 
 
 class _Entry(Limits):
-    """One caller's table."""
+    """A caller's table."""
 
     token: Token | None = None
     tokens: list[Token] = []
@@ -99,13 +99,13 @@ class _Entry(Limits):
         return self
 
     def digests(self) -> Iterator[bytes]:
-        """Yield the digests of its tokens."""
+        """Yield the SHA-256 digests of the tokens."""
         yield from (digest_of(token) for token in (self.token, *self.tokens) if token is not None)
         yield from (bytes.fromhex(digest) for digest in (self.token_sha256, *self.tokens_sha256) if digest is not None)
 
 
 class _File(BaseModel):
-    """The whole file."""
+    """The whole TOML file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -115,13 +115,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One caller of the file.
-
-    Attributes:
-        name: Of the caller.
-        limits: Its limits.
-        expires: End of its access; None for never.
-    """
+    """A caller in the file; `expires` is None for never."""
 
     name: str
     limits: Limits = NO_LIMITS
@@ -130,14 +124,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """All callers of a file.
-
-    Attributes:
-        entries: By name.
-        tokens: Names by the SHA-256 digest of a token.
-        certificates: Names by a name in a client's certificate.
-        warnings: A sentence each.
-    """
+    """Parsed file of callers: names by the SHA-256 digest of a token, and by a name in a client certificate."""
 
     entries: Mapping[str, Entry]
     tokens: Mapping[bytes, str]
@@ -146,12 +133,12 @@ class Book:
 
 
 def read_callers_book(config: ServerConfig) -> Book | None:
-    """Return the file of callers; None if there is none, and nobody is asked for a token; errors as `read_book`."""
+    """Return the file of callers; None if unset, which means no authentication. Raises as `read_book`."""
     return _read_named(config, config.auth_tokens_file, SETTING, "file of callers")
 
 
 def read_operators_book(config: ServerConfig) -> Book | None:
-    """Return the file of operators; None if there is none, and anybody who reaches the admin service may use it."""
+    """Return the file of operators; None if unset, which means no authentication of the admin service. Raises as `read_book`."""
     return _read_named(config, config.admin_tokens_file, "admin_tokens_file", "file of operators")
 
 
@@ -165,21 +152,16 @@ def _read_named(config: ServerConfig, path: Path | None, setting: str, title: st
 
 
 def read_book(path: Path, *, has_client_certificates: bool = False, setting: str = SETTING) -> Book:
-    """Read a file of callers.
-
-    Args:
-        path: The file.
-        has_client_certificates: Whether connections ask for client certificates (`tls_client_ca`).
-        setting: Name of the setting that names the file.
+    """Read a file of callers; `has_client_certificates` is whether connections request them (`tls_client_ca`).
 
     Raises:
-        ConfigError: Naming the file and every key or line that is wrong, and never a token.
+        ConfigError: Naming the file and each wrong key or line, never a token.
     """
     file = f"{setting}: {path}"
     text = _read(path, file)
     try:
         tables: dict[str, Any] | None = tomllib.loads(text)
-    except ValueError as error:  # TOML's own, and numbers or dates that cannot be
+    except ValueError as error:  # includes TOMLDecodeError and impossible numbers or dates
         if path.suffix == ".toml":
             raise ConfigError(f"{file}: not a TOML file: {error}") from None
         tables = None
@@ -225,10 +207,7 @@ def _read_tables(file: str, tables: dict[str, Any]) -> Book:
 
 
 def _read_lines(file: str, text: str) -> Book:
-    """Read `name:token` or `token` a line; blank lines and comments (`#`) are skipped.
-
-    The first colon separates. A token without a name is called after its line; several lines of one name are one caller.
-    """
+    """Read `name:token` or `token` lines; the name ends at the first colon, and a token without one is named after its line."""
     credentials = _Credentials(file)
     entries: dict[str, Entry] = {}
     warnings: list[str] = []
@@ -258,7 +237,7 @@ def _read_lines(file: str, text: str) -> Book:
 
 
 class _Credentials:
-    """Names of callers by credential; each credential must be one caller's."""
+    """Callers' names by credential; rejects duplicate credentials."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -278,7 +257,7 @@ class _Credentials:
 
 
 def _explain(detail: ErrorDetails) -> str:
-    """Return one line about one wrong key; its value may be a token and is left out."""
+    """Return one line about a wrong key, without its value, which may be a token."""
     key = ".".join(str(part) for part in detail["loc"]) or "file"
     match detail["type"]:
         case "extra_forbidden":

@@ -1,7 +1,6 @@
-"""Request context: ids, the running call, its line in the access log, and the set of running calls that a drain waits for.
+"""Call context, access log and the set of running calls that a drain waits for.
 
-Every call gets an id, a span if it is traced and one line in the log, is counted once, and ends in an answer or in one
-`ServiceError`, which its protocol adapter sends in its own form.
+Every call has an id, possibly a span, one log line and one count, and ends in an answer or one `ServiceError`.
 """
 
 import asyncio
@@ -24,26 +23,22 @@ from dragoman.server.telemetry.logs import Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.trace_context import read_trace_context
 
-if TYPE_CHECKING:  # it needs OpenTelemetry
+if TYPE_CHECKING:  # imports OpenTelemetry
     from dragoman.server.telemetry.tracing import CallSpan, Tracer
 
 REQUEST_ID_KEY = "x-request-id"
 MAX_ID_CHARACTERS = 128
-# Seeded by the system, once; asking it for each request costs a system call.
+# Seeded once by the system: system randomness for each request would cost a system call.
 _ids = random.Random()
 
 
 def new_incident() -> str:
-    """Return an id to find one failure, or one request, in the log; unlikely to repeat, and no secret."""
+    """Return an id for one failure or request in the log; unlikely to repeat, not secret."""
     return f"{_ids.getrandbits(64):016x}"
 
 
 def choose_request_id(given: str, metadata: Metadata | None) -> str:
-    """Return the id in the request, or else the one in its metadata, or else a new one.
-
-    Raises:
-        InvalidRequest: If the caller's is not one to log.
-    """
+    """Return the request's id, else the metadata's, else a new one; raises as `check_request_id`."""
     if given:
         return check_request_id("request_id", given)
     for key, value in metadata or ():
@@ -53,11 +48,7 @@ def choose_request_id(given: str, metadata: Metadata | None) -> str:
 
 
 def check_request_id(field: str, value: str) -> str:
-    """Return a caller's request id as it is; it goes into logs, so it must be harmless there.
-
-    Raises:
-        InvalidRequest: If it is too long or has other characters than printable ASCII.
-    """
+    """Return a caller's request id unchanged; raise `InvalidRequest` if it is too long or not printable ASCII."""
     if len(value) > MAX_ID_CHARACTERS:
         raise InvalidRequest(field, f"{len(value)} characters; at most {MAX_ID_CHARACTERS} are allowed")
     if not (value.isascii() and value.isprintable()):
@@ -66,32 +57,24 @@ def check_request_id(field: str, value: str) -> str:
 
 
 class Call(Struct, eq=False):
-    """The context of one call of any protocol, or of one request of a batch; filled in on its way.
+    """Context of one call, or of one request of a batch; filled in while it is served.
 
     Attributes:
         method: Full name, `/package.Service/Method`.
-        task: The asyncio task that serves it.
-        is_counted: Whether it counts in the metrics of requests: it generates or scores.
-        has_items: Whether it is a stream of requests, each of which has a context of its own.
-        is_awaited: Whether a drain waits for it.
-        request_id: The caller's or ours; empty until it is known.
-        caller: The caller; None while unknown, and where callers are not identified.
-        share: The caller's part of a model's work, for the dispatcher.
-        arrival: `time.monotonic()` when it came.
-        deadline: `time.monotonic()` when its time is over; None for any time, and while its model is not known.
-        deadline_limit: Name and seconds of the server's limit that set the deadline; empty if the caller did.
-        is_entered: Whether its caller's limits have admitted it, so that they are told when it ends.
-        not_entered: Why they have not, of a request of a batch: raised when it is served.
-        model: Name of the model, once it is found.
-        source_tokens: Tokens of its source.
-        generated_tokens: Tokens generated for it.
-        count_answer: Counts its answer once that is certain to be sent; None while there is none.
-        is_ended_by_server: Whether the server cancelled it to shut down.
-        has_begun_items: Whether a request of its stream or message has been admitted or refused.
-        code: Name of its status; empty until it ends. Its answer may still be on the way.
+        is_counted: Whether request metrics count the call: it generates or scores.
+        has_items: Whether the call is a stream of requests, each with its own context.
+        is_awaited: Whether a drain waits for the call.
+        caller: None while unknown, and without authentication.
+        arrival: `time.monotonic()` at arrival.
+        deadline: `time.monotonic()` of the deadline; None for no limit, and while the model is unknown.
+        deadline_limit: Name and seconds of the server's limit that set the deadline; empty if the caller set it.
+        is_entered: Whether the caller's limits have admitted the call; `leave` releases it.
+        not_entered: Refusal by the caller's limits of a request of a batch; raised when it is served.
+        count_answer: Counts the answer once it has been sent; None without an answer.
+        has_begun_items: Whether a request of the stream or message has been admitted or refused.
+        code: Name of the status; empty until the call ends. The answer may still be in transit.
         refusal: Reason of a refusal before any work; see `ServiceError`.
-        span: Its trace span; None if it is not traced.
-        window: Its in-flight window, if it is large or has several requests.
+        window: In-flight window, if the call is large or has several requests.
     """
 
     method: str
@@ -120,22 +103,17 @@ class Call(Struct, eq=False):
 
     @classmethod
     def begin(cls, method: str, *, is_counted: bool = True, has_items: bool = False, is_awaited: bool = True) -> "Call":
-        """Return the context of a call that the current task serves."""
+        """Return the context of a call served by the current task."""
         task = asyncio.current_task()
         assert task is not None
         return cls(method, task, is_counted, has_items, is_awaited)
 
     def caller_or(self, address: str) -> str:
-        """Return the name of its caller or, where callers are not identified, an address."""
+        """Return the caller's name, or the address without authentication."""
         return address if self.caller is None else self.caller.name
 
     def enter(self, caller: Caller, *, is_counted: bool = True) -> None:
-        """Have its caller's limits admit it; see `Caller.enter`.
-
-        Raises:
-            LimitReached: If one does not.
-            Unauthenticated: If the caller may not call any more.
-        """
+        """Admit the call through its caller's limits; raises as `Caller.enter`."""
         self.caller = caller
         if self.has_items:
             caller.enter_stream()
@@ -145,7 +123,7 @@ class Call(Struct, eq=False):
         self.share = caller.share
 
     def leave(self) -> None:
-        """Tell its caller's limits that it has ended."""
+        """Release the call in its caller's limits."""
         assert self.caller is not None and self.is_entered
         self.is_entered = False
         if self.has_items:
@@ -155,7 +133,7 @@ class Call(Struct, eq=False):
 
 
 class AccessLog:
-    """The access log: one line for each call that has ended, with one count in the metrics and the end of its span."""
+    """Access log: one line, one count in the metrics and the end of the span for each ended call."""
 
     def __init__(self, metrics: Metrics, tracer: "Tracer | None" = None) -> None:
         self._metrics = metrics
@@ -166,7 +144,7 @@ class AccessLog:
         )
 
     def begin(self, call: Call, metadata: Metadata | None) -> None:
-        """Start the span of a traced call; bind its trace, or else its caller's, to its log lines."""
+        """Start the span of a traced call; bind its trace, else the caller's, to the log lines."""
         caller = read_trace_context(metadata)
         if self._tracer is not None:
             call.span = self._tracer.start(call.method, call.arrival, caller)
@@ -174,10 +152,10 @@ class AccessLog:
             bind_contextvars(trace_id=trace.trace_id, span_id=trace.span_id)
 
     def begin_item(self, call: Call, rpc: Call, *, is_part: bool = False) -> None:
-        """Start the span of one request of a batch, if the whole call has one; have its caller's limits admit it.
+        """Start the span of one request of a batch, if the call has one; admit the request through its caller's limits.
 
-        A refusal is kept until the request is served. The caller's rate of requests has counted the whole call, so it
-        counts neither the first request of the call nor parts (sentences, texts) of a message.
+        A refusal is raised only when the request is served. The request rate has counted the whole call already, so neither its
+        first request nor parts (sentences, texts) of a message are counted.
         """
         if rpc.span is not None:
             call.span = rpc.span.start_item(call.arrival)
@@ -191,10 +169,7 @@ class AccessLog:
                 call.not_entered = error
 
     def finish(self, call: Call, code: str, event: str = "call") -> None:
-        """Write the line of a call that ended with this status; count its answer or its failure; end its span.
-
-        Of failed calls some lines of each kind are written; `tell_suppressed` counts the others.
-        """
+        """Log the end of a call (failures sampled, see `tell_suppressed`), count its answer or failure, and end its span."""
         call.code = code
         ended = time.monotonic()
         if call.is_entered:
@@ -224,7 +199,7 @@ class AccessLog:
             )
 
     def fault(self, error: Exception) -> ServiceError:
-        """Return the error for the caller; an unforeseen exception is logged under an incident id, if there are not very many."""
+        """Return the error for the caller; log an unforeseen exception under an incident id, sampled."""
         if isinstance(error, ServiceError):
             return error
         incident = new_incident()
@@ -233,23 +208,17 @@ class AccessLog:
         return UnexpectedFault(incident)
 
     def tell_suppressed(self) -> None:
-        """Log how many lines of failed calls were not written since the last time, a line for each kind."""
+        """Log the number of suppressed lines of failed calls since the last time, one line for each kind."""
         self._sampler.tell()
 
 
 def _caller_left(error: BaseException) -> str | None:
-    """Return the status of an exception by which adapters without others of their own learn that the caller is gone."""
+    """Return the status of an exception that signals the caller's disconnection, for adapters without their own."""
     return Cancelled.code if isinstance(error, asyncio.CancelledError | GeneratorExit) else None
 
 
 class RunningCalls:
-    """The running calls of every protocol, each served within `serving`.
-
-    Attributes:
-        records: The access log.
-        callers: All callers; None where they are not identified.
-        draining: Set once new calls are refused.
-    """
+    """Running calls of every protocol, each served within `serving`; `draining` is set once new calls are refused."""
 
     def __init__(self, records: AccessLog, callers: Callers | None = None) -> None:
         self.records = records
@@ -266,7 +235,7 @@ class RunningCalls:
         return len(self._calls)
 
     async def wait_idle(self, seconds: float) -> bool:
-        """Wait until no call runs that a drain waits for; return False if some still do after so many seconds."""
+        """Wait until no call runs that a drain waits for; return False on timeout."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -275,19 +244,19 @@ class RunningCalls:
         return True
 
     async def wait_ended(self, seconds: float) -> None:
-        """Wait until no call runs at all, at most so long."""
+        """Wait until no call runs at all, or until the timeout."""
         if tasks := {call.task for call in self._calls | self._others} - {asyncio.current_task()}:
             await asyncio.wait(tasks, timeout=seconds)
 
     def end_all(self) -> None:
-        """End running calls with `UNAVAILABLE`; those that are sending their answer are left alone."""
+        """End running calls with `UNAVAILABLE`, except those that are sending their answer."""
         for call in self._calls | self._others:
             if not call.code:
                 call.is_ended_by_server = True
                 call.task.cancel()
 
     def is_known(self, call: Call, metadata: Metadata | None, names: Callable[[], Iterable[str]] = tuple) -> bool:
-        """Identify a call's caller before anything of it is read; return whether it is worth reading. `serving` raises why not."""
+        """Identify the caller before reading a call; return whether to read it. `serving` raises the reason otherwise."""
         if self.callers is None:
             return True
         if call.caller is None:
@@ -309,17 +278,16 @@ class RunningCalls:
         """Serve a call within the `with`, in its task.
 
         Args:
-            call: Its context; the caller may be known already.
-            metadata: Pairs of a key in lower case and a value: the caller's token, an id, a trace.
-            request_id: Of the request itself; empty for none.
-            names: Returns the names in the connection's verified client certificate.
-            own_ending: Returns the status of an exception of the adapter's own, such as that the caller is gone, which is recorded
-                and raised as it is; None for every other.
-            is_sent_later: Whether the answer is sent after the `with`: the call then runs until its task ends.
-            is_open: Whether anybody may call, without a caller's limits.
+            call: Context; the caller may be set already.
+            metadata: Pairs of a lower-case key and a value.
+            request_id: Id in the request; empty for none.
+            names: Returns the names in the verified client certificate.
+            own_ending: Returns the status of an adapter's own exception, to be recorded and re-raised; None for others.
+            is_sent_later: Whether the answer is sent after the `with`; the call then runs until its task ends.
+            is_open: Whether authentication and callers' limits are skipped.
 
         Raises:
-            ServiceError: For the caller, whatever was raised inside; it is recorded already.
+            ServiceError: For the caller, for every other exception; recorded already.
         """
         if call.is_awaited:
             self._calls.add(call)
@@ -360,7 +328,6 @@ class RunningCalls:
                 self._forget(call)
 
     def _fail(self, call: Call, error: ServiceError) -> ServiceError:
-        """Record a failure; return the error for the caller."""
         call.refusal = error.refusal
         self.records.finish(call, error.code)
         return error

@@ -1,7 +1,6 @@
-"""The way of a request: its model held, validated, sent to the engine, its outcome an answer or an error.
+"""Generation service: validates a request, sends it to the engine and converts the outcome to an answer or an error.
 
-Errors are those of `server.errors`. An answer is counted when its call ends, after the protocol adapter has sent it: one that does
-not fit a message, or that nobody receives, is no success.
+An answer is counted when its call ends, after it has been sent: an answer too large to send, or not received, is no success.
 """
 
 import asyncio
@@ -37,27 +36,17 @@ if TYPE_CHECKING:
     from dragoman.server.models.registry import Repository
 
 ANSWERS = ("eos", "length")
-# Beyond a deadline; an engine that steps reports the end of a late request sooner, and with its tokens.
+# Grace beyond a deadline; a live engine reports a late request's end sooner, and with its tokens.
 HANG_SECONDS = 0.5
 
 Outcome = TypeVar("Outcome")
 
 
 class Generation:
-    """Generates and scores with the loaded models.
-
-    Attributes:
-        validator: Validates requests.
-    """
+    """Generation and scoring with the loaded models."""
 
     def __init__(self, models: "Repository", metrics: Metrics, deadlines: Deadlines = NO_DEADLINES) -> None:
-        """Prepare for the loaded models.
-
-        Args:
-            models: Loaded models; may change.
-            metrics: Of requests.
-            deadlines: The server's own.
-        """
+        """Prepare the loaded models, which may change later."""
         self._models = models
         self._metrics = metrics
         self._deadlines = deadlines
@@ -66,10 +55,7 @@ class Generation:
             self.prepare(model)
 
     def prepare(self, model: "LoadedModel") -> None:
-        """Compute the sizes of a model's tokens, and load the reader of special tokens where it is on by default.
-
-        The former takes a tenth of a second for a large vocabulary, the latter seconds; requests do not wait for them.
-        """
+        """Compute token sizes and load the special-token reader, 0.1 s and seconds, so that requests do not wait for them."""
         tokenizers = model.tokenizers
         for tokenizer in (tokenizers.source, tokenizers.target):
             self.validator.sizes_of(tokenizer)
@@ -79,16 +65,9 @@ class Generation:
     async def generate(
         self, request: GenerateRequest, call: Call, remaining_seconds: float | None = None, limit: AnswerLimit | None = None
     ) -> Generated:
-        """Return the whole answer; cancelling the awaiting task frees its slots at the engine's next step.
+        """Return the whole answer; cancelling the task frees the slots at the engine's next step.
 
-        Args:
-            request: The request.
-            call: Its context.
-            remaining_seconds: Until its deadline, None if it has none.
-            limit: Largest answer that the adapter can send; None for any.
-
-        Raises:
-            ServiceError: If there is no answer.
+        `remaining_seconds` are until the deadline, `limit` is the adapter's answer size. Raises `ServiceError` without an answer.
         """
         async with self._hold(request, call, remaining_seconds) as model:
             sequence, template, is_truncated = await self._admit(request, call, model, limit)
@@ -100,11 +79,10 @@ class Generation:
     async def stream(
         self, request: GenerateRequest, call: Call, remaining_seconds: float | None = None, limit: AnswerLimit | None = None
     ) -> AsyncIterator[AsyncIterator[Piece]]:
-        """Yield an iterator over the answer's pieces, the last of which has the whole answer; arguments and errors as `generate`.
+        """Yield an iterator over the answer's pieces, the last with the whole answer; arguments and errors as `generate`.
 
-        Leaving the `with` early, for whatever reason, frees the request's slots at the engine's next step. A generator that is
-        dropped, or that waits in `yield` when the caller goes away, would be closed by the garbage collector some time later; for
-        the same reason an adapter writes pieces where it iterates, and does not yield them.
+        Leaving the `with` frees the slots at the engine's next step. A dropped generator would be closed only by the garbage
+        collector; for the same reason adapters write pieces where they iterate, and do not yield them.
         """
         async with (
             self._hold(request, call, remaining_seconds) as model,
@@ -124,7 +102,7 @@ class Generation:
             while not isinstance(event := await _in_time(anext(events), sequence), messages.Finished):
                 texts.append(detokenizer.push(event.token_ids))
                 num_sent += len(event.token_ids)
-                call.generated_tokens = num_sent  # for a caller that leaves before the end
+                call.generated_tokens = num_sent  # in case the caller disconnects
                 yield Piece(texts[-1], event.token_ids)
         self._finish(call, model, sequence, event)
         rest = event.answers[0].token_ids[num_sent:]
@@ -153,11 +131,7 @@ class Generation:
     def _hold(
         self, request: GenerateRequest | ScoreRequest, call: Call, remaining_seconds: float | None
     ) -> "AbstractAsyncContextManager[LoadedModel]":
-        """Return a context that holds the request's model, which may have to be loaded first.
-
-        Raises:
-            ServiceError: If the caller's limits have not admitted it, or the caller may not use such a model or priority.
-        """
+        """Return a context that holds the request's model, loading it if needed; check permission and priority first."""
         if call.not_entered is not None:
             raise call.not_entered
         name, version = self._name_of(request, call.caller), check_model_version(request.model_version)
@@ -183,10 +157,10 @@ class Generation:
         *,
         is_streamed: bool = False,
     ) -> tuple[messages.Request, PromptTemplate, bool]:
-        """Validate and tokenise, unless the queue is full anyway; charge the caller. See `Validator.validate`."""
+        """Check the queue, then validate, tokenise and charge; returns as `Validator.validate`."""
         try:
             model.engine.ensure_place(call.share)
-        except QueueFull as full:  # of the queue, or by its caller's limit
+        except QueueFull as full:  # the queue is full, or the caller's part of it
             if not full.limit or call.caller is None:
                 raise
             raise place_refused(call.caller, full.limit, full.retry_after_seconds) from None
@@ -208,13 +182,12 @@ class Generation:
         template: PromptTemplate,
         num_target_tokens: int = 0,
     ) -> None:
-        """Charge the caller with the tokens of a request on its way to the engine."""
         call.source_tokens = template.num_source_tokens(sequence.source_ids)
         if call.caller is not None:
             call.caller.read(call.source_tokens + num_target_tokens)
 
     def _finish(self, call: Call, model: "LoadedModel", sequence: messages.Request, finished: messages.Finished) -> None:
-        """Note the engine's outcome; raise the error of one without an answer, whose tokens are counted at once."""
+        """Record the engine's outcome; without an answer, count the tokens at once and raise the error."""
         call.generated_tokens = finished.num_generated
         if call.span is not None:
             call.span.add_phases(finished)
@@ -227,35 +200,35 @@ class Generation:
         call.count_answer = count
 
     def models(self, caller: Caller | None = None) -> "Sequence[LoadedModel]":
-        """Return the models that a caller may use, sorted by name; all of them without a caller."""
+        """Return the models that a caller may use, sorted by name; all without a caller."""
         models = self._models.all()
         if caller is None or caller.models is None:
             return models
         return [model for model in models if model.name in caller.models]
 
     def model(self, name: str, caller: Caller | None = None, version: str = "") -> "LoadedModel":
-        """Return a model to describe; the empty name means the only one. Models that the caller may not use are unknown.
+        """Return a model by name; an empty name means the only model. Models not permitted to the caller are unknown.
 
         Raises:
-            InvalidRequest: If the name or the version cannot be one.
+            InvalidRequest: If the name or the version is malformed.
             UnknownModel: If the caller may use no such model.
             UnknownVersion: If the model is not served in this version.
-            NotReady: If none of its versions can answer for now, and this may be one of them.
+            NotReady: If no version can answer for now, and this may be one of them.
         """
         return self._models.get(self._permitted(name, caller), check_model_version(version))
 
     def model_for(self, request: GenerateRequest | ScoreRequest, caller: Caller | None = None) -> "LoadedModel":
-        """Return a request's model to describe; errors as `model`, and those of `choose_model`."""
+        """Return the model for a request; errors as `model` and `choose_model`."""
         return self.model(self._name_of(request, caller), caller, request.model_version)
 
     def _name_of(self, request: GenerateRequest | ScoreRequest, caller: Caller | None) -> str:
-        """Return the name of a request's model: the one that it names, or else the one for its languages."""
+        """Return the name of the request's model: as given, or chosen by its languages."""
         if not request.model and request.target_language and len(models := self.models(caller)) > 1:
             return choose_model(models, request.source_language, request.target_language).name
         return self._permitted(request.model, caller)
 
     def _permitted(self, name: str, caller: Caller | None) -> str:
-        """Return the name of the model that a caller means by one; see `model`."""
+        """Return the permitted model name; raises as `model`."""
         name = check_model_name(name)
         if caller is None or caller.models is None:
             return name
@@ -267,16 +240,16 @@ class Generation:
         return name
 
     def deadlines(self, call: Call) -> Deadlines:
-        """Return the time budgets of a call: the caller's own, or the server's."""
+        """Return the deadlines of a call: its caller's or the server's."""
         return self._deadlines if call.caller is None else call.caller.deadlines
 
     def max_characters(self, model: "LoadedModel | None" = None) -> int:
-        """Return how many characters of a text are enough to read: one more than a model, or any model, could use."""
+        """Return the most characters of a text worth reading: one more than the model, or any model, could use."""
         return max(map(self.validator.max_characters, self._models.all() if model is None else [model]), default=0) + 1
 
 
 async def _in_time(outcome: Awaitable[Outcome], sequence: messages.Request | messages.ScoreRequest) -> Outcome | messages.Finished:
-    """Wait for an engine, which ends requests at their deadlines itself unless it hangs."""
+    """Wait for the engine, which enforces deadlines itself unless it hangs."""
     if sequence.deadline is None:
         return await outcome
     try:
@@ -287,17 +260,7 @@ async def _in_time(outcome: Awaitable[Outcome], sequence: messages.Request | mes
 
 
 def choose_model(models: "Sequence[LoadedModel]", source_language: str, target_language: str) -> "LoadedModel":
-    """Return the model that translates a language pair; of several the only one that translates nothing else.
-
-    Args:
-        models: Models to choose from.
-        source_language: By any of its spellings; empty for one that need not be named.
-        target_language: By any of its spellings.
-
-    Raises:
-        InvalidRequest: If several do, and not exactly one of them this pair alone.
-        UnknownPair: If none does.
-    """
+    """Return the only model for a language pair, or for just this pair; raise `InvalidRequest` for several, else `UnknownPair`."""
     check_language("source_language", source_language)
     check_language("target_language", target_language)
     able = [model for model in models if model.frames.is_able(source_language, target_language)]
@@ -312,12 +275,12 @@ def choose_model(models: "Sequence[LoadedModel]", source_language: str, target_l
 
 
 def is_of_one_pair(model: "LoadedModel") -> bool:
-    """Return whether a model reads one language and writes one."""
+    """Return whether a model has exactly one source and one target language."""
     return len(model.frames.source_languages) == len(model.frames.target_languages) == 1
 
 
 def pairs_of(models: "Sequence[LoadedModel]") -> str:
-    """Return the pairs that models translate, for people: `en to de (en-de)`; those without languages are left out."""
+    """Return the pairs that models translate, for people: `en to de (en-de)`; models without languages are left out."""
     pairs: list[str] = []
     num_characters = 0
     translating = [model for model in models if model.frames.target_languages]

@@ -1,8 +1,8 @@
-"""In-flight windows: the requests, bytes and streams that callers and connections may have under way, whatever the protocol.
+"""In-flight windows and rates: bounds on requests, bytes and streams of callers and connections, for every protocol.
 
 A call has a window if it is large or has several requests. All windows of a frontend share one allowance of requests and one of
-bytes: every caller with something in flight has an equal share, and of that each of its windows; each window may always have one
-request. Single small requests have none: the dispatcher's queue bounds them.
+bytes, divided equally among callers with something in flight, and a caller's share among its windows; each window may always have
+one request. Single small requests have none: the dispatcher's queue bounds them.
 """
 
 import asyncio
@@ -16,22 +16,22 @@ from dragoman.server.errors import ConnectionLimit, QueueFull
 
 T = TypeVar("T")
 
-# For each slot of the largest model: one request that decodes and one that is ready to take its slot.
+# For each slot of the largest model: one decoding request and one ready to take the slot.
 REQUESTS_PER_SLOT = 2
-# Each takes about 10 KB while it is served, whatever it asks for.
+# Each request takes about 10 KB while it is served.
 MAX_REQUESTS = 1024
 MAX_BYTES = 32 * 2**20
-# Hardly a request that a model can answer is larger; the bytes of smaller ones are counted in streams alone.
+# Few valid requests are larger; bytes of smaller ones are counted in streams only.
 LARGE_BYTES = 64 * 2**10
-# With so many bytes of answers not yet written, a stream is not read further.
+# A stream with so many unwritten answer bytes is not read further.
 MAX_UNWRITTEN_BYTES = 256 * 2**10
-# Requests of one message that are begun before other tasks get a turn.
+# Requests of one message started before yielding to other tasks.
 REQUESTS_PER_TURN = 16
 RETRY_SECONDS = 1.0
 
 
 class _Caller:
-    """A caller, or an address where callers are not known: its open windows, those in use, and their bytes."""
+    """A caller, or an address without authentication: open windows, busy windows and bytes."""
 
     __slots__ = ("num_busy", "num_bytes", "num_large_bytes", "num_windows")
 
@@ -40,18 +40,12 @@ class _Caller:
 
 
 class InFlight:
-    """The allowance that all windows of a frontend share."""
+    """Allowance shared by all windows of a frontend."""
 
     def __init__(
         self, max_requests_per_window: Callable[[], int], max_requests: int = MAX_REQUESTS, max_bytes: int = MAX_BYTES
     ) -> None:
-        """Start without windows.
-
-        Args:
-            max_requests_per_window: Returns the most requests of one window.
-            max_requests: Of all windows together.
-            max_bytes: Of all windows together.
-        """
+        """Start without windows; `max_requests` and `max_bytes` are totals of all windows."""
         self._max_requests_per_window = max_requests_per_window
         self._max_requests, self._max_bytes = max_requests, max_bytes
         self._callers: dict[str, _Caller] = {}
@@ -65,14 +59,9 @@ class InFlight:
 
     @contextmanager
     def window(self, caller: str, num_bytes: int = 0) -> "Iterator[Window]":
-        """Open a call's window within the `with`.
+        """Open a window for a call of `caller` (name or address); `num_bytes` is the message's size if it is large.
 
-        Args:
-            caller: Name of the caller, or its address.
-            num_bytes: Of the call's message, if it is large.
-
-        Raises:
-            QueueFull: If the large messages of the caller exceed its share of bytes; alone one may be of any size.
+        Raises `QueueFull` if the caller's large messages exceed its share of bytes; a single one may be of any size.
         """
         owner = self._callers.setdefault(caller, _Caller())
         owner.num_windows += 1
@@ -104,7 +93,7 @@ class InFlight:
         )
 
     def change(self, window: "Window", num_requests: int, num_bytes: int) -> None:
-        """Count requests and bytes more, or less, and wake the windows that have room now."""
+        """Add to (or subtract from) a window's requests and bytes, and wake windows that have room now."""
         caller, was_busy = window.caller, window.is_busy
         before = self._share(caller)
         window.num_requests += num_requests
@@ -134,21 +123,15 @@ class InFlight:
             self._waiting.discard(window)
 
     def _share(self, caller: _Caller) -> tuple[int, bool]:
-        """Return a value that rises when a caller's change has made room for other windows."""
+        """Return a value that increases when a caller's change made room for other windows."""
         callers = max(1, self._num_busy)
         return self._max_requests // callers // max(1, caller.num_busy), caller.num_bytes < self._max_bytes // callers
 
 
 class Window:
-    """In-flight window of one call.
+    """In-flight window of one call; `changed` is set when there may be room again.
 
-    Attributes:
-        caller: Whose it is.
-        max_requests: Most requests in flight.
-        num_requests: Requests read whose answers are not written.
-        num_bytes: Of requests that are not answered, and of answers that are not written.
-        num_unwritten_bytes: Of those answers.
-        changed: Set when it may have room again.
+    Counts requests whose answers are not written, and the bytes of unanswered requests and unwritten answers.
     """
 
     __slots__ = ("_all", "_num_reserved", "caller", "changed", "max_requests", "num_bytes", "num_requests", "num_unwritten_bytes")
@@ -170,27 +153,27 @@ class Window:
         await self._all.wait(self)
 
     def reserve(self, num_bytes: int) -> None:
-        """Set the bytes of the call's large message: its largest size until it is read, then its own."""
+        """Set the bytes of the call's large message: the largest possible size until it is read, then its own."""
         more, self._num_reserved = num_bytes - self._num_reserved, num_bytes
         self.caller.num_large_bytes += more
         self.hold(more)
 
     def hold(self, num_bytes: int) -> None:
-        """Count bytes, more or less, of a message whose requests have not begun."""
+        """Add or subtract bytes of a message whose requests have not begun."""
         if num_bytes:
             self._all.change(self, 0, num_bytes)
 
     def begin(self, num_bytes: int = 0) -> None:
-        """Count a request."""
+        """Count a started request."""
         self._all.change(self, 1, num_bytes)
 
     def answered(self, request_bytes: int, answer_bytes: int) -> None:
-        """Count the bytes of an answer instead of those of its request."""
+        """Replace the bytes of a request by those of its answer."""
         self.num_unwritten_bytes += answer_bytes
         self._all.change(self, 0, answer_bytes - request_bytes)
 
     def end(self, num_bytes: int = 0) -> None:
-        """Stop counting a request whose answer, of so many bytes, is written."""
+        """Stop counting a request whose answer is written."""
         self.num_unwritten_bytes -= num_bytes
         self._all.change(self, -1, -num_bytes)
 
@@ -201,19 +184,10 @@ class Window:
         most: int | None = None,
         has_begun: asyncio.Event | None = None,
     ) -> Sequence[T]:
-        """Serve the requests of one message, each begun when there is room; the first one that fails cancels the others.
+        """Serve the requests of one message, each in a task started when there is room; return the results in order.
 
-        Args:
-            count: Number of requests.
-            serve: Serves the request of a number, in a task of its own.
-            most: Requests at once; None for as many as have room.
-            has_begun: Set when the last request has begun, or none will.
-
-        Returns:
-            Their results, in order.
-
-        Raises:
-            Exception: Of the first one that failed.
+        `most` limits concurrency; `has_begun` is set when the last request has begun, or none will. The first failure
+        cancels the other requests and is raised.
         """
         tasks: list[asyncio.Task[T]] = []
         places = asyncio.Semaphore(most or count)
@@ -243,26 +217,15 @@ class Window:
 
 
 class StreamLimit:
-    """Bounds streams that may stay open for ever, in all and for each connection."""
+    """Limit of open streams, in total and for each connection."""
 
     def __init__(self, name: str, total: float, per_connection: int) -> None:
-        """Start with none open.
-
-        Args:
-            name: Of the limit, in errors.
-            total: Streams at once.
-            per_connection: Of them on one connection.
-        """
         self._name, self._total, self._per_connection = name, total, per_connection
         self._open: Counter[str] = Counter()
 
     @contextmanager
     def stream(self, connection: str) -> Iterator[None]:
-        """Count a stream of a connection within the `with`.
-
-        Raises:
-            ConnectionLimit: If there are too many.
-        """
+        """Count a stream of a connection within the `with`; raise `ConnectionLimit` if there are too many."""
         if self._open[connection] >= self._per_connection:
             raise ConnectionLimit(f"{self._name}: {self._per_connection} on one connection", retry_after_seconds=RETRY_SECONDS)
         if self._open.total() >= self._total:
@@ -279,22 +242,17 @@ class StreamLimit:
 class MessageRate:
     """Token bucket of messages for each connection; messages above the rate wait."""
 
-    # Seconds' worth of messages that may come at once; longest wait; more connections than there may be by default.
+    # Burst in seconds' worth of messages; longest wait; more connections than the default limit allows.
     BURST_SECONDS = 1.0
     MAX_WAIT_SECONDS = 5.0
     MAX_CONNECTIONS = 8192
 
     def __init__(self, messages_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with full buckets."""
         self._rate, self._clock = messages_per_second, clock
-        self._full: OrderedDict[str, float] = OrderedDict()  # when a bucket is full again; connections quiet for longest first
+        self._full: OrderedDict[str, float] = OrderedDict()  # time at which the bucket is full; least recently used first
 
     def count(self, connection: str, num_messages: int = 1, max_seconds: float = float("inf")) -> float:
-        """Count messages of a connection; return the seconds that the last one has to wait.
-
-        Raises:
-            ConnectionLimit: If that is more than `max_seconds`; nothing is counted then.
-        """
+        """Count messages; return the last one's waiting seconds, or raise `ConnectionLimit`, uncounted, if above `max_seconds`."""
         now = self._clock()
         full = max(self._full.get(connection, 0.0), now) + num_messages / self._rate
         seconds = full - now - self.BURST_SECONDS
@@ -308,11 +266,7 @@ class MessageRate:
         return max(0.0, seconds)
 
     async def wait(self, connection: str) -> None:
-        """Wait until a message of a connection may be served.
-
-        Raises:
-            ConnectionLimit: If that takes too long; raised after the longest wait: refusals come no faster than answers.
-        """
+        """Wait until a message may be served; raise `ConnectionLimit` after the longest wait, so that refusals are not faster."""
         try:
             seconds = self.count(connection, 1, self.MAX_WAIT_SECONDS)
         except ConnectionLimit:
@@ -322,7 +276,7 @@ class MessageRate:
             await asyncio.sleep(seconds)
 
     async def read(self, messages: AsyncIterator[T], connection: str, num_requests: Callable[[T], int]) -> AsyncIterator[T]:
-        """Yield the messages of a stream no faster than its connection may send them; one of several requests counts as so many."""
+        """Yield a stream's messages at the connection's allowed rate; a message of n requests counts n times."""
         async for message in messages:
             seconds = self.count(connection, max(1, num_requests(message)))
             yield message
@@ -332,11 +286,7 @@ class MessageRate:
 
 
 class Receiving:
-    """Messages of unary calls that have not come whole.
-
-    The transport keeps the bytes that have come of each, so a bounded number is received at once for each connection. Small
-    messages come with their call; the others wait for a place, and one that takes too long while others wait is given up.
-    """
+    """Places for partially received messages of a connection's unary calls, whose bytes the transport buffers."""
 
     MAX_MESSAGES = 16
     MAX_SECONDS = 5.0
@@ -347,11 +297,7 @@ class Receiving:
         self._late: set[asyncio.Task[Any]] = set()
 
     async def receive(self, connection: str, read: Callable[[], Awaitable[T]]) -> T:
-        """Return the message of the current task's call.
-
-        Raises:
-            QueueFull: If it takes too long while others wait.
-        """
+        """Return the current task's message; raise `QueueFull` if receiving takes too long while others wait."""
         while len(started := self._started.setdefault(connection, {})) >= self.MAX_MESSAGES:
             await self._wait(connection, started)
         task = asyncio.current_task()
@@ -373,7 +319,7 @@ class Receiving:
                 del self._started[connection]
 
     async def _wait(self, connection: str, started: dict[asyncio.Task[Any], float]) -> None:
-        """Wait for a place, if need be that of the oldest message when its time is over."""
+        """Wait for a place; cancel the oldest message once it is overdue."""
         place = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(connection, []).append(place)
         try:

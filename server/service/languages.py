@@ -1,4 +1,4 @@
-"""Prompt templates: text and ids that a model is given around a text, by the languages of a request; and continued texts."""
+"""Prompt templates: text and ids around a source by the request's languages, and encoding of continued texts."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,30 +17,29 @@ if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
 
 MAX_LANGUAGE_CHARACTERS = 128
-# Of the languages that an error lists; a model may have hundreds, and a status travels in headers.
+# For languages listed in an error: a model may have hundreds, and gRPC status travels in headers.
 MAX_LISTED_CHARACTERS = 400
 MAX_SHOWN_CHARACTERS = 32
 # Templates cached for a model, by language pair.
 MAX_KEPT = 1024
 READS, WRITES = "reads", "writes"
-# Texts after which a continuation is encoded; at least one of them shares no token with it.
+# Contexts for encoding a continuation; with most tokenisers at least one shares no token with it.
 GUARDS = ("a", ".", "0", "\n")
 
 
 class PromptTemplate(Struct, frozen=True, eq=False):
-    """Text and ids around a source, and the search options of a request that has none.
+    """Text and ids around a source, and the default search options.
 
     Attributes:
-        source_language: Code of the source's language; empty where the model is given none.
-        target_language: Code of the answer's.
-        task: Text before the source's own.
-        source_prefix: Ids before the text; of a prompt, the start token is the first.
-        source_suffix: Ids after it, of which end-of-sequence is the first, unless it is a prompt.
-        target_prefix: Ids that every answer is forced to begin with.
-        decoder_start_id: First input of the decoder, None for the model's; of a prompt, its last token is that.
+        source_language: Language code; empty if the model takes none.
+        task: Text before the source text.
+        source_prefix: Ids before the text; for a prompt, beginning with the start token.
+        source_suffix: Ids after the text, beginning with end-of-sequence unless the text is a prompt.
+        target_prefix: Ids forced at the start of every answer.
+        decoder_start_id: First decoder input; None for the model's own, or for a prompt (its last token).
         search: Search options of a request without any; the seed of a `Sampling` is drawn for each request.
         num_around: Tokens around a text, end-of-sequence or the start token included.
-        has_prompts: Whether a text is a prompt, which the answer continues.
+        has_prompts: Whether the answer continues the text (decoder-only models).
     """
 
     source_language: str
@@ -55,36 +54,27 @@ class PromptTemplate(Struct, frozen=True, eq=False):
     has_prompts: bool = False
 
     def framed(self, ids: Sequence[int]) -> tuple[list[int], int | None]:
-        """Return a source `[S]` made of the ids of its text, and the decoder's first input; None for the model's."""
+        """Return the source ids `[S]` for the ids of a text, and the first decoder input (None for the model's own)."""
         whole = [*self.source_prefix, *ids, *self.source_suffix]
         return (whole[:-1], whole[-1]) if self.has_prompts else (whole, self.decoder_start_id)
 
     def before(self, request: Request | ScoreRequest) -> list[int]:
-        """Return the ids of the prompt that the answer continues; none where source and answer are two texts."""
+        """Return the ids of the prompt that the answer continues; empty without prompts."""
         if not self.has_prompts:
             return []
         assert request.decoder_start_id is not None, "a prompt's last token"
         return [*request.source_ids, request.decoder_start_id]
 
     def num_source_tokens(self, source_ids: Sequence[int]) -> int:
-        """Return the number of a source's tokens; of a prompt, the decoder's first input is one."""
+        """Return the number of source tokens; for a prompt, including the first decoder input."""
         return len(source_ids) + self.has_prompts
 
 
 class PromptTemplates:
-    """The templates of one model.
-
-    Attributes:
-        source_languages: Languages that it reads, by code.
-        target_languages: Languages that it writes, by code.
-    """
+    """Templates of one model, and the languages that it reads and writes, by code."""
 
     def __init__(self, manifest: "Manifest") -> None:
-        """Take languages, template and defaults of a bundle.
-
-        Raises:
-            BundleError: If the template's task names a language of a side that has none.
-        """
+        """Read a manifest; raise `BundleError` if the task names a language of a side that has none."""
         self._manifest = manifest
         languages = manifest.languages or Languages()
         self._sides = {
@@ -98,7 +88,7 @@ class PromptTemplates:
                 raise BundleError(f"model {manifest.name}: the task of its template needs a {side} language, but there is none")
         self.source_languages = sorted(languages.source, key=_code)
         self.target_languages = sorted(languages.target, key=_code)
-        # Sides of which a request has to name a language: the model is given it, and there is no default.
+        # Sides whose language a request must name: the model needs it, and there is no default.
         self._needed = {
             side
             for side, choice, place in ((READS, languages.source, "{source}"), (WRITES, languages.target, "{target}"))
@@ -108,20 +98,16 @@ class PromptTemplates:
 
     @property
     def default_source_language(self) -> str:
-        """Code of the source's language where a request names none; empty where it has to, or there is none."""
+        """Code of the default source language; empty if there is none."""
         return _code(self._sides[READS].default)
 
     @property
     def default_target_language(self) -> str:
-        """Code of the answer's language where a request names none."""
+        """Code of the default target language; empty if there is none."""
         return _code(self._sides[WRITES].default)
 
     def find(self, source_language: str = "", target_language: str = "") -> PromptTemplate:
-        """Return the template for two languages, by any of their spellings; empty for the model's default.
-
-        Raises:
-            InvalidRequest: If the model has no such language, or needs one that is not named.
-        """
+        """Return the template for two languages in any spelling, "" for defaults; raise `InvalidRequest` if unknown or missing."""
         if not (source_language or target_language) and self._default is not None:
             return self._default
         source = self._language("source_language", source_language, READS)
@@ -135,21 +121,21 @@ class PromptTemplates:
         return template
 
     def reads(self, asked: str) -> Language | None:
-        """Return a language that the model reads, by any of its spellings; None if it does not."""
+        """Return a source language by any of its spellings; None if unknown."""
         return self._sides[READS].find(asked)
 
     def writes(self, asked: str) -> Language | None:
-        """Return a language that the model writes, by any of its spellings; None if it does not."""
+        """Return a target language by any of its spellings; None if unknown."""
         return self._sides[WRITES].find(asked)
 
     def is_able(self, source_language: str, target_language: str) -> bool:
-        """Return whether the model writes a language and reads another; an empty source is one that need not be named."""
+        """Return whether the model translates this pair; an empty source language is unspecified."""
         if self.writes(target_language) is None:
             return False
         return self.reads(source_language) is not None if source_language else READS not in self._needed
 
     def _language(self, field: str, asked: str, verb: str) -> Language | None:
-        """Return one side's language, None where the model is given none."""
+        """Return the language of one side, None if the model takes none."""
         check_language(field, asked)
         table, codes, name = self._sides[verb], self._codes[verb], self._manifest.name
         if not asked:
@@ -184,19 +170,19 @@ class PromptTemplates:
 
 
 def check_language(field: str, asked: str) -> str:
-    """Return a language as it is asked for; raise `InvalidRequest` if none can be called so."""
+    """Return the language unchanged; raise `InvalidRequest` if it is too long."""
     if len(asked) > MAX_LANGUAGE_CHARACTERS:
         raise InvalidRequest(field, f"{len(asked)} characters; at most {MAX_LANGUAGE_CHARACTERS} are allowed")
     return asked
 
 
 def shown(language: str) -> str:
-    """Return a language as an error quotes it."""
+    """Return a language quoted for an error."""
     return ascii(language[:MAX_SHOWN_CHARACTERS])
 
 
 def listed(codes: Sequence[str], max_characters: int = MAX_LISTED_CHARACTERS) -> str:
-    """Return codes separated by commas, and the number of those left out."""
+    """Return codes separated by commas, cut to a length, with the number of omitted codes."""
     kept: list[str] = []
     num_characters = 0
     for code in codes:
@@ -208,10 +194,10 @@ def listed(codes: Sequence[str], max_characters: int = MAX_LISTED_CHARACTERS) ->
 
 
 def encode_after(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int]:
-    """Return the ids of a text that continues others, encoded as in the middle of a text.
+    """Return the ids of a text that continues `before`, encoded as in the middle of a text.
 
-    A tokeniser may put a space before a text and take one off again; at the seam a space is the continuation's own, as in "The dog"
-    and " runs". Where the ids before have no text, it is encoded as one that stands alone.
+    Tokenisers may add or strip a space at the start of a text; a space at the seam belongs to the continuation, as in "The dog" and
+    " runs". If `before` has no text, the text is encoded on its own.
     """
     if text and tokenizer.decode(before):
         for guard in GUARDS:
@@ -222,14 +208,14 @@ def encode_after(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list
 
 
 def detokenizer_after(tokenizer: Tokenizer, before: Sequence[int]) -> Detokenizer:
-    """Return a detokeniser of ids that continue others."""
+    """Return a detokeniser for ids that continue `before`."""
     detokenizer = tokenizer.detokenizer()
     detokenizer.push(before)
     return detokenizer
 
 
 def decode_after(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
-    """Return the text of ids that continue others."""
+    """Return the text of ids that continue `before`."""
     if not before:
         return tokenizer.decode(ids)
     detokenizer = detokenizer_after(tokenizer, before)
@@ -237,7 +223,7 @@ def decode_after(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]
 
 
 def _is_given(language: Language) -> bool:
-    """Return whether the model is given ids for a language, beside what a task may name."""
+    """Return whether the model takes ids for a language, besides the task's text."""
     affixes = (language.source_prefix, language.source_suffix, language.target_prefix)
     return any(affixes) or language.decoder_start_id is not None
 

@@ -1,6 +1,6 @@
-"""Live statistics shown by the console: a snapshot of every engine, four times a second while anybody watches.
+"""Live statistics shown by the console: a snapshot of every engine, four times a second while there are watchers.
 
-They are plain data without any text, in JSON with names in camel case.
+The JSON has camel-case names and no text of requests; docs/console.md describes the fields.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from dragoman.server.models.registry import Repository
 
 INTERVAL_SECONDS = 0.25
-# For an engine's answer: statistics of a long step come with the next ones.
+# Timeout of an engine's snapshot; during a long step the previous one is used.
 PATIENCE_SECONDS = 0.2
-# Between two snapshots that are compared: an engine that nobody has asked for longer may not have counted all of its steps.
+# Maximum interval between compared snapshots: an engine not watched for longer may not have counted all steps.
 LONGEST_SECONDS = 2.0
 MAX_WATCHERS = 16
 MAX_WATCHERS_PER_CALLER = 4
@@ -36,7 +36,7 @@ log = structlog.get_logger("dragoman.viewing")
 
 
 class SlotStatistics(Struct, frozen=True, rename="camel"):
-    """A slot in use; its fields are those of docs/console.md, as in the next ones."""
+    """A slot in use."""
 
     slot: int
     request: int
@@ -48,7 +48,7 @@ class SlotStatistics(Struct, frozen=True, rename="camel"):
 
 
 class CallerStatistics(Struct, frozen=True, rename="camel"):
-    """A caller's requests for a model; the empty name is for calls without a caller and for callers not shown by name."""
+    """A caller's requests for a model; the empty name sums up calls without a caller and callers not shown by name."""
 
     name: str
     num_waiting: int
@@ -56,7 +56,7 @@ class CallerStatistics(Struct, frozen=True, rename="camel"):
 
 
 class ModelStatistics(Struct, frozen=True, rename="camel"):
-    """A version of a model."""
+    """One version of a model."""
 
     name: str
     version: str
@@ -83,7 +83,7 @@ class ModelStatistics(Struct, frozen=True, rename="camel"):
 
 
 class Statistics(Struct, frozen=True, rename="camel"):
-    """The server; none follow once it drains."""
+    """Statistics of the server; none follow once it drains."""
 
     time: float
     uptime_seconds: float
@@ -92,13 +92,7 @@ class Statistics(Struct, frozen=True, rename="camel"):
     models: list[ModelStatistics]
 
     def restricted(self, models: Collection[str] | None, caller: str = "", *, is_operator: bool = False) -> "Statistics":
-        """Return what a watcher may see.
-
-        Args:
-            models: Names of the models it may see; None for all.
-            caller: The only caller it sees by name, unless it is an operator.
-            is_operator: Whether it is one.
-        """
+        """Return the statistics of visible models (None for all), with only `caller` shown by name unless to an operator."""
         seen = [model for model in self.models if models is None or model.name in models]
         if not is_operator:
             seen = [replace(model, callers=_without_others(model.callers, caller)) for model in seen]
@@ -106,13 +100,13 @@ class Statistics(Struct, frozen=True, rename="camel"):
 
 
 def _without_others(callers: list[CallerStatistics], name: str) -> list[CallerStatistics]:
-    """Return callers with only one of them by name."""
+    """Return the callers with only `name` shown by name."""
     uses = summed_up(CallerUse(one.name if one.name == name else "", one.num_waiting, one.num_running) for one in callers)
     return [CallerStatistics(use.name, use.num_waiting, use.num_running) for use in uses]
 
 
 class Pace(NamedTuple):
-    """Steps of one engine or of several together between two snapshots, and rates over the time that passed."""
+    """Steps of one or several engines between two snapshots, and rates over that time."""
 
     num_steps: int = 0
     num_rows: int = 0
@@ -122,23 +116,23 @@ class Pace(NamedTuple):
 
     @property
     def rows_per_step(self) -> float | None:
-        """Mean; None without steps."""
+        """Mean rows of a step; None without steps."""
         return self.num_rows / self.num_steps if self.num_steps else None
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean; None without steps."""
+        """Mean duration of a step; None without steps."""
         return self.seconds / self.num_steps if self.num_steps else None
 
 
 class PaceOfSteps:
-    """Pace of one version's engines, from snapshot to snapshot."""
+    """Pace of the engines of one version, from snapshot to snapshot."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[EngineSnapshot, Pace]] = {}
 
     def update(self, engines: Sequence[EngineSnapshot]) -> Pace:
-        """Take the snapshots of the engines there are; return their pace since the last ones, all together."""
+        """Return the engines' total pace since the previous snapshots."""
         self._last = {engine.replica: (engine, self._pace(engine)) for engine in engines}
         columns = zip(*(pace for _, pace in self._last.values()), strict=True)
         return Pace(*map(sum, columns))
@@ -148,10 +142,10 @@ class PaceOfSteps:
             return Pace()
         before, pace = self._last[engine.replica]
         seconds = engine.at - before.at
-        if not seconds:  # it has not answered yet
+        if not seconds:  # no new snapshot yet
             return pace
         num_steps = engine.totals.num_steps - before.totals.num_steps
-        if not 0 < seconds <= LONGEST_SECONDS or num_steps < 0:  # it was restarted, and counts from 0
+        if not 0 < seconds <= LONGEST_SECONDS or num_steps < 0:  # a restarted engine counts from 0
             return Pace()
         num_rows = engine.totals.num_rows - before.totals.num_rows
         return Pace(num_steps, num_rows, engine.totals.seconds - before.totals.seconds, num_steps / seconds, num_rows / seconds)
@@ -159,23 +153,17 @@ class PaceOfSteps:
 
 @dataclass(slots=True, eq=False)
 class _Version:
-    """Last snapshot of a version, if it has an engine, and its pace."""
+    """Last snapshot of a version, None without an engine, and the version's pace."""
 
     snapshot: Snapshot | None = None
     pace: PaceOfSteps = field(default_factory=PaceOfSteps)
 
 
 class LiveStatistics:
-    """Live statistics of one frontend process, made once for all who watch."""
+    """Live statistics of one frontend process, computed once for all watchers."""
 
     def __init__(self, models: "Repository", is_ready: Callable[[], bool], draining: asyncio.Event) -> None:
-        """Begin without watchers.
-
-        Args:
-            models: Loaded models.
-            is_ready: Returns whether the server is ready.
-            draining: Set once new calls are refused; the statistics end with some that say so.
-        """
+        """Start without watchers; `draining` ends the statistics with a last one."""
         self._models, self._is_ready, self._draining = models, is_ready, draining
         self._began = time.monotonic()
         self._watchers: Counter[str] = Counter()
@@ -183,14 +171,9 @@ class LiveStatistics:
         self._next: asyncio.Future[Statistics] | None = None
 
     async def watch(self, caller: Caller | None, *, is_operator: bool = False) -> AsyncGenerator[Statistics, None]:
-        """Yield statistics as a watcher has time for them, until it may not call any more or the server drains.
+        """Yield statistics at the watcher's speed, until it may no longer call or the server drains.
 
-        Args:
-            caller: The watcher, restricted to what it may see at that moment; None for any.
-            is_operator: Whether it may administer, and so see every caller.
-
-        Raises:
-            ConnectionLimit: If too many watch already.
+        `caller` limits visibility unless None; an operator sees every caller. Raises `ConnectionLimit` if there are too many.
         """
         name = "" if caller is None else caller.name
         self._enter(name)
@@ -222,7 +205,7 @@ class LiveStatistics:
             self._making = self._next = None
 
     async def _make(self) -> None:
-        """Make statistics one after the other; an unforeseen error ends all who watch, and the next one begins anew."""
+        """Produce statistics periodically; an unforeseen error ends all watchers, and the next watcher restarts it."""
         versions: dict[Any, _Version] = {}
         try:
             while True:
@@ -232,7 +215,7 @@ class LiveStatistics:
                 made = self._statistics(models, versions)
                 waiting = self._next
                 assert waiting is not None
-                if not made.is_draining:  # else it is the last, also for those who come back late
+                if not made.is_draining:  # otherwise the last one stays for late watchers
                     self._next = asyncio.get_running_loop().create_future()
                 waiting.set_result(made)
                 if made.is_draining:
@@ -245,7 +228,7 @@ class LiveStatistics:
             waiting, self._making = self._next, None
             if waiting is not None:
                 waiting.set_exception(error)
-                waiting.exception()  # retrieved, even where nobody waits for it
+                waiting.exception()  # mark as retrieved: there may be no watcher left
 
     def _statistics(self, models: "Sequence[LoadedModel]", versions: Mapping[Any, _Version]) -> Statistics:
         defaults = {model.engine for model in self._models.all()}
@@ -254,7 +237,7 @@ class LiveStatistics:
 
 
 async def _take_snapshots(versions: Mapping[Any, _Version]) -> None:
-    """Ask all engines at once; one that does not answer in time keeps its last snapshot."""
+    """Query all engines at once; an engine that times out keeps its last snapshot."""
     asked: dict[asyncio.Future[Snapshot], _Version] = {}
     for engine, version in versions.items():
         try:
@@ -269,7 +252,7 @@ async def _take_snapshots(versions: Mapping[Any, _Version]) -> None:
 
 
 def _describe(model: "LoadedModel", is_default: bool, version: _Version) -> ModelStatistics:
-    """Return the statistics of a version; of one without an engine only its description."""
+    """Return the statistics of a version; without an engine only its description."""
     state = "asleep" if model.is_asleep else "serving" if model.engine.is_ready else "starting"
     manifest, num_engines = model.manifest, model.num_engines
     named = (model.name, model.version, model.label, state, is_default, model.device, manifest.precision, num_engines)
@@ -299,7 +282,7 @@ def _describe(model: "LoadedModel", is_default: bool, version: _Version) -> Mode
 
 
 def _slot(engine: EngineSnapshot, slot: SlotUse, num_slots: int) -> SlotStatistics:
-    """Return a slot by its number among those of all engines, each of which has so many."""
+    """Return a slot numbered across all engines, each of which has `num_slots`."""
     state = "prefill" if slot.is_prefill else "decode"
     tokens = (slot.num_source_tokens, slot.num_tokens, slot.max_new_tokens)
     return SlotStatistics(engine.replica * num_slots + slot.slot, slot.request, state, *tokens, engine.replica)

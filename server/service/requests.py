@@ -1,7 +1,7 @@
-"""Requests in no protocol's terms, the checks of fields that need no model, and the model's defaults for absent fields.
+"""Protocol-independent requests, checks of fields that need no model, and model defaults for absent fields.
 
-A protocol adapter makes requests of its own messages and answers for the types of fields; docs/api.md defines the fields, and None
-means that one is absent. `validation.py` and `search_options.py` check ranges and combinations.
+Protocol adapters convert and type-check messages. docs/api.md defines the fields; None means absent. `validation.py` and
+`search_options.py` check ranges and combinations.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ MAX_NAME_CHARACTERS = 128
 MAX_PRIORITY = 10
 MAX_SUPPRESSED_TOKENS = 256
 NO_DEFAULTS = Defaults()
-# Fields of a search that a default stands in for. `max_new_tokens` and the reading of special tokens are decided before, suppressed
-# tokens are added to the request's, and a forced end is no field of a request.
+# Search fields with defaults. Excluded: `max_new_tokens` and special tokens are decided earlier, suppressed tokens are added to
+# the request's, and a forced end is no request field.
 _OTHER_DEFAULTS = ("max_new_tokens", "suppressed_tokens", "is_end_forced", "special_tokens_in_text")
 DEFAULT_FIELDS = tuple(name for name in Defaults.__struct_fields__ if name not in _OTHER_DEFAULTS)
 
 
 class GenerateRequest(Struct, frozen=True):
-    """A source to generate an answer for."""
+    """A source text and generation options."""
 
     model: str = ""
     text: str = ""
@@ -60,12 +60,12 @@ class GenerateRequest(Struct, frozen=True):
 
     @property
     def has_log_probs(self) -> bool:
-        """Whether the answer has its tokens' log-probabilities."""
+        """Whether the answer includes log-probabilities."""
         return self.return_log_probs or self.top_log_probs > 0
 
 
 class ScoreRequest(Struct, frozen=True):
-    """A source and a given target."""
+    """A source text and a given target."""
 
     model: str = ""
     text: str = ""
@@ -83,12 +83,12 @@ class ScoreRequest(Struct, frozen=True):
 
 
 def check_model_name(name: str) -> str:
-    """Return a model's name as it is; raise `InvalidRequest` if no model can have it."""
+    """Return the model name unchanged; raise `InvalidRequest` if it is too long."""
     return _check_name("model", name)
 
 
 def check_model_version(version: str) -> str:
-    """Return a version as it is given; raise `InvalidRequest` if no model can have it."""
+    """Return the version unchanged; raise `InvalidRequest` if it is too long."""
     return _check_name("model_version", version)
 
 
@@ -99,30 +99,26 @@ def _check_name(field: str, name: str) -> str:
 
 
 def check_priority(priority: int) -> int:
-    """Return a request's priority as it is; raise `InvalidRequest` if it is out of range."""
+    """Return the priority unchanged; raise `InvalidRequest` if it is out of range."""
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise InvalidRequest("priority", f"{priority} is not in {-MAX_PRIORITY} to {MAX_PRIORITY}")
     return priority
 
 
 def check_num_suppressed(count: int) -> None:
-    """Raise `InvalidRequest` if more tokens are suppressed than is allowed; adapters check before they convert them."""
+    """Raise `InvalidRequest` if too many tokens are suppressed; adapters call this before converting them."""
     if count > MAX_SUPPRESSED_TOKENS:
         raise InvalidRequest("suppressed_tokens", f"{count} tokens; at most {MAX_SUPPRESSED_TOKENS} are allowed")
 
 
 def default_max_new_tokens(manifest: "Manifest") -> int:
-    """Return the largest number of generated tokens where a request does not say."""
+    """Return the model's default for `max_new_tokens`."""
     own = manifest.defaults.max_new_tokens
     return manifest.default_max_new_tokens if own is None else own
 
 
 def has_special_tokens(request: GenerateRequest | ScoreRequest, manifest: "Manifest", tokenizers: Tokenizers) -> bool:
-    """Return whether special tokens named in the source are read as these tokens.
-
-    Raises:
-        InvalidRequest: If the request asks for it and the model has none.
-    """
+    """Return whether to parse special tokens in the source; raise `InvalidRequest` if requested and the model has none."""
     asked, is_able = request.special_tokens_in_text, bool(tokenizers.special_tokens)
     if asked and not is_able:
         raise InvalidRequest("special_tokens_in_text", f"model {manifest.name} has no special tokens that a text may name")
@@ -130,10 +126,7 @@ def has_special_tokens(request: GenerateRequest | ScoreRequest, manifest: "Manif
 
 
 def with_defaults(request: GenerateRequest, defaults: Defaults, max_new_tokens: int) -> GenerateRequest:
-    """Return the request with the model's defaults in absent fields.
-
-    A default that does not go with the rest of the request is dropped, never refused.
-    """
+    """Return the request with the model's defaults in absent fields; incompatible defaults are dropped, never refused."""
     if defaults == NO_DEFAULTS:
         return request
     filled: dict[str, Any] = {
@@ -160,22 +153,14 @@ def with_defaults(request: GenerateRequest, defaults: Defaults, max_new_tokens: 
 
 
 def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max_new_tokens: int) -> bool:
-    """Return whether the last possible token has to be end-of-sequence.
-
-    A request that suppresses it is exempt, and so are alternatives of one token, which would all be the end.
-    """
+    """Return whether the last possible token must be end-of-sequence; not if suppressed, nor for alternatives of one token."""
     if not defaults.is_end_forced or eos_id in request.suppressed_tokens:
         return False
     return not (request.return_alternatives and max_new_tokens == 1)
 
 
 def default_search(defaults: Defaults, target_prefix: list[int]) -> SearchOptions:
-    """Return the search options of a request without any, for an answer of any length.
-
-    Args:
-        defaults: The model's.
-        target_prefix: Ids that every answer is forced to begin with.
-    """
+    """Return the search options of a request without any, for an answer of any length; `target_prefix` ids are forced."""
 
     def given(name: str, otherwise: Any) -> Any:
         value = getattr(defaults, name)

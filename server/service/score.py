@@ -1,20 +1,16 @@
-"""Scores of a given target, and the alignment between its words and the source's.
+"""Scores of a given target, and word alignment.
 
-Definitions. A target is tokenised as in training: its text, then end-of-sequence; an empty target is end-of-sequence alone. Each
-of its T tokens has the log-probability (natural logarithm) that the model gives it after the source and the true tokens before it,
-as greedy search reports it. `log_prob` is their sum, `score` is log_prob / T^length_penalty, the score in beam search of an answer
-with these tokens that did not have to be cut short. Template and language may force every answer to begin with f tokens: these come
-before the target and have no log-probabilities, but the length in the score is T + f then. After a prompt, the target continues it:
-its text is tokenised as the rest of one text, and its first token follows the whole prompt.
+Scores: a target is its text and end-of-sequence (an empty target is end-of-sequence alone). Each of its T tokens has the natural
+log-probability given the source and the true tokens before it. `log_prob` is their sum, `score` is log_prob / T^length_penalty, the
+beam-search score of an uncut answer with these tokens. f tokens forced by template and language come before the target without
+log-probabilities, but then the score's length is T + f. After a prompt, the target is tokenised as the rest of one text.
 
-The alignment has a row for each target token and a column for each source token, end-of-sequence included in both: the weights of
-the encoder-decoder attention in the step that generates the row's token, averaged over heads, of one decoder layer or averaged over
-all. Tokens around a source have columns too, but are part of no word.
+Alignment: encoder-decoder attention weights `[T, S]`, end-of-sequence included in both, of the step that generates the row's token,
+averaged over heads, of one decoder layer or averaged over all. Tokens around a source have columns too, but are part of no word.
 
-Words are the runs of characters between white space (`str.split` of Python); punctuation belongs to the word it touches. A token
-belongs to the word of its first character that is not white space; tokens of white space alone, and those without text, such as
-end-of-sequence and languages, belong to none. Each target word j is linked to one source word: the i for which the attention,
-summed over the rows of j's tokens and the columns of i's tokens, is the largest; of equals the first.
+Words are separated by white space (`str.split`); punctuation belongs to the word it touches. A token belongs to the word of its
+first character that is not white space; tokens of white space alone or without text belong to none. Each target word j is linked to
+the source word i with the largest attention, summed over the rows of j's tokens and the columns of i's tokens; the first of equals.
 """
 
 import math
@@ -38,12 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alignment:
-    """The attention between target and source tokens, end-of-sequence included.
-
-    Attributes:
-        weights: `[T, S]`.
-        source_pieces: Bytes of each source token, S of them.
-    """
+    """Attention weights `[T, S]` of target and source tokens, end-of-sequence included, and the source tokens' bytes."""
 
     weights: NDArray[np.float32]
     source_pieces: Sequence[bytes]
@@ -51,19 +42,7 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """The whole answer to a score request.
-
-    Attributes:
-        request_id: The caller's or the server's.
-        model: Name of the model.
-        model_version: Of its bundle.
-        log_prob: Of the whole target.
-        score: The same by its length.
-        tokens: Each target token, end-of-sequence included.
-        source_tokens: Tokens of the source.
-        alignment: If asked for.
-        word_alignment: Links between words, if asked for; else empty.
-    """
+    """The whole answer to a score request; see the module. `word_alignment` is empty unless requested."""
 
     request_id: str
     model: str
@@ -84,16 +63,7 @@ def to_scores(
     template: PromptTemplate,
     scored: messages.Scored,
 ) -> Scores:
-    """Return the answer to a score request.
-
-    Args:
-        request: The request.
-        call: Its context.
-        model: Its model.
-        sequence: The request as the engine had it.
-        template: Around its texts.
-        scored: The engine's outcome, with log-probabilities.
-    """
+    """Return the answer to a score request."""
     num_source, num_fed, num_forced = len(sequence.source_ids), len(sequence.target_ids), len(template.target_prefix)
     target_ids, log_probs = sequence.target_ids[num_forced:], scored.log_probs[num_forced:]
     log_prob = math.fsum(log_probs)
@@ -122,15 +92,11 @@ def to_scores(
 def word_alignment(
     attention: NDArray[np.float32], source_pieces: Sequence[bytes], target_pieces: Sequence[bytes], task: str = ""
 ) -> str:
-    """Return the links `i-j` of source word i and target word j, sorted, with spaces between: Pharaoh's format.
+    """Return the word links `i-j` (source word i, target word j), sorted and separated by spaces (Pharaoh format).
 
-    Args:
-        attention: `[T, S]`.
-        source_pieces: Bytes of each source token, S of them.
-        target_pieces: Bytes of each target token, T of them.
-        task: Text before the source's own, tokenised with it; its words are not counted and have no links.
+    `attention` is `[T, S]`, pieces are the bytes of each token. Words of `task`, text before the source, are not counted.
     """
-    # The last word of a task that does not end in white space goes on in the text.
+    # The last word of a task that does not end in white space continues in the text.
     num_before = len(task.split()) - (bool(task.split()) and not task[-1].isspace())
     sources = [None if word is None or word < num_before else word - num_before for word in token_words(source_pieces)]
     rows, columns = _membership(token_words(target_pieces)), _membership(sources)
@@ -142,11 +108,7 @@ def word_alignment(
 
 
 def token_words(pieces: Sequence[bytes]) -> list[int | None]:
-    """Return the word of each token, from 0, None for a token that belongs to none.
-
-    Args:
-        pieces: Bytes of each token; together the text, though each may end inside a character.
-    """
+    """Return the word index of each token, None for a token of no word; `pieces` joined are the text, split at any byte."""
     text = b"".join(pieces).decode("utf-8", "surrogateescape")
     word_of_byte: list[int | None] = []
     word, is_inside = -1, False

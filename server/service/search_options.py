@@ -1,6 +1,6 @@
-"""Search options: each field of a request checked, and as the engine takes them.
+"""Search options: field checks, and conversion to the engine's options.
 
-An option that does not go with the others asked for is refused like one out of its range; nothing is silently ignored.
+An option that conflicts with others is refused like one out of range; nothing is silently ignored.
 """
 
 import secrets
@@ -62,18 +62,9 @@ def search_options(
     prefix_ids: Sequence[int],
     template: PromptTemplate,
 ) -> messages.SearchOptions:
-    """Return a request's search options; those of the template, `messages.GREEDY` itself for most models, where it has none.
+    """Return a request's search options; the template's if it has none (`messages.GREEDY` itself for most models).
 
-    Args:
-        request: The request.
-        manifest: Of its model.
-        max_slots: Slots that one request for the model may take.
-        max_new_tokens: Largest number of generated tokens.
-        prefix_ids: Tokens of `forced_prefix`.
-        template: Of its languages.
-
-    Raises:
-        InvalidRequest: Naming the field and the limit.
+    `max_slots` limits one request, `prefix_ids` are the tokens of `forced_prefix`. Raises `InvalidRequest`, naming field and limit.
     """
     check_num_suppressed(len(request.suppressed_tokens))
     if request.temperature == 0:  # greedy, as in vLLM
@@ -89,7 +80,7 @@ def search_options(
     if not 1 <= num_beams <= max_slots:
         raise InvalidRequest("num_beams", f"{num_beams} is not in 1 to {max_slots}, max_slots_per_request of model {manifest.name}")
     _check_combination(request, num_beams)
-    # A penalty that a model has for beam search is another one without beams, in Transformers too.
+    # The repetition penalty differs with and without beams, in Transformers too.
     penalty = defaults.repetition_penalty or 1
     is_of_beams = penalty != 1 and (defaults.num_beams or 1) > 1
     if is_of_beams and not has_penalty and num_beams == 1 and not request.return_alternatives:
@@ -114,11 +105,7 @@ def search_options(
 
 
 def check_length_penalty(request: GenerateRequest | ScoreRequest, default: float | None = None) -> float:
-    """Return the exponent of the length in a score; the default, or 1, where the request has none.
-
-    Raises:
-        InvalidRequest: If it is out of range.
-    """
+    """Return the request's length penalty, else the default, else 1; raise `InvalidRequest` if out of range."""
     if request.length_penalty is None:
         return 1.0 if default is None else default
     value = request.length_penalty
@@ -128,7 +115,6 @@ def check_length_penalty(request: GenerateRequest | ScoreRequest, default: float
 
 
 def _default_options(template: PromptTemplate, max_new_tokens: int) -> messages.SearchOptions:
-    """Return the options of a request without any."""
     search = template.search
     if search.sampling is not None:
         search = structs.replace(search, sampling=structs.replace(search.sampling, seed=secrets.randbits(SEED_BITS)))
@@ -138,7 +124,7 @@ def _default_options(template: PromptTemplate, max_new_tokens: int) -> messages.
 
 
 def _check_combination(request: GenerateRequest, num_beams: int) -> None:
-    """Check that one kind of search is asked for, and no option of another kind."""
+    """Check that the options are of one kind of search."""
     if num_beams > 1 and request.do_sample:
         raise InvalidRequest("do_sample", f"does not go with num_beams above 1, which is {num_beams}")
     if num_beams > 1 and request.return_alternatives:
@@ -174,7 +160,7 @@ def _check_num_answers(request: GenerateRequest, manifest: "Manifest", max_slots
 
 
 def _sampling(request: GenerateRequest, manifest: "Manifest") -> messages.Sampling:
-    """Return how to draw; the server draws the seed where the request has none."""
+    """Return the sampling options, with a random seed if the request has none."""
     temperature = 1.0 if request.temperature is None else request.temperature
     if not 0 < temperature <= MAX_TEMPERATURE:
         raise InvalidRequest("temperature", f"{temperature:g} is not above 0 and at most {MAX_TEMPERATURE:g}")
@@ -214,7 +200,7 @@ def _check_ngram_size(request: GenerateRequest, manifest: "Manifest") -> int:
 
 
 def _check_suppressed_tokens(request: GenerateRequest, manifest: "Manifest") -> list[int]:
-    """Return the tokens sorted, each once; at least one other must be left, even before end-of-sequence is allowed."""
+    """Return the tokens sorted and unique; at least one other must be left, even before end-of-sequence is allowed."""
     if not request.suppressed_tokens:
         return []
     tokens = sorted(set(request.suppressed_tokens))

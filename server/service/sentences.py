@@ -1,9 +1,9 @@
-"""Sentence splitting, and the threads and time slices in which the large texts of callers are processed.
+"""Sentence splitting, and the threads and time slices for processing large texts.
 
-A text is divided into lines and sentences; white space between them, blank lines and parts without letter or digit stay as they
-are. A sentence ends with `.`, `!`, `?` or `…` (and quotation marks or brackets after them) before white space and a possible
-beginning of another; not after an abbreviation, an initial or a number of one or two digits. In scripts without spaces it ends with
-its own full stop.
+A text is divided into lines and sentences; white space between them, blank lines and parts without letter or digit are kept as
+they are. A sentence ends with `.`, `!`, `?` or `…` (and quotation marks or brackets after them) before white space and a possible
+start of another; not after an abbreviation, an initial or a number of one or two digits. In scripts without spaces it ends with
+their own full stop.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# asyncio's own threads read configuration and bundles, which must not wait for callers.
+# asyncio's default threads read configuration and bundles, which must not wait for callers' texts.
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="texts")
-# Longest time that a slice of work may hold up the event loop.
+# Longest blocking of the event loop by a slice.
 SLICE_SECONDS = 0.002
-# Words before a stop that end no sentence, in lower case.
+# Lower-case words whose stop ends no sentence.
 # fmt: off
 ABBREVIATIONS = frozenset((
     "adj", "al", "approx", "art", "aug", "av", "ave", "bd", "bldg", "bzgl", "bzw", "ca", "capt", "cf", "co", "col",
@@ -32,16 +32,16 @@ ABBREVIATIONS = frozenset((
     "tel", "u", "ua", "univ", "usw", "v", "vgl", "vol", "vs", "z", "zb", "zzgl",
 ))
 # fmt: on
-# Of the last word before a stop.
+# Limit for the last word before a stop.
 MAX_WORD_CHARACTERS = 64
-# Of stops and white space after a sentence.
+# Limit for stops and white space after a sentence.
 MAX_SPACE_CHARACTERS = 4096
-# Part of a text in which a second sentence is looked for.
+# Prefix of a text that is searched for a second sentence.
 MAX_LOOKED_AT = 1024
 _BREAK = r"[\n\r\v\f\x85\u2028\u2029]"
-# With all white space after it, and all lines without letter or digit: a hostile text has as many of them as bytes.
+# Includes following white space and lines without letter or digit: a hostile text has as many as bytes.
 _LINE = re.compile(rf"{_BREAK}\s*+(?:(?:(?!{_BREAK})[\W_])++{_BREAK}\s*+)*+")
-# Possessive quantifiers, and one look at a run of stops: otherwise a hostile text takes quadratic time.
+# Possessive quantifiers, and one match attempt for a run of stops: otherwise a hostile text takes quadratic time.
 _END = re.compile(
     r"""(?<![.!?…؟।])[.!?…؟।]++["'”’»«)\]]*+(?=\s++["'“‘„«»(\[¿¡-]*+[^\W_])\s++|[。！？]++[”’」』）]*+""",
 )
@@ -50,9 +50,9 @@ _SEVERAL = re.compile(rf"{_BREAK}|{_END.pattern}")
 
 
 def split_sentences(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a text, which together are it, and whether each is translated; of two in turn at least one is.
+    """Yield consecutive parts of a text and whether to translate each; of two in turn at least one is to be translated.
 
-    A sentence of more than `max_characters` goes on to the end of its line. A part may be empty: none is found yet.
+    A sentence longer than `max_characters` extends to the end of its line. An empty part means that none is found yet.
     """
     begin = end = 0
     for part, is_translated in _parts(text, max_characters):
@@ -69,13 +69,7 @@ def split_sentences(text: str, max_characters: int) -> Iterator[tuple[str, bool]
 
 
 def join_sentences(parts: Sequence[tuple[str, bool]], answers: Sequence[Sequence[str]], index: int) -> str:
-    """Return the text that parts become.
-
-    Args:
-        parts: As `split_sentences` yields them.
-        answers: Of each translated part, the best one first.
-        index: Of the answer to take; the best one where there are fewer.
-    """
+    """Return the text with the parts of `split_sentences` replaced by each one's answer `index`, or its best if there are fewer."""
     given = iter(answers)
     joined = []
     for part, is_translated in parts:
@@ -96,7 +90,7 @@ def has_several(text: str) -> bool:
 
 
 def _parts(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
-    """Yield the same line by line, with several untranslated parts in turn."""
+    """Yield the parts line by line, possibly with several untranslated ones in turn."""
     start = 0
     for match in _LINE.finditer(text):
         yield from _of_line(text[start : match.start()], max_characters)
@@ -133,7 +127,7 @@ def _is_end(sentence: str, following: str) -> bool:
 
 
 def _trimmed(part: str) -> Iterator[tuple[str, bool]]:
-    """Yield a part without the white space around it, and that."""
+    """Yield a part as text and surrounding white space."""
     text = part.strip()
     if not any(map(str.isalnum, set(text))):
         if part:
@@ -148,24 +142,19 @@ def _trimmed(part: str) -> Iterator[tuple[str, bool]]:
 
 
 async def on_thread(work: Callable[..., T], *arguments: object) -> T:
-    """Return the result of work bounded by the size of its arguments; work that has not begun ends with its task."""
+    """Run bounded work on a thread and return its result; cancelling the task drops work that has not begun."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(work, *arguments))
 
 
 class Slices:
-    """Long work on the event loop in time slices, one between other work; callers take turns, and so do the calls of each."""
+    """Time slices for long work on the event loop; callers alternate, and so do the calls of each."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._turns_of: dict[str, tuple[asyncio.Lock, int]] = {}
 
     async def collect(self, items: Iterator[T | None], owner: str = "") -> list[T]:
-        """Return all items of an iterator but None; each must cost little.
-
-        Args:
-            items: Made in slices; cancelling the awaiting task ends it.
-            owner: Caller or peer whose work it is.
-        """
+        """Return all items of an iterator except None, until cancelled; each must be cheap. `owner` is the caller or peer."""
         own, count = self._turns_of.get(owner) or (asyncio.Lock(), 0)
         self._turns_of[owner] = own, count + 1
         try:
@@ -174,7 +163,7 @@ class Slices:
                 async with own, self._turn:
                     if self._take(items, taken):
                         return taken
-                    await asyncio.sleep(0)  # in its turn: one slice of all calls between other work
+                    await asyncio.sleep(0)  # inside the lock: one slice between other tasks
         finally:
             own, count = self._turns_of[owner]
             if count == 1:
@@ -184,7 +173,7 @@ class Slices:
 
     @staticmethod
     def _take(items: Iterator[T | None], taken: list[T]) -> bool:
-        """Take items for one slice of time; return whether all are taken."""
+        """Take items for one time slice; return whether all are taken."""
         end = time.perf_counter() + SLICE_SECONDS
         for item in items:
             if item is not None:

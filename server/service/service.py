@@ -1,4 +1,4 @@
-"""The service that every protocol adapter stands on: generation, running calls, readiness and the drain."""
+"""Core service used by every protocol adapter: generation, running calls, readiness and drain."""
 
 import asyncio
 import contextlib
@@ -16,35 +16,35 @@ from dragoman.server.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from dragoman.server.models.loaded import LoadedModel
     from dragoman.server.models.registry import Repository
-    from dragoman.server.telemetry.tracing import Tracer  # it needs OpenTelemetry
+    from dragoman.server.telemetry.tracing import Tracer  # imports OpenTelemetry
 
-# For the last bytes to leave, once nothing runs any more.
+# For sending the last bytes after all calls have ended.
 CLOSE_SECONDS = 0.5
-# To tell watchers of the health that nothing is served any more.
+# For notifying health watchers of the drain.
 TELL_SECONDS = 0.25
 
 
 class Readiness:
-    """Whether the server is ready, by the setting `ready_when`.
+    """Readiness of the server by the setting `ready_when`.
 
-    It is for the first time when every model that the rule needs is ready: a rollout with a model that cannot be loaded must not go
-    on to the pods that have the last one that could. After that the rule alone decides.
+    First reached when every model that the rule needs is ready: a rollout whose model cannot be loaded must not replace the last
+    working pods. After that the rule alone decides.
     """
 
     def __init__(self, rule: ReadyRule, known: Iterable[str] = ()) -> None:
-        """Start with a rule, and the names of models that have been ready before, in another process."""
+        """Start with a rule, and the names of models that were ready before in another process."""
         self._rule = rule
         self._known = set(known)
         self._has_begun = False
 
     def note(self, models: "Sequence[LoadedModel]") -> None:
-        """Update the state; to be called whenever a model has become ready or has stopped being so."""
+        """Update the state; call whenever a model has become ready or unready."""
         self._known |= {model.name for model in models if model.engine.is_ready}
         if all(model.name in self._known for model in self._needed(models)):
             self._has_begun = self._has_begun or bool(models)
 
     def is_met(self, models: "Sequence[LoadedModel]") -> bool:
-        """Return whether the server is ready with its models as they are; from any thread."""
+        """Return whether the server is ready with its current models; thread-safe."""
         needed = self._needed(models)
         ready = [model.engine.is_ready for model in needed]
         if not (self._has_begun or all(ready)):
@@ -58,17 +58,7 @@ class Readiness:
 
 
 class Core:
-    """The service of one frontend process.
-
-    Attributes:
-        models: Loaded models; may change.
-        generation: Generates and scores.
-        calls: Running calls.
-        in_flight: In-flight windows of calls that are large or have several requests.
-        callers: All callers; None if anybody may call, without limits.
-        readiness: The server's readiness by its models.
-        viewing: Live statistics for the console.
-    """
+    """Service of one frontend process; `callers` is None without authentication and limits."""
 
     def __init__(
         self,
@@ -79,16 +69,7 @@ class Core:
         deadlines: Deadlines = NO_DEADLINES,
         readiness: Readiness | None = None,
     ) -> None:
-        """Start with nothing running.
-
-        Args:
-            models: Loaded models.
-            metrics: Of requests.
-            tracer: Makes spans; None for none.
-            callers: All callers; None if anybody may call.
-            deadlines: The server's own, for callers without.
-            readiness: By default ready while any model is, once all were.
-        """
+        """Start without calls; by default the server is ready while any model is, once all were."""
         self.models = models
         self.readiness = readiness or Readiness(ReadyRule())
         self.callers = callers
@@ -104,11 +85,11 @@ class Core:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server takes requests, and as many of its models as `ready_when` asks for; the answer of /readyz."""
+        """Whether the server accepts requests and `ready_when` is met; the result of /readyz."""
         return not self.is_draining and self.readiness.is_met(self.models.all())
 
     def note_models(self) -> None:
-        """Update the readiness, whenever a model has become ready, has stopped being so, has come or is gone."""
+        """Update the readiness; call whenever a model has become ready or unready, was added or removed."""
         self.readiness.note(self.models.all())
 
     @property
@@ -117,14 +98,9 @@ class Core:
         return self.calls.num_running
 
     async def drain(self, seconds: float, tell: Callable[[], Awaitable[None]]) -> bool:
-        """Refuse new work and let running calls finish.
+        """Refuse new work and wait for running calls; return whether all have finished.
 
-        Args:
-            seconds: For running calls.
-            tell: Publishes to watchers of the health that nothing is served any more; given up after `TELL_SECONDS`.
-
-        Returns:
-            Whether all have finished.
+        `tell` notifies health watchers and is cancelled after `TELL_SECONDS`.
         """
         self.calls.draining.set()
         with contextlib.suppress(TimeoutError):

@@ -1,8 +1,8 @@
-"""Validation: from a request to a sequence the engine can trust, with every field checked and the text tokenised.
+"""Validation: checks every field, tokenises the text and builds the engine's request.
 
 Sizes are checked before contents, and every field before any text is tokenised. A prompt and its continuation share
-`max_target_tokens` positions: the decoder's first input is the prompt's last token, so of p tokens of a prompt, f forced and n
-generated ones, p - 1 + f + n are at most as many. A prompt itself may have `max_source_tokens`.
+`max_target_tokens` positions: the first decoder input is the prompt's last token, so p prompt tokens, f forced and n generated ones
+must satisfy p - 1 + f + n <= `max_target_tokens`. A prompt alone may have `max_source_tokens`.
 """
 
 import time
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
     from dragoman.server.models.loaded import LoadedModel
 
-# Longer texts are tokenised on a thread, since other requests would notice the time.
+# Longer texts are tokenised on a thread, so as not to block other requests.
 MAX_INLINE_CHARACTERS = 2048
-# Text tokenised beyond the longest that could be kept, so that the last word kept is a whole one.
+# Text tokenised beyond the longest that could be kept, so that the last kept word is complete.
 CUT_MARGIN_CHARACTERS = 1024
 
 
 class Validator:
-    """Validates requests; keeps the sizes of each tokeniser's tokens."""
+    """Validator of requests; caches the token sizes of each tokeniser."""
 
     def __init__(self) -> None:
         self._sizes: WeakKeyDictionary[Tokenizer, TokenSizes] = WeakKeyDictionary()
@@ -54,18 +54,9 @@ class Validator:
         *,
         is_streamed: bool = False,
     ) -> tuple[messages.Request, PromptTemplate, bool]:
-        """Return the sequence for the engine, the template around its text, and whether the text was cut.
+        """Return the engine's request, the template around its text, and whether the text was cut.
 
-        Args:
-            request: The request.
-            call: Its context, with its arrival, its deadline and its caller's share.
-            model: Its model.
-            limit: Largest answer that can be sent; None for any.
-            is_streamed: Whether tokens are reported as they come.
-
-        Raises:
-            InvalidRequest: Naming the field and the limit.
-            DeadlineExceeded: If the deadline has passed already.
+        Raises `InvalidRequest`, naming the field and the limit, or `DeadlineExceeded` if the deadline has already passed.
         """
         manifest = model.manifest
         _check_deadline(call)
@@ -113,7 +104,7 @@ class Validator:
     async def validate_score(
         self, request: ScoreRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None = None
     ) -> tuple[messages.ScoreRequest, PromptTemplate]:
-        """Return the score request for the engine and the template around its texts; see `validate`."""
+        """Return the engine's score request and the template around its texts; raises as `validate`."""
         manifest, tokenizers = model.manifest, model.tokenizers
         _check_deadline(call)
         check_priority(request.priority)
@@ -142,7 +133,7 @@ class Validator:
         return sequence, template
 
     def sizes_of(self, tokenizer: Tokenizer) -> TokenSizes:
-        """Return the sizes of a tokeniser's tokens; a large vocabulary takes a tenth of a second the first time."""
+        """Return the token sizes of a tokeniser; the first call takes 0.1 s for a large vocabulary."""
         sizes = self._sizes.get(tokenizer)
         if sizes is None:
             sizes = self._sizes[tokenizer] = TokenSizes.measured(tokenizer)
@@ -164,7 +155,7 @@ class Validator:
             raise _too_long(field, characters, limit, f"max_target_tokens of model {model.name}")
 
     def _max_source_characters(self, model: "LoadedModel") -> int:
-        """Return the most characters that a source, which may name special tokens, can have."""
+        """Return the most characters of a source, which may name special tokens."""
         tokenizers = model.tokenizers
         longest = max(self.sizes_of(tokenizers.source).longest, tokenizers.longest_special_token)
         return model.manifest.max_source_tokens * longest
@@ -175,18 +166,14 @@ class Validator:
     async def _source_ids(
         self, text: str, model: "LoadedModel", template: PromptTemplate, *, may_cut: bool = False, has_special: bool = False
     ) -> tuple[Sequence[int], bool]:
-        """Return the ids of a source's text and whether it was cut; a prompt that may be cut is not for here.
-
-        Raises:
-            InvalidRequest: If the text is blank and no prompt, or is too long and may not be cut.
-        """
+        """Return the ids of a source text and whether it was cut; not for prompts that may be cut."""
         limit, kept = model.manifest.max_source_tokens, text
         if may_cut:
             kept = text[: self._max_source_characters(model) + CUT_MARGIN_CHARACTERS]
         if (not text or text.isspace()) and not template.has_prompts:
             raise InvalidRequest("text", "is blank")
         tokenizers = model.tokenizers
-        # The reader of special tokens is loaded when it is first used, on the thread.
+        # The special-token reader is loaded on first use, on the thread.
         encode = (lambda text: tokenizers.encode_with_special_tokens(text)) if has_special else tokenizers.source.encode
         ids = await _encode("text", template.task + kept, encode, is_slow=has_special)
         count = len(ids) + template.num_around
@@ -194,11 +181,11 @@ class Validator:
             end = "the start token" if template.has_prompts else "end-of-sequence"
             around = end if template.num_around == 1 else f"{end} and what its languages put around a text"
             raise InvalidRequest("text", f"{count} tokens, {around} included; max_source_tokens of model {model.name} is {limit}")
-        # The rest was more than most tokenisers could keep, but some make nothing of whole runs of characters.
+        # Text beyond the margin counts as cut, although some tokenisers drop whole runs of characters.
         return ids[: limit - template.num_around], count > limit or len(kept) < len(text)
 
     async def _prefix_ids(self, text: str, model: "LoadedModel", template: PromptTemplate, prompt: Sequence[int]) -> list[int]:
-        """Return the ids of a forced prefix, without end-of-sequence; they leave room for one token."""
+        """Return the ids of a forced prefix, without end-of-sequence; at least one token is left to generate."""
         ids = await self._target_ids("forced_prefix", text, model, prompt)
         limit = model.manifest.max_target_tokens - len(template.target_prefix)
         if len(ids) >= limit:
@@ -214,7 +201,7 @@ class Validator:
         source_ids: Sequence[int],
         decoder_start_id: int | None,
     ) -> list[int]:
-        """Return the ids of a scored target `[T]`, with the ids that answers are forced to begin with and end-of-sequence."""
+        """Return the ids of a scored target `[T]` with the forced prefix and end-of-sequence."""
         manifest, limit = model.manifest, model.manifest.max_target_tokens
         before = [*source_ids, decoder_start_id or 0] if template.has_prompts else []
         ids = [*template.target_prefix, *await self._target_ids("target", text, model, before)]
@@ -232,18 +219,14 @@ class Validator:
         return [*ids, manifest.eos_id]
 
     async def _target_ids(self, field: str, text: str, model: "LoadedModel", before: Sequence[int]) -> list[int]:
-        """Return the ids of a text in the target's language, which may continue a prompt; a far too long one is not tokenised."""
+        """Return the ids of a target text, which may continue a prompt, after a length check."""
         self._check_target_length(field, text, model)
         tokenizer = model.tokenizers.target
         return await _encode(field, text, partial(encode_after, tokenizer, before) if before else tokenizer.encode)
 
 
 def check_max_new_tokens(request: GenerateRequest, manifest: "Manifest", num_prefix_tokens: int, template: PromptTemplate) -> int:
-    """Return the largest number of generated tokens; the model's default, or what the prefix leaves, where the request has none.
-
-    Raises:
-        InvalidRequest: If the model cannot generate so many after the prefix, or none are asked for.
-    """
+    """Return the largest number of generated tokens, by default the model's or what the prefix leaves; raise `InvalidRequest`."""
     limit = manifest.max_target_tokens - len(template.target_prefix)
     if request.max_new_tokens is None:
         return min(default_max_new_tokens(manifest), limit - num_prefix_tokens)
@@ -257,7 +240,6 @@ def check_max_new_tokens(request: GenerateRequest, manifest: "Manifest", num_pre
 
 
 def _target_room(manifest: "Manifest", template: PromptTemplate) -> str:
-    """Return the origin of a target's limit."""
     forced = f" less the {len(template.target_prefix)} that its answers begin with" if template.target_prefix else ""
     return f"max_target_tokens of model {manifest.name}{forced}"
 
@@ -270,22 +252,7 @@ def _fit_prompt(
     manifest: "Manifest",
     template: PromptTemplate,
 ) -> tuple[Sequence[int], int]:
-    """Return the end of a prompt's text that is kept, and how many tokens may be generated after it.
-
-    Where the request does not say how many, they are the model's default or what the prompt leaves; a prompt that is cut leaves the
-    default, or half of the room where that is more than half.
-
-    Args:
-        ids: Of the text.
-        num_prefix_tokens: Tokens of `forced_prefix`.
-        max_new_tokens: Largest number of generated tokens after a prompt of one token.
-        request: The request.
-        manifest: Of its model.
-        template: Of its languages.
-
-    Raises:
-        InvalidRequest: If the prompt is too long, by itself or with its continuation, and may not be cut.
-    """
+    """Return the kept end of a prompt's text and `max_new_tokens`; a cut prompt leaves the default, or half the room if less."""
     limit, room = manifest.max_source_tokens, manifest.max_target_tokens
     count, num_forced = len(ids) + template.num_around, len(template.target_prefix) + num_prefix_tokens
     num_least = 1 if request.max_new_tokens is None else request.max_new_tokens
@@ -351,11 +318,7 @@ def _too_long(field: str, characters: int, tokens: int, limit: str) -> InvalidRe
 
 
 async def _encode(field: str, text: str, encode: Encode, *, is_slow: bool = False) -> list[int]:
-    """Return the ids of a text; a long one is tokenised on a thread, and so is any where that is slow.
-
-    Raises:
-        InvalidRequest: If it has half a surrogate pair, which JSON lets through.
-    """
+    """Return the ids of a text; tokenise long or slow ones on a thread; refuse lone surrogates, which JSON permits."""
     if not text.isascii():
         try:
             text.encode()

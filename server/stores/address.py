@@ -1,8 +1,7 @@
-"""Addresses of stores, and credentials for them beyond those that obstore finds by itself.
+"""Store addresses, and credentials that obstore does not find itself.
 
-obstore reads each provider's variables of the environment, its files of service accounts, and the metadata of cloud machines. Added
-here: AWS profiles, read by boto3, Google's variable for emulators, endpoints without TLS where one is set, and for web servers
-a token or `.netrc`.
+obstore reads providers' environment variables, service-account files and cloud metadata. Added here: AWS profiles (read by boto3),
+Google's emulator variable, endpoints without TLS where configured, and for web servers a token or `.netrc`.
 """
 
 import base64
@@ -32,18 +31,12 @@ _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")
 
 
 class AddressError(InputError):
-    """An invalid address; the message repeats no secret of it."""
+    """An invalid address; the message contains no secret of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address of bundles.
-
-    Attributes:
-        scheme: `s3`, `gs`, `az`, `https`, `http`, `oci`, or empty for a folder of this machine.
-        text: As given, without a slash at its end; it contains no secret.
-        host: With its port; of a bucket its name.
-    """
+    """Address of bundles: scheme (empty for a local folder), text without secrets, and host with port, or the bucket's name."""
 
     scheme: str
     text: str
@@ -89,12 +82,10 @@ class Address:
 
     @property
     def is_archive(self) -> bool:
-        """Whether it is an archive of folders."""
         return self.scheme != "oci" and is_archive(self.text) and not (self.scheme == "" and Path(self.text).is_dir())
 
     @property
     def is_loopback(self) -> bool:
-        """Whether its host is this machine."""
         return _LOOPBACK.fullmatch(self.host.rpartition(":")[0] if re.search(r":\d+$", self.host) else self.host) is not None
 
     @property
@@ -104,7 +95,7 @@ class Address:
 
 
 def is_archive(text: str) -> bool:
-    """Return whether an address ends like an archive's."""
+    """Return whether an address has an archive's suffix."""
     return text.lower().endswith(ARCHIVE_SUFFIXES)
 
 
@@ -122,7 +113,7 @@ _ENDPOINT_VARIABLES: Final = (
     "AZURE_STORAGE_ENDPOINT",
     "STORAGE_EMULATOR_HOST",
 )
-# With any of these no profile is needed.
+# If one of these is set, no profile is needed.
 _AWS_VARIABLES: Final = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -134,16 +125,7 @@ _CONNECT_SECONDS: Final = 10.0
 
 
 def client_options(address: Address, silence_seconds: float, request_seconds: float) -> dict[str, Any]:
-    """Return obstore's client options.
-
-    Args:
-        address: Of a bucket, or of a web server.
-        silence_seconds: Longest silence of the store.
-        request_seconds: Longest time of a request.
-
-    Raises:
-        InputError: If a token or a file of certificates cannot be used.
-    """
+    """Return obstore's client options; raise `InputError` if a token or certificate file cannot be used."""
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, silence_seconds)),
         "timeout": timedelta(seconds=request_seconds),
@@ -161,7 +143,7 @@ def client_options(address: Address, silence_seconds: float, request_seconds: fl
 
 
 def object_options(address: Address) -> dict[str, Any]:
-    """Return obstore's options of a bucket; raises `InputError` if an AWS profile is wanted and cannot be used."""
+    """Return obstore's options for a bucket; raises `InputError` if a required AWS profile cannot be used."""
     if address.scheme == "gs" and (emulator := os.environ.get("STORAGE_EMULATOR_HOST")):
         url = emulator if "://" in emulator else f"http://{emulator}"
         return {"config": {"base_url": url, "skip_signature": True}}
@@ -190,7 +172,7 @@ def _wants_profile(environment: Mapping[str, str]) -> bool:
 
 
 def _profile() -> dict[str, Any]:
-    """Return credentials of the AWS profile; raises `InputError` if boto3 is not installed, or the profile has none."""
+    """Return credentials of the AWS profile; raises `InputError` if boto3 is not installed or the profile has none."""
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ModuleNotFoundError:
@@ -205,7 +187,7 @@ def _profile() -> dict[str, Any]:
 
 
 def _authorization(address: Address) -> str | None:
-    """Return the Authorization header for a web server: the given token, or that of `.netrc` for its host."""
+    """Return the Authorization header for a web server: the given token, or the one in `.netrc` for the host."""
     if token := os.environ.get(TOKEN_VARIABLE):
         if not token.isascii() or not token.isprintable() or " " in token:
             raise InputError(f"{TOKEN_VARIABLE}: not a bearer token")

@@ -1,11 +1,11 @@
-"""Downloads, kept on disk by their SHA-256 within a bound: a file is read once from a store, by one process at a time.
+"""Download cache on disk, by SHA-256 and bounded in size; each file is downloaded once, by one process at a time.
 
-    objects/ab/abcd…    whole files, checked when they came and whenever they are used
-    partial/abcd…       incomplete files; the writer of one holds its lock
-    held/…              files needed by pulls in progress, one each, locked by the pull for as long as it lives
+    objects/ab/abcd…    complete files, checked on arrival and on each use
+    partial/abcd…       incomplete files, locked by their writer
+    held/…              files needed by running pulls, one each, locked for the pull's lifetime
 
-A pull registers its files first (`hold`); files that no pull holds are removed to make room, least recently used first. A killed
-process loses its locks, and with them its registration; what it had read of a file stays and is continued.
+A pull registers its files first (`hold`); unregistered files are evicted to make room, least recently used first. A killed process
+loses its locks and its registration; its partial downloads stay and are continued.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ Fill = Callable[[IO[bytes]], None]
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A whole or partial file of the cache."""
+    """A complete or partial file in the cache."""
 
     path: Path
     digest: str
@@ -47,20 +47,19 @@ class _Kept:
 
 
 class Cache:
-    """Files by their SHA-256, in a folder that several processes may use."""
+    """Files by SHA-256, in a folder shared by processes."""
 
     def __init__(self, directory: Path, max_gib: float = DEFAULT_GIB) -> None:
-        """Use a folder, made on demand, of at most `max_gib`, partial files included."""
+        """Use a folder, created on demand, of at most `max_gib` including partial files."""
         self.directory = directory
         self.max_bytes = int(max_gib * _GIB)
 
     @contextlib.contextmanager
     def hold(self, files: Mapping[str, FileEntry], name: str) -> Iterator[None]:
-        """Keep the files of a bundle in the cache within the `with`, and make room for missing ones.
+        """Keep a bundle's files in the cache within the `with`, and make room for missing ones.
 
-        Raises:
-            BundleError: If they are larger than the cache may be, beside those of other pulls.
-            OSError: If the folder cannot be used, or its disk is too full.
+        Raises `BundleError` if they exceed the cache's limit with those of other pulls, `OSError` for an unusable folder or full
+        disk.
         """
         wanted = {entry.sha256: entry.size for entry in files.values()}
         if (total := sum(wanted.values())) > self.max_bytes:
@@ -78,7 +77,7 @@ class Cache:
             yield
 
     def find(self, entry: FileEntry) -> Path | None:
-        """Return a file if it is here and undamaged; a damaged one is removed."""
+        """Return a file if present and undamaged; remove a damaged one."""
         path = self._object(entry.sha256)
         try:
             with open_regular(path) as file:
@@ -93,12 +92,9 @@ class Cache:
         return None
 
     def obtain(self, entry: FileEntry, fill: Fill, is_stopped: Callable[[], bool]) -> Path:
-        """Return a file, completed by `fill` or by another process.
+        """Return a file, completed by `fill` or by another process, while `is_stopped` is polled.
 
-        Args:
-            entry: Its size and SHA-256.
-            fill: Completes a file, which may be partial, to this size and SHA-256, or raises; the part written is kept.
-            is_stopped: Polled while another process completes it.
+        `fill` completes an empty or partial file, or raises; the part written is kept.
         """
         while (path := self.find(entry)) is None:
             partial = self.directory / "partial" / entry.sha256
@@ -107,7 +103,7 @@ class Cache:
                     if _is_at(file, partial):
                         fill(file)
                         return self._complete(file, partial, entry)
-                    continue  # completed meanwhile
+                    continue  # completed by another process
             if is_stopped():
                 raise StoppedError(f"{partial}: stopped while another pull reads it")
             sleep(_POLL_SECONDS)
@@ -134,7 +130,7 @@ class Cache:
             yield
 
     def _make_room(self, wanted: Mapping[str, int], own: Path, name: str) -> None:
-        """Remove files until the held ones fit."""
+        """Evict files until the held ones fit."""
         others = self._held(own)
         held = {**others, **wanted}
         if (total := sum(held.values())) > self.max_bytes:
@@ -151,7 +147,7 @@ class Cache:
             excess -= kept.size
 
     def _refuse_full_disk(self, wanted: Mapping[str, int]) -> None:
-        """Raise if the disk is too full: retries would fill it again and again, and others write there, too."""
+        """Raise if the disk is too full: retries would fill it repeatedly, and other programs write to it, too."""
         here: dict[str, int] = {}
         for kept in self._kept():
             here[kept.digest] = max(kept.size, here.get(kept.digest, 0))
@@ -160,7 +156,7 @@ class Cache:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
 
     def _held(self, own: Path) -> dict[str, int]:
-        """Return the files of other pulls; marks of dead pulls are removed."""
+        """Return the files of other pulls; remove marks of dead pulls."""
         held: dict[str, int] = {}
         for path in (self.directory / "held").iterdir():
             if path == own:
@@ -170,7 +166,7 @@ class Cache:
                     fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
             except BlockingIOError:
-                with contextlib.suppress(OSError, ValueError):  # not written yet: it waits for our lock
+                with contextlib.suppress(OSError, ValueError):  # just removed by its owner
                     held.update(json.loads(read_bounded(path, _MAX_HELD_BYTES)))
             except FileNotFoundError:
                 pass
@@ -184,7 +180,7 @@ class Cache:
 
 
 def put(source: Path, target: Path) -> None:
-    """Link a checked file of a cache to a second path, or copy it."""
+    """Hard-link or copy a checked cache file to a second path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -200,7 +196,7 @@ def put(source: Path, target: Path) -> None:
 
 
 def digest_of(file: IO[bytes]) -> "hashlib._Hash":
-    """Return the SHA-256 of a file from its position, to be continued."""
+    """Return the SHA-256 object of a file from its position on."""
     digest = hashlib.sha256()
     while piece := file.read(_PIECE_BYTES):
         digest.update(piece)
@@ -208,7 +204,7 @@ def digest_of(file: IO[bytes]) -> "hashlib._Hash":
 
 
 def _mark_used(path: Path) -> None:
-    """Set the access time only; the modification time tells others that the file is the same."""
+    """Set the access time only; an unchanged modification time shows that the file is the same."""
     with contextlib.suppress(OSError):
         found = path.stat()
         os.utime(path, ns=(max(found.st_atime_ns + 1, time_ns()), found.st_mtime_ns))
@@ -229,38 +225,38 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-# Attempts in a row with hardly any progress.
+# Consecutive attempts with hardly any progress.
 MAX_ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.2
 
-# Called with the path of a file, its bytes so far, and its size.
+# Called with a file's path, its bytes so far, and its size.
 Progress = Callable[[str, int, int], None]
 
 
 class Download:
-    """Reads a file of a store, and continues after interruptions until its size and SHA-256 are right."""
+    """Download of a file, continued after interruptions until size and SHA-256 match."""
 
     def __init__(self, store: Store, path: str, entry: FileEntry, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
-        """Read nothing yet; `is_stopped` is polled while reading, which then ends with `StoppedError`."""
+        """Prepare a download; `is_stopped` is polled while reading, which then raises `StoppedError`."""
         self._store, self._path, self._entry = store, path, entry
         self._on_progress, self._is_stopped = on_progress, is_stopped
         self._name = named(store, path)
 
     def fill(self, file: IO[bytes]) -> None:
-        """Complete an empty or partial file, opened without a buffer.
+        """Complete an empty or partial file, opened unbuffered.
 
-        A wrong file is read once more from its beginning: the store's may have changed, or the partial file was of another.
+        A wrong file is read once more from its beginning: the store's file may have changed, or the partial file was of another.
 
         Raises:
-            BundleError: If the store's file has another size or SHA-256; then the file is empty.
-            StoreError: If it cannot be read, after several attempts without progress.
-            OSError: If it cannot be written.
+            BundleError: If the store's file has another size or SHA-256; the local file is then empty.
+            StoreError: If reading fails, after several attempts without progress.
+            OSError: If writing fails.
         """
         if self._complete(file) and (wrong := self._complete(file)):
             raise BundleError(f"{self._name}: {wrong}")
 
     def _complete(self, file: IO[bytes]) -> str:
-        """Read the missing part; return what is wrong with the file, which is then emptied, or nothing."""
+        """Read the missing part; on a mismatch empty the file and return the reason, else an empty string."""
         file.seek(0)
         digest = digest_of(file)
         size = file.tell()
@@ -329,5 +325,5 @@ def _write(file: IO[bytes], piece: bytes) -> None:
             rest = rest[file.write(rest) :]
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _empty(file)  # others need the disk, too
+            _empty(file)  # free the disk for others
         raise OSError(error.errno, os.strerror(error.errno or 0), str(file.name)) from error

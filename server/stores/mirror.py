@@ -1,7 +1,7 @@
-"""A folder that mirrors a store: versions are added and removed as there; nothing changes while the store cannot be reached.
+"""Mirror of a store in a folder: versions are added and removed as in the store; nothing changes while it is unreachable.
 
-A server calls `Mirror.sync` before it reads the folder for the first time, and then periodically in a thread. Problems are
-logged when they appear and when they change, not each time.
+A server calls `Mirror.sync` before it first reads the folder, then periodically on a thread. Problems are logged when they appear
+or change, not each time.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,7 +38,7 @@ from dragoman.server.stores.store import (
     find_model_files,
 )
 
-# A refused bundle is tried again when its listing changes, and after so long: it may have been damaged in transit.
+# A refused bundle is retried when its listing changes, and after this time: transfer may have damaged it.
 REFUSED_SECONDS = 300.0
 
 log = structlog.get_logger("dragoman.stores")
@@ -49,15 +49,7 @@ Choose = Callable[[str, Sequence[str]], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Result of one synchronisation.
-
-    Attributes:
-        reason: Why the store could not be listed; empty if it was.
-        added: New versions.
-        removed: Removed directories.
-        problems: Reason for each bundle that could not be pulled, by its folder in the store.
-        is_away: Whether the store did not answer.
-    """
+    """Result of one synchronisation; `reason` is empty if listing the store succeeded, `problems` are by folder in the store."""
 
     reason: str = ""
     added: list[Pulled] = field(default_factory=list)
@@ -67,12 +59,11 @@ class Synced:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the folder has changed."""
         return bool(self.added or self.removed)
 
 
 class Mirror:
-    """Synchronises a folder with a store."""
+    """Synchronisation of a folder with a store."""
 
     def __init__(
         self,
@@ -82,14 +73,10 @@ class Mirror:
         choose: Choose | None = None,
         is_used: Callable[[Path], bool] = lambda directory: False,
     ) -> None:
-        """Open the store, without a request.
+        """Open the store of a bundle or a folder of models, not of an archive, without a request.
 
-        Args:
-            address: Of a bundle, or of a folder of models; not of an archive.
-            folder: Read by servers.
-            order: How to pull; its checksum is for a single bundle.
-            choose: Wanted versions of a model; None for all.
-            is_used: Whether the version in a directory is served: it stays for as long as it is in the store.
+        `choose` returns the wanted versions of a model, None for all; `is_used` whether the version in a directory is served,
+        which stays while it is in the store. The order's checksum is for a single bundle.
 
         Raises:
             InputError: If the address, settings or credentials cannot be used.
@@ -102,21 +89,18 @@ class Mirror:
         self._place, self._order, self._choose, self._is_used = Place(folder), order, choose, is_used
         cache = None if address.scheme == "" else order.cache
         self._puller = Puller(self._store, self._place, order, cache, order.sha256)
-        # By folder of the store: stamps of manifest and signature when it was pulled, and its place.
+        # By folder in the store: stamps of manifest and signature when pulled, and the placed version.
         self._known: dict[str, tuple[object, Placed]] = {}
-        # By folder: stamps, time and reason of a refusal.
+        # By folder in the store: stamps, time and reason of a refusal.
         self._refused: dict[str, tuple[object, float, str]] = {}
         self._model_files: dict[str, str] = {}
         self._said: dict[str, str] = {}
         self._resolved = self._store.address
 
     def sync(self) -> Synced:
-        """Pull new bundles, then remove those no longer in the store.
+        """Pull new bundles, then remove those no longer in the store; raise `StoppedError` once the order's `is_stopped` is true.
 
-        Nothing is removed if no bundle can be read, nor of a model of which a wanted version cannot be read.
-
-        Raises:
-            StoppedError: If the order's `is_stopped` became true.
+        Nothing is removed if no bundle can be read, nor of a model with an unreadable wanted version.
         """
         try:
             listing = self._store.list()
@@ -154,7 +138,7 @@ class Mirror:
         return [each for each in found if not each.version or each.version in chosen[each.model]]
 
     def _guard(self, name: str, problems: dict[str, str], work: Callable[[], object]) -> None:
-        """Call `work`; its failure is a problem of that name."""
+        """Call `work` and record a failure as a problem."""
         try:
             with naming(self._place.folder):
                 work()
@@ -234,10 +218,9 @@ class Mirror:
 
 
 def _stamps_below(folder: str, stamps: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the stamps of one bundle."""
     return sorted((path, stamp) for path, stamp in stamps.items() if not folder or path.startswith(f"{folder}/"))
 
 
 def sync(address: str, folder: Path, order: Order) -> Synced:
-    """Synchronise a folder with an address once; raises as `Mirror` does."""
+    """Synchronise a folder with an address once; raises as `Mirror`."""
     return Mirror(Address.parse(address), folder, order).sync()

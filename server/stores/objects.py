@@ -1,6 +1,6 @@
 """Object stores and web servers as stores, through obstore: S3, Google Cloud Storage, Azure Blob Storage, HTTP.
 
-Credentials, endpoints and proxies are found by obstore where each provider's own tools look for them; see `address`.
+obstore finds credentials, endpoints and proxies where each provider's own tools do; see `address`.
 """
 
 import contextlib
@@ -39,13 +39,13 @@ _MAX_PIECES_AHEAD = 4
 _POLL_SECONDS = 0.1
 _LEAVING_SECONDS = 1.0
 _RETRY_SECONDS = 10.0
-# Longest request of one file, which is then continued by another; ends abandoned threads that read from a dripping store.
+# Longest request of one file, continued by another; ends abandoned threads that read from a very slow store.
 _READ_SECONDS = 3600.0
-# Addresses of cloud metadata, asked last for credentials: in an error they mean that there are none.
+# Cloud metadata addresses, the last source of credentials: in an error they mean that there are none.
 _METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z -]*)")
 
-# Possible secrets of an address: a user with a password, and the query.
+# Possible secrets in an address: user and password, and the query.
 _SECRET = re.compile(r"(?<=://)[^/?#\s]*@|\?\S*")
 
 # Parts of a message that differ between attempts.
@@ -66,15 +66,10 @@ class ObjectStore:
     """A prefix of a bucket, or a folder of a web server, as a `Store`."""
 
     def __init__(self, address: Address, silence_seconds: float = SILENCE_SECONDS) -> None:
-        """Open an address, without a request.
-
-        Raises:
-            InputError: If settings or credentials cannot be used.
-            StoreError: If the library refuses the address.
-        """
+        """Open an address, without a request; raises `InputError` for settings or credentials, `StoreError` for the address."""
         self._address = address.text
         self._is_web = address.scheme in WEB_SCHEMES
-        # WebDAV lists by the path on the server, the others by that below the address.
+        # WebDAV lists paths from the server's root, the others below the address.
         self._listed_before = f"{unquote(urlsplit(address.text).path).strip('/')}/" if self._is_web else ""
         self._silence_seconds = silence_seconds
         retrying = {
@@ -84,7 +79,7 @@ class ObjectStore:
         }
         options: dict[str, Any] = {"retry_config": retrying, **object_options(address)}
 
-        # The first is for short requests, the second for reading files.
+        # The first client is for short requests, the second for reading files.
         limits = silence_seconds + 1, max(_READ_SECONDS, silence_seconds + 1)
         clients = [client_options(address, silence_seconds, limit) for limit in limits]
         opened: list[Opened] = []
@@ -100,7 +95,7 @@ class ObjectStore:
         return self._address
 
     def list(self) -> Listing:
-        """Return the files; of a web server without WebDAV, `bundle.json` if it has one."""
+        """Return the files; for a web server without WebDAV, `bundle.json` if present."""
         if self._is_web:
             try:
                 return Listing({"bundle.json": _stamp(self._head("bundle.json"))}, self._address)
@@ -136,10 +131,7 @@ class ObjectStore:
         return found
 
     def _wait_for(self, produce: Callable[[], Iterable[T]], path: str) -> Generator[T, None, None]:
-        """Yield items produced on a thread, which is abandoned after too long a silence or when the caller stops.
-
-        The library's own coroutines report from threads that may outlive the interpreter.
-        """
+        """Yield items produced on a thread (obstore's coroutines may outlive the interpreter), abandoned when too slow."""
         found: queue.Queue[Callable[[], T]] = queue.Queue(_MAX_PIECES_AHEAD)
         is_left = threading.Event()
 
@@ -189,7 +181,7 @@ class ObjectStore:
             raise StoreError(f"{name}: has changed while it was read") from error
         except FileNotFoundError as error:
             if error.errno is not None:
-                raise  # of a local file
+                raise  # a local file's error
             raise NotThereError(f"{name}: no such file") from error
         except BaseError as error:
             status = _STATUS.search(str(error))
@@ -219,7 +211,7 @@ def _stamp(found: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return one short line of a library's error, without possible secrets of an address."""
+    """Return a short line for a library's error, without possible secrets of an address."""
     text = str(error).partition("\n")[0]
     status = _STATUS.search(text)
     if status is not None:

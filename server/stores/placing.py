@@ -1,9 +1,9 @@
-"""The folder that bundles are pulled into, in which versions appear and disappear atomically.
+"""Folder of pulled bundles, in which versions appear and disappear atomically.
 
-    FOLDER/NAME/VERSION/     a bundle, and `.pulled.json`, its source
+    FOLDER/NAME/VERSION/     a bundle, with `.pulled.json`, its source
     FOLDER/.pulling/…        bundles being added or removed; servers skip hidden folders
 
-A bundle being made lies in a locked folder of its own; those of killed processes have no lock and are removed by the next pull.
+Each incomplete bundle is in its own locked folder; those of killed processes are unlocked, and the next pull removes them.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _MAX_RECORD_BYTES: Final = 1 << 14
 
 
 class Record(Struct, frozen=True):
-    """The source of a version: an address as given, and a folder below it."""
+    """Source of a version: the address as given, and a folder below it."""
 
     address: str
     folder: str
@@ -45,7 +45,7 @@ class Placed:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of its current manifest; empty if there is none."""
+        """SHA-256 of the current manifest; empty if there is none."""
         try:
             return hashlib.sha256(read_manifest_bytes(self.directory / MANIFEST_FILE)).hexdigest()
         except BundleError:
@@ -53,14 +53,13 @@ class Placed:
 
 
 class Place:
-    """A folder that bundles are pulled into."""
+    """A folder for pulled bundles."""
 
     def __init__(self, folder: Path) -> None:
-        """Use a folder, made on demand."""
         self.folder = folder
 
     def placed(self, model: str = "*") -> list[Placed]:
-        """Return the pulled versions of one model or of all; others in the folder are skipped."""
+        """Return the pulled versions of one model or of all; versions not pulled are skipped."""
         found = []
         for path in sorted(self.folder.glob(f"{model}/*/{RECORD_FILE}")):
             relative = path.relative_to(self.folder)
@@ -72,7 +71,7 @@ class Place:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield a hidden folder, which is removed afterwards."""
+        """Yield a hidden folder that is removed afterwards."""
         with self.locked():
             self._sweep()
             directory = Path(tempfile.mkdtemp(prefix="", dir=self.folder / SCRATCH_FOLDER))
@@ -85,19 +84,9 @@ class Place:
             os.close(lock)
 
     def put(self, directory: Path, model: str, version: str, record: Record) -> Placed:
-        """Publish a finished bundle atomically.
+        """Publish a complete bundle atomically; return it, or the same version from another pull.
 
-        Args:
-            directory: In a scratch folder.
-            model: Of the bundle.
-            version: Name of its folder; empty for the number after the highest.
-            record: Its source.
-
-        Returns:
-            The version: this one, or the same one from another pull.
-
-        Raises:
-            BundleError: If that version exists and is another bundle, or damaged.
+        An empty version is the number after the highest. Raises `BundleError` if the version exists and differs or is damaged.
         """
         (directory / RECORD_FILE).write_bytes(msgspec.json.encode(record))
         sync_tree(directory)
@@ -130,12 +119,12 @@ class Place:
         with self.scratch() as scratch:
             os.rename(placed.directory, scratch / "removed")
             sync_folder(placed.directory.parent)
-            with contextlib.suppress(OSError):  # it is not empty
+            with contextlib.suppress(OSError):  # not empty
                 placed.directory.parent.rmdir()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other pulls, for a short time."""
+        """Exclude other pulls for a short time."""
         (self.folder / SCRATCH_FOLDER).mkdir(parents=True, exist_ok=True)
         with (self.folder / SCRATCH_FOLDER / "lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -160,7 +149,7 @@ class Place:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder or file to the disk."""
+    """Flush a folder or file to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -169,7 +158,7 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Flush everything below a folder to the disk."""
+    """Flush everything below a folder to disk."""
     for folder, _, files in os.walk(directory):
         for file in files:
             sync_folder(Path(folder) / file)

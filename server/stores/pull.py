@@ -1,4 +1,4 @@
-"""Pulling of bundles, archives of bundles and model files from a store into a folder."""
+"""Pulling of bundles, bundle archives and model files from a store into a folder."""
 
 import hashlib
 import lzma
@@ -39,12 +39,7 @@ MAX_MEMBERS: Final = 100_000
 
 
 def unpack(archive: Path, folder: Path, name: str) -> None:
-    """Unpack a tar archive, compressed or not, into an empty folder.
-
-    Raises:
-        BundleError: If it is no tar, would write outside of the folder, or is too large.
-        OSError: If it cannot be written.
-    """
+    """Unpack a tar archive into an empty folder; raise `BundleError` if it is no tar, too large, or would write outside."""
     room = min(shutil.disk_usage(folder).free, MAX_BUNDLE_BYTES)
     try:
         with tarfile.open(archive) as opened:
@@ -62,23 +57,20 @@ def unpack(archive: Path, folder: Path, name: str) -> None:
     except OSError as error:
         if error.errno is not None:
             raise OSError(error.errno, os.strerror(error.errno), error.filename or str(folder)) from error
-        raise BundleError(f"{name}: cannot be unpacked: {one_line(str(error))}") from error  # of the compression
+        raise BundleError(f"{name}: cannot be unpacked: {one_line(str(error))}") from error  # a compression error
 
 
 MAX_MODEL_FILE_BYTES: Final = 1 << 16
-# The SHA-256 of the pulled model file and of the one before it; a file with another one was written locally.
+# SHA-256 of the pulled model file and of its predecessor; other digests mean a file written locally.
 MARK_FILE: Final = ".model.toml.pulled"
 
 _DIGEST_CHARACTERS: Final = 64
 
 
 def pull_model_file(store: Store, path: str, place: Place, model: str, keys: Keys | None) -> bool:
-    """Pull the file of a model into its folder; return whether it has changed.
+    """Pull a model's `model.toml` into its folder; return whether it changed.
 
-    Raises:
-        BundleError: If it must be signed by one of `keys` and is not, or a file written locally is in its place.
-        StoreError: If it cannot be read.
-        OSError: If it cannot be written.
+    Raises `BundleError` if a required signature by one of `keys` is missing or a local file is in its place; else as `pull`.
     """
     name = named(store, path)
     content = read_bounded(store, path, MAX_MODEL_FILE_BYTES)
@@ -93,7 +85,7 @@ def pull_model_file(store: Store, path: str, place: Place, model: str, keys: Key
 
 
 def _put(content: bytes, folder: Path) -> bool:
-    """Write a changed model file, after a mark that knows the file before, too, in case this process is killed."""
+    """Write a changed model file after its mark, which includes the previous file's digest in case this process is killed."""
     target, known = folder / MODEL_FILE, [_digest(content)]
     if target.exists():
         there = read_file(target, MAX_MODEL_FILE_BYTES)
@@ -134,7 +126,7 @@ def _digest(content: bytes) -> str:
 
 @contextmanager
 def naming(folder: Path) -> Iterator[None]:
-    """Name the folder in errors of the file system without a name, such as those of a full disk."""
+    """Add the folder's name to file-system errors without one, such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -145,7 +137,7 @@ def naming(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A pulled bundle; `digest` is the SHA-256 of its manifest, and through its checksums that of the whole."""
+    """A pulled bundle; `digest` is its manifest's SHA-256, which covers the files by their checksums."""
 
     manifest: Manifest
     digest: str
@@ -153,27 +145,22 @@ class Pulled:
     is_new: bool
 
     def __str__(self) -> str:
-        """Return a line for the command's output."""
         manifest, directory = self.manifest, self.placed.directory
         verb = "pulled" if self.is_new else "is there:"
         return f"{verb} {manifest.name} {directory.name}, version {manifest.version}, sha256:{self.digest}, in {directory}"
 
 
-# Folder of the cache in that of the bundles: on its disk, and hidden from servers.
+# Subfolder of the bundles' folder: on the same disk, and hidden from servers.
 CACHE_FOLDER: Final = ".cache"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Options of a pull.
+    """Options of a pull; one of `keys` must have signed each bundle, None for unsigned bundles.
 
     Attributes:
-        cache: Of downloads.
-        keys: One of them must have signed each bundle; None for unsigned bundles.
-        sha256: Of an archive, or of the manifest of a single bundle; empty for any.
-        silence_seconds: Longest silence of a store.
-        on_progress: Called during downloads.
-        is_stopped: Polled during downloads, which then end with `StoppedError`.
+        sha256: SHA-256 of an archive, or of the manifest of a single bundle; empty for any.
+        is_stopped: Polled during downloads, which then raise `StoppedError`.
         on_address: Called with the immutable address of a tag.
     """
 
@@ -187,19 +174,19 @@ class Order:
 
 
 class Puller:
-    """Pulls bundles of one store into one folder."""
+    """Pulls from one store into one folder."""
 
     def __init__(self, store: Store, place: Place, order: Order, cache: Cache | None, digest: str) -> None:
-        """Pull nothing yet; `cache` is None for stores on this machine, `digest` the SHA-256 of the manifest, if given."""
+        """Prepare pulls; `cache` is None for local stores, `digest` the expected SHA-256 of the manifest or empty."""
         self._store, self._place, self._order, self._cache, self._digest = store, place, order, cache, digest
 
     def pull(self, found: Found) -> Pulled:
-        """Pull a bundle, unless it is here already.
+        """Pull a bundle, unless it is already present.
 
         Raises:
-            BundleError: If it must be signed and is not, its checksums do not match, or another bundle is in its place.
-            StoreError: If it cannot be read.
-            OSError: If it cannot be written.
+            BundleError: If a required signature is missing, checksums do not match, or another bundle is in its place.
+            StoreError: If reading fails.
+            OSError: If writing fails.
         """
         name = named(self._store, found.path(MANIFEST_FILE))
         found.check(named(self._store, found.folder))
@@ -237,7 +224,7 @@ class Puller:
             return None
 
     def _find(self, model: str, found: Found, digest: str) -> Placed | None:
-        """Return this bundle if it was pulled before and is undamaged; a damaged one is removed."""
+        """Return this bundle if already pulled and undamaged; remove a damaged one."""
         for placed in self._place.placed(model):
             if found.version not in ("", placed.directory.name) or placed.digest != digest:
                 continue
@@ -250,7 +237,6 @@ class Puller:
         return None
 
     def _read_files(self, found: Found, manifest: Manifest, directory: Path) -> None:
-        """Read every file of the manifest."""
         if self._cache is None:
             for path in manifest.files:
                 target = directory / path
@@ -267,7 +253,7 @@ class Puller:
 
 
 def _check_paths(manifest: Manifest, name: str) -> None:
-    """Raise `BundleError` for files with names that a pull itself writes; export makes none."""
+    """Raise `BundleError` for names of files that a pull itself writes; export creates none."""
     for path in manifest.files:
         if path == SIGNATURE_FILE or path.startswith("."):
             raise BundleError(f"{name}: files has {path}, which is not a file of a bundle")
@@ -285,12 +271,12 @@ def _write_signature(directory: Path, signature: bytes | None) -> None:
 
 
 def pull(address: Address, folder: Path, order: Order) -> list[Pulled]:
-    """Pull the bundles of an address into a folder; those already there stay as they are.
+    """Pull the bundles of an address into a folder; existing ones are unchanged.
 
     Raises:
         InputError: If the address, the checksum or the bundle cannot be used, `BundleError` among them.
-        StoreError: If the store cannot be read.
-        OSError: If the folder cannot be written.
+        StoreError: If reading the store fails.
+        OSError: If writing the folder fails.
     """
     check_address(address, order.keys, order.sha256)
     place = Place(folder)
@@ -344,12 +330,9 @@ def _refuse_twins(found: list[Found], store: Store) -> None:
 
 
 def open_store(address: Address, silence_seconds: float = SILENCE_SECONDS) -> Store:
-    """Return the store of an address, without a request; the library of a store is loaded when it is used.
+    """Return the store of an address, without a request; imports the store's library, or raises `ModuleNotFoundError`.
 
-    Raises:
-        InputError: If settings or credentials cannot be used.
-        StoreError: If the store's library refuses the address.
-        ModuleNotFoundError: If that library is not installed.
+    Raises `InputError` for unusable settings or credentials, `StoreError` if the library refuses the address.
     """
     if address.scheme in (*OBJECT_SCHEMES, *WEB_SCHEMES):
         from dragoman.server.stores.objects import ObjectStore

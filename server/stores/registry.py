@@ -1,7 +1,7 @@
-"""An artefact in an OCI registry as a store, through oras: each file is a layer with its path as title.
+"""OCI registry artefact as a store, through oras: each file is a layer whose title is its path.
 
-Listing resolves a tag to the digest of a manifest, whose SHA-256 is checked, and which lists the blobs of the files. Credentials
-are those of Docker's configuration and its helpers.
+Listing resolves a tag to a manifest's digest, checks its SHA-256, and reads the files' blobs from it. Credentials come from
+Docker's configuration and its helpers.
 """
 
 import contextlib
@@ -48,7 +48,6 @@ class RegistryStore:
     """The files of one artefact as a `Store`."""
 
     def __init__(self, address: Address, silence_seconds: float = SILENCE_SECONDS) -> None:
-        """Open an address with a tag or a digest, without a request."""
         self._address = address
         self._silence_seconds = silence_seconds
         self._container = oras.container.Container(address.text.removeprefix("oci://"))
@@ -56,7 +55,7 @@ class RegistryStore:
         self._session: tuple[requests.Session, oras.auth.base.AuthBackend] | None = None
         self._shown: dict[str, str] = {}
         self._blobs: dict[str, str] = {}
-        # Our lines say the same.
+        # oras' log repeats ours.
         logging.getLogger("oras").setLevel(logging.CRITICAL + 1)
 
     @property
@@ -64,7 +63,6 @@ class RegistryStore:
         return self._address.text
 
     def list(self) -> Listing:
-        """Return the files of the current artefact."""
         reference = self._container.digest or self._container.tag
         content = bytearray()
 
@@ -94,7 +92,7 @@ class RegistryStore:
         self._get(self._container.get_blob_url(self._blobs[path]), {}, offset, take, name)
 
     def _read_manifest(self, content: bytes) -> dict[str, str]:
-        """Return the digest of each file of a manifest."""
+        """Return the digest of each file in a manifest."""
         try:
             manifest = json.loads(content)
             layers = manifest["layers"]
@@ -127,7 +125,7 @@ class RegistryStore:
             self._pass_on(answer, take, name)
 
     def _pass_on(self, answer: requests.Response, take: Take, name: str) -> None:
-        """Pass the body on, unless it is too slow."""
+        """Pass the body to `take`; raise `SilentError` if it is too slow."""
         since, waiting = monotonic(), 0
         while piece := answer.raw.read1(_PIECE_BYTES):
             take(piece)
@@ -139,7 +137,7 @@ class RegistryStore:
                 raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds")
 
     def _ask(self, url: str, headers: Mapping[str, str]) -> requests.Response:
-        """Send a request, and once more with credentials if it is refused."""
+        """Send a request, and again with credentials if refused."""
         session, auth = self._opened()
         answer: requests.Response = session.get(url, headers={**headers, **self._shown}, stream=True)
         if answer.status_code not in (401, 403):
@@ -155,7 +153,7 @@ class RegistryStore:
         return session.get(url, headers=asked, stream=True)
 
     def _opened(self) -> tuple[requests.Session, oras.auth.base.AuthBackend]:
-        """Return a session and its authentication backend."""
+        """Return a session and its authentication backend, created once."""
         if self._session is not None:
             return self._session
         session, authority = requests.Session(), os.environ.get("SSL_CERT_FILE") or True
@@ -181,7 +179,7 @@ class RegistryStore:
             raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds") from error
         except requests.exceptions.SSLError as error:
             raise StoreError(f"{name}: TLS: {_innermost(error)}") from error
-        except (requests.exceptions.RequestException, ValueError) as error:  # the latter from redirections to invalid addresses
+        except (requests.exceptions.RequestException, ValueError) as error:  # ValueError from redirections to invalid addresses
             raise StoreError(f"{name}: {_innermost(error)}") from error
         except _DeniedError as error:
             raise StoreError(f"{name}: access denied, and Docker's configuration has no credentials that help") from error
@@ -190,11 +188,11 @@ class RegistryStore:
 
 
 class _DeniedError(Exception):
-    """The registry wants credentials, and there are none for it."""
+    """The registry requires credentials that are not configured."""
 
 
 class _Limited(HTTPAdapter):
-    """An adapter with timeouts and bounded bodies of redirections and tokens, which requests and oras lack."""
+    """Adapter with timeouts and bounded bodies of redirections and tokens, which requests and oras lack."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -214,14 +212,14 @@ class _Limited(HTTPAdapter):
 
 
 class _Refusing(HTTPAdapter):
-    """An adapter that refuses redirections from TLS to an address without it."""
+    """Adapter that refuses redirections from TLS to an address without it."""
 
     def send(self, request: requests.PreparedRequest, **_: Any) -> requests.Response:  # type: ignore[override]
         raise requests.exceptions.RequestException("leads to an address without TLS")
 
 
 def _check_status(answer: requests.Response, offset: int, name: str) -> None:
-    """Raise for an answer that is not the requested range."""
+    """Raise for a response that is not the requested range."""
     status = answer.status_code
     if status == 404:
         raise NotThereError(f"{name}: the registry does not have it")
@@ -238,7 +236,7 @@ def _check_status(answer: requests.Response, offset: int, name: str) -> None:
 
 
 def _configurations(environment: Mapping[str, str]) -> list[Path]:
-    """Return configuration files beside Docker's usual one, which oras reads by itself."""
+    """Return configuration files besides Docker's default, which oras reads itself."""
     named = []
     if folder := environment.get("DOCKER_CONFIG"):
         named.append(Path(folder) / "config.json")

@@ -1,4 +1,4 @@
-"""The store interface, its errors, folders of this machine as stores, and the bundles found in a store."""
+"""Store interface, its errors, local folders as stores, and discovery of bundles in a store."""
 
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -12,7 +12,7 @@ from dragoman.export.manifest import check_name
 from dragoman.model.files import leads_out, open_regular
 from dragoman.server.models.model_file import check_version_name, natural_key
 
-# A store is silent if it sends fewer bytes than this in so many seconds.
+# A store that sends fewer bytes than this in this time is silent.
 SILENCE_SECONDS = 30.0
 LEAST_BYTES = 1 << 16
 # A folder of models has some thousands of files; more is probably another folder.
@@ -22,7 +22,7 @@ Take = Callable[[bytes], None]
 
 
 class StoreError(Exception):
-    """A store cannot be reached, or a request failed; the message is one line and names the store."""
+    """A store is unreachable, or a request failed; the message is one line and names the store."""
 
 
 class NotThereError(StoreError):
@@ -43,11 +43,9 @@ class StoppedError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a store at one moment.
+    """The files of a store at one moment, and the immutable address of this content if the store has one.
 
-    Attributes:
-        stamps: By path, relative to the address and with forward slashes, a text that changes with the file.
-        address: The immutable address of this content where the store has one; else the address as given.
+    `stamps` are texts that change with the file, by path relative to the address with forward slashes.
     """
 
     stamps: Mapping[str, str]
@@ -62,18 +60,13 @@ class Store(Protocol):
         """The address as given, for messages."""
 
     def list(self) -> Listing:
-        """Return the files; of a store that cannot be listed, `bundle.json` if it has one. Raises `StoreError`."""
+        """Return the files; for a store without listing, `bundle.json` if present. Raises `StoreError`."""
 
     def size(self, path: str) -> int:
         """Return the size of a file; raises `NotThereError` or another `StoreError`."""
 
     def read(self, path: str, offset: int, take: Take) -> None:
-        """Read a file from an offset to its end.
-
-        Args:
-            path: As in `list`.
-            offset: Of the first byte.
-            take: Called with each piece; its exceptions end the reading.
+        """Read a file from an offset to its end; exceptions of `take` end the reading.
 
         Raises:
             NotThereError: If there is no such file.
@@ -83,7 +76,7 @@ class Store(Protocol):
 
 
 def read_bounded(store: Store, path: str, max_bytes: int) -> bytes:
-    """Return a small file; raises `StoreError` if it cannot be read or is larger."""
+    """Return a small file; raises `StoreError` if reading fails or it is larger."""
     content = bytearray()
 
     def take(piece: bytes) -> None:
@@ -105,24 +98,18 @@ MODEL_FILE = "model.toml"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A bundle in a store.
-
-    Attributes:
-        folder: Its path below the address, empty for the address itself.
-        model: Name of its folder of versions; empty without one.
-        version: Name of its folder there; empty without one.
-    """
+    """A bundle in a store: path below the address, and names of the folders of versions and version; empty without."""
 
     folder: str
     model: str = ""
     version: str = ""
 
     def path(self, file: str) -> str:
-        """Return the path of one of its files in the store."""
+        """Return the store's path of one of the bundle's files."""
         return f"{self.folder}/{file}" if self.folder else file
 
     def check(self, place: str) -> None:
-        """Raise `BundleError` if names of folders are invalid; `place` is the bundle's address for the message."""
+        """Raise `BundleError` if folder names are invalid; `place` is the bundle's address for the message."""
         if not self.folder.isprintable():
             raise BundleError(f"{one_line(place)}: no folder of bundles is called so")
         if not self.version:
@@ -137,8 +124,7 @@ class Found:
 def find(paths: Collection[str], address: str) -> list[Found]:
     """Return the bundles among paths in natural order; hidden and deeper folders are skipped.
 
-    Raises:
-        BundleError: If there is none, or one at the address itself and others below it.
+    Raises `BundleError` if there is none, or one at the address itself and others below it.
     """
     found = []
     for path in paths:
@@ -159,7 +145,7 @@ def find(paths: Collection[str], address: str) -> list[Found]:
 
 
 def find_model_files(paths: Collection[str]) -> dict[str, str]:
-    """Return the path of each model's `model.toml`, by the model."""
+    """Return the path of each model's `model.toml`, by model."""
     split = (path.split("/") for path in paths)
     return {parts[0]: "/".join(parts) for parts in split if parts[1:] == [MODEL_FILE] and parts[0][:1] not in ("", ".")}
 
@@ -169,10 +155,10 @@ _PIECE_BYTES = 1 << 20
 
 
 class FolderStore:
-    """A folder of this machine, such as a mounted volume, as a `Store`; links out of it are not followed."""
+    """A local folder, such as a mounted volume, as a `Store`; links out of it are not followed."""
 
     def __init__(self, folder: Path, address: str = "") -> None:
-        """Use a folder, which may be missing yet; the address is for messages, by default its path."""
+        """Use a folder, which may not exist yet; the address for messages defaults to its path."""
         self._folder = folder
         self._address = address or str(folder)
 

@@ -1,7 +1,7 @@
-"""The admin port: /metrics, /healthz and /readyz over HTTP, for Prometheus and Kubernetes.
+"""Admin port: /metrics, /healthz and /readyz over HTTP, for Prometheus and Kubernetes.
 
-It has a thread and an event loop of its own, so that a scrape never delays requests, and /healthz answers as long as the process
-lives. A connection carries one request. Probes of Kubernetes send no token: only /metrics and /readyz?verbose ask for one.
+Runs on its own thread and event loop, so that scrapes never delay requests and /healthz works as long as the process lives. A
+connection carries one request. Kubernetes probes send no token: only /metrics and /readyz?verbose require one.
 """
 
 import asyncio
@@ -34,19 +34,19 @@ from dragoman.server.listening import cannot_listen, digest_of, is_token, no_pas
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BACKLOG = 512
-# A further connection closes the oldest. Accepting one a millisecond then leaves each newcomer a quarter of a second.
+# A further connection closes the oldest; at one accept per millisecond each connection still lives 0.25 s.
 MAX_CONNECTIONS = 256
 CROWDED_PAUSE_SECONDS = 0.001
-# While file descriptors are short, which serving needs more.
+# While file descriptors are short; requests need them more.
 ACCEPT_PAUSE_SECONDS = 0.1
-# For a handshake, and again for the head of the request; then for the whole of a connection.
+# Timeout of a handshake and of a request head; then of a whole connection.
 CLIENT_TIMEOUT_SECONDS = 10.0
 CONNECTION_SECONDS = 60.0
-# After an answer, for the client to close: data that arrives on a closed socket would reset the connection and lose the answer.
+# Wait for the client to close: data arriving on a closed socket would reset the connection and lose the answer.
 LINGER_SECONDS = 1.0
 MAX_HEAD_BYTES = 8192
 MAX_WAITING_SCRAPES = 8
-# Writing the metrics takes the interpreter from serving, so each scrape is followed by a pause this much longer.
+# Pause after a scrape, as a multiple of its time: encoding metrics holds the interpreter lock.
 REST = 4.0
 MAX_REST_SECONDS = 1.0
 # Headers that may not be repeated.
@@ -57,7 +57,7 @@ log = structlog.get_logger("dragoman.admin")
 
 
 class AdminServer:
-    """Serves the admin port until closed; a context manager."""
+    """HTTP server of the admin port, running until closed; a context manager."""
 
     def __init__(
         self,
@@ -68,18 +68,10 @@ class AdminServer:
         access: "AdminAccess | None" = None,
         troubles: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """Listen and start serving.
+        """Listen and start serving; raise `ConfigError` if the address cannot be bound.
 
-        Args:
-            host: Address to listen on.
-            port: 0 for any free port; `self.port` is the one chosen.
-            registry: The metrics; collected on a thread of its own.
-            is_ready: Returns the readiness; called on the server's thread.
-            access: Certificate and tokens; none by default.
-            troubles: Returns the further lines of `/readyz?verbose`; called on the server's thread.
-
-        Raises:
-            ConfigError: If the address cannot be listened on.
+        Port 0 is any free port, then in `self.port`. `is_ready` and `troubles` (further lines of `/readyz?verbose`) are called on
+        the server's thread; the registry is collected on another.
         """
         self.access = access or AdminAccess()
         self._is_ready, self._troubles = is_ready, troubles
@@ -96,16 +88,14 @@ class AdminServer:
     def close(self) -> None:
         """Stop serving and free the port; idempotent."""
         if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop is already closed
                 self._loop.call_soon_threadsafe(self._accepting.cancel)
             self._thread.join()
 
     def __enter__(self) -> "AdminServer":
-        """Return the server, which is already serving."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def _run(self) -> None:
@@ -119,7 +109,7 @@ class AdminServer:
             self._loop.close()
 
     async def _accept(self) -> None:
-        """Accept one connection each time the loop has handled everything else."""
+        """Accept one connection per iteration of the event loop."""
         while True:
             try:
                 connection, _ = await self._loop.sock_accept(self._socket)
@@ -136,7 +126,6 @@ class AdminServer:
                 await asyncio.sleep(CROWDED_PAUSE_SECONDS)
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Serve a connection until it ends or its time is over."""
         context = self.access.context
         seconds = None if context is None else CLIENT_TIMEOUT_SECONDS
         protocol = _Connection(self._http)
@@ -183,7 +172,7 @@ class AdminServer:
         return _text(HTTPStatus.NOT_FOUND, "try /metrics, /healthz or /readyz")
 
     def _respond_to_readyz(self, request: web.BaseRequest) -> web.Response:
-        """Return the readiness; to `?verbose` with a token also the versions that are not in the state that is wanted."""
+        """Return the readiness; for `?verbose` with a token also the versions that are not in the wanted state."""
         status, text = (HTTPStatus.OK, "ready") if self._is_ready() else (HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
         if "verbose" not in request.query:
             return _text(status, text)
@@ -194,11 +183,7 @@ class AdminServer:
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's HTTP/1 connection, bounded in the size of the head, and closed after one request.
-
-    Attributes:
-        closed: Set once the connection is closed.
-    """
+    """aiohttp's HTTP/1 connection with a bounded head, closed after one request."""
 
     def __init__(self, server: web.Server) -> None:
         logger = logging.getLogger("dragoman.admin")
@@ -230,25 +215,24 @@ class _Connection(web.RequestHandler):
         if len(head) > MAX_HEAD_BYTES:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
-        if b"\r\nhost:" not in head.lower():  # which aiohttp insists on and simple probes omit
+        if b"\r\nhost:" not in head.lower():  # required by aiohttp, omitted by simple probes
             head += b"\r\nHost: -"
         super().data_received(head.decode("ascii", "replace").encode("ascii", "replace") + end)
         if not self._messages and self._waiter is not None and not self._waiter.done():
             self._refuse(HTTPStatus.BAD_REQUEST)
 
     def _refuse(self, status: HTTPStatus) -> None:
-        """Queue an error, as aiohttp does for what it cannot parse."""
+        """Queue an error response, as aiohttp does for unparsable requests."""
         self._messages.append((_ErrInfo(status, HttpProcessingError(code=status), ""), EMPTY_PAYLOAD))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's closes the connection
-        """Keep the connection for the answer where the client has closed its own side after a request."""
+        """Keep the connection open for the answer if the client half-closes it after a request."""
         self._has_peer_ended.set()
         return self._is_read and self.ssl_context is None
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Note the end."""
         super().connection_lost(exc)
         self._has_peer_ended.set()
         self.closed.set()
@@ -256,7 +240,7 @@ class _Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer, and wait a moment for the client to close."""
+        """Send a response, then wait briefly for the client to close."""
         finished = await super().finish_response(request, resp, start_time)
         if self.transport is not None and self.transport.can_write_eof():  # TLS closes by itself
             self.transport.write_eof()
@@ -268,14 +252,13 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Return the answer to an invalid request, or where answering failed."""
         if status >= 500:
             log.error("a request to the metrics port failed", exc_info=exc)
         return _status(HTTPStatus(status))
 
 
 class _Scrapes:
-    """Writes the metrics for scrapes: on a thread of its own, one at a time, with pauses; a few may wait."""
+    """Encoding of metrics for scrapes: on its own thread, one at a time, with pauses and a bounded queue."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -285,7 +268,7 @@ class _Scrapes:
         self._next_at = 0.0
 
     async def respond(self, request: web.BaseRequest) -> web.Response:
-        """Return the metrics, or 503 where too many scrapes wait."""
+        """Return the metrics, or 503 if too many scrapes wait."""
         if self._num_waiting >= MAX_WAITING_SCRAPES:
             return _text(HTTPStatus.SERVICE_UNAVAILABLE, "too many scrapes are waiting", **{"Retry-After": "1"})
         self._num_waiting += 1
@@ -293,7 +276,7 @@ class _Scrapes:
             async with self._lock:
                 await asyncio.sleep(self._next_at - time.monotonic())
                 try:
-                    # Where this is cancelled the thread goes on, and the next scrape waits for it all the same.
+                    # If cancelled, the thread continues, and the next scrape still waits for it.
                     return await asyncio.get_running_loop().run_in_executor(self._thread, self._write, request)
                 except Exception:
                     log.exception("metrics cannot be written out")
@@ -302,7 +285,6 @@ class _Scrapes:
             self._num_waiting -= 1
 
     def close(self) -> None:
-        """End the thread, without waiting for it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, request: web.BaseRequest) -> web.Response:
@@ -326,25 +308,10 @@ class _Scrapes:
 
 
 class AdminAccess:
-    """Tokens and certificate of the admin port, as last read.
-
-    Attributes:
-        paths: The files, for watching.
-        context: TLS for new connections; None without TLS.
-        expires: When the certificate expires, in seconds since 1970; None without TLS, or if unknown.
-    """
+    """Tokens and TLS certificate of the admin port, as last read; `expires` in seconds since 1970, None if unknown."""
 
     def __init__(self, certificate: Path | None = None, key: Path | None = None, tokens: Path | None = None) -> None:
-        """Read the files.
-
-        Args:
-            certificate: PEM file of the certificate chain; None for plain HTTP.
-            key: PEM file of its private key.
-            tokens: File of bearer tokens, one a line; None to serve metrics to everybody.
-
-        Raises:
-            ConfigError: If a file cannot be used, naming its setting.
-        """
+        """Read the PEM files (None for plain HTTP) and the file of tokens (None for open access to metrics); raises as `reload`."""
         self._certificate, self._key, self._tokens = certificate, key, tokens
         self.paths = tuple(path for path in (certificate, key, tokens) if path is not None)
         self.context: ssl.SSLContext | None = None
@@ -354,21 +321,16 @@ class AdminAccess:
 
     @classmethod
     def of(cls, config: ServerConfig) -> "AdminAccess":
-        """Read the files that the settings name.
-
-        Raises:
-            ConfigError: If a file cannot be used, naming its setting.
-        """
+        """Read the files named by the settings; raises `ConfigError` as the constructor."""
         access = cls(config.metrics_tls_certificate, config.metrics_tls_key, config.metrics_token_file)
         if access._digests and access.context is None and config.metrics_host not in LOOPBACK:
             log.warning("the token for the metrics travels unencrypted: set metrics_tls_certificate and metrics_tls_key")
         return access
 
     def reload(self) -> None:
-        """Read all files again, from any thread; open connections stay as they are.
+        """Read all files again; thread-safe, open connections are unaffected.
 
-        Raises:
-            ConfigError: If a file cannot be used, naming its setting; then everything stays as it was.
+        Raises `ConfigError`, naming the setting, if a file cannot be used; everything then stays unchanged.
         """
         context = None if self._certificate is None or self._key is None else _context(self._certificate, self._key)
         digests = () if self._tokens is None else tuple(map(digest_of, read_metrics_tokens(self._tokens)))
@@ -376,7 +338,7 @@ class AdminAccess:
         self.context, self.expires, self._digests = context, expires, digests
 
     def admits(self, authorization: str) -> bool:
-        """Return whether an `Authorization` header allows reading the metrics, in constant time."""
+        """Return whether an `Authorization` header permits reading metrics, in constant time."""
         if not self._digests:
             return True
         scheme, _, token = authorization.partition(" ")
@@ -386,11 +348,7 @@ class AdminAccess:
 
 
 def read_metrics_tokens(path: Path) -> list[str]:
-    """Return the tokens of a file, one a line: an old one can stay valid while scrapers get a new one. Blank lines are skipped.
-
-    Raises:
-        ConfigError: Naming file and line, never the token.
-    """
+    """Return a file's tokens, one per line; several permit rotation. Raise `ConfigError` naming file and line, never the token."""
     try:
         lines = read_bounded(path, MAX_FILE_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -429,7 +387,7 @@ def _response(status: HTTPStatus, body: bytes, headers: dict[str, Any]) -> web.R
 
 
 def _text(status: HTTPStatus, text: str, **headers: str) -> web.Response:
-    body = f"{text}\n".encode(errors="backslashreplace")  # file names may not be text
+    body = f"{text}\n".encode(errors="backslashreplace")  # file names may not be valid UTF-8
     return _response(status, body, {hdrs.CONTENT_TYPE: "text/plain; charset=utf-8", **headers})
 
 
@@ -442,18 +400,14 @@ def _unauthorized() -> web.Response:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        ConfigError: If the address cannot be listened on.
-    """
+    """Return a listening socket; raise `ConfigError` if the address cannot be bound."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise cannot_listen("metrics_port", host, port, error) from error
     try:
-        # Without SO_REUSEPORT, by which two servers would share the connections of one port silently.
+        # Without SO_REUSEPORT, with which two servers would silently share one port's connections.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)

@@ -1,22 +1,15 @@
-"""Metrics of callers: the use and the refusals of each caller that the file of callers names, up to `MAX_CALLERS`."""
+"""Usage and refusal metrics of the callers in the file of callers, up to `MAX_CALLERS`."""
 
 from dragoman.server.telemetry.families import Families
 
-# Callers with series of their own, about fifteen each; the others share a name that no file can contain.
+# Callers with their own series, about fifteen each; the others share a name that no file can contain.
 MAX_CALLERS = 100
 OTHERS = "(others)"
 LIMITS = ("requests_per_second", "tokens_per_second", "max_requests", "max_waiting", "max_slots", "max_priority", "expires")
 
 
 class CallerMeter:
-    """One caller's series, looked up once.
-
-    Attributes:
-        requests: Admitted requests.
-        source_tokens: Tokens read.
-        generated_tokens: Tokens generated.
-        num_running: Requests in flight.
-    """
+    """One caller's series, looked up once."""
 
     def __init__(self, metrics: "CallerMetrics", label: str) -> None:
         self._metrics = metrics
@@ -30,25 +23,21 @@ class CallerMeter:
             metrics.refusals.labels(label, limit)
 
     def refused(self, limit: str) -> None:
-        """Count a refusal by the limit of this name."""
+        """Count a refusal by a limit."""
         if self._is_open:
             self._metrics.refusals.labels(self._label, limit).inc()
 
     def close(self) -> None:
-        """End the series of a caller that is gone; requests still in flight are no longer counted."""
+        """Remove the series of a removed caller; its running requests are no longer counted."""
         self._is_open = False
         self._metrics.close(self._label)
 
 
 class CallerMetrics:
-    """Declares the series and hands them out; names come from the file of callers, so no client can add series."""
+    """Metrics of all callers; names come from the file of callers, so clients cannot add series."""
 
     def __init__(self, families: Families | None = None) -> None:
-        """Start without callers.
-
-        Args:
-            families: Where the metrics are declared; None to count for nobody.
-        """
+        """Declare the metrics; without `families` in an unread registry."""
         families = families or Families()
         self.requests = families.counter(
             "caller_requests_total", "Admitted requests of a caller, streaming calls included.", "caller"
@@ -65,14 +54,14 @@ class CallerMetrics:
         self._names: set[str] = set()
 
     def open(self, name: str) -> CallerMeter:
-        """Return a caller's series: its own, or the shared ones where there are too many callers already."""
+        """Return a caller's own series, or the shared ones if there are too many callers."""
         if name not in self._names and len(self._names) >= MAX_CALLERS:
             return CallerMeter(self, OTHERS)
         self._names.add(name)
         return CallerMeter(self, name)
 
     def close(self, label: str) -> None:
-        """End the series of a caller; shared ones stay."""
+        """Remove the series of a caller; shared series stay."""
         if label not in self._names:
             return
         self._names.discard(label)

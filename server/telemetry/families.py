@@ -1,4 +1,4 @@
-"""Declaration of metrics, with two kinds that prometheus_client lacks: histograms without locks, and values read at each scrape."""
+"""Metric declarations, with two kinds that prometheus_client lacks: lock-free histograms, and values read at each scrape."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,18 +13,10 @@ Read = Callable[[], Mapping[tuple[str, ...], float]]
 
 
 class Families(Collector):
-    """Declares metrics in a registry, each with the prefix `dragoman_`.
-
-    Attributes:
-        labels: Label names of each metric, by its full name.
-    """
+    """Metrics declared in a registry with the prefix `dragoman_`; `labels` are the label names by full metric name."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Declare nothing yet.
-
-        Args:
-            registry: Where the metrics are collected; None for a registry that nobody reads.
-        """
+        """Start without metrics; None creates an unread registry."""
         self.registry = registry or CollectorRegistry()
         self.labels: dict[str, tuple[str, ...]] = {}
         self._read: list[tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str, str, Read]] = []
@@ -39,22 +31,22 @@ class Families(Collector):
         return Gauge(self.declare(name, *labels), text, labels, registry=self.registry)
 
     def histogram(self, name: str, text: str, bounds: Sequence[float]) -> "Histogram":
-        """Declare a histogram with the label `model`; `bounds` are the upper bounds of its buckets, ascending."""
+        """Declare a histogram with the label `model` and ascending upper `bounds` of its buckets."""
         return Histogram(self.declare(name, "model"), text, bounds, self.registry)
 
     def read(self, name: str, text: str, labels: Sequence[str], read: Read) -> None:
-        """Declare a metric whose values, by labels, a function returns at each scrape, on the thread that answers it."""
+        """Declare a metric whose values by labels are read at each scrape, on the scraping thread."""
         kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
         self._read.append((kind, self.declare(name, *labels), text, read))
 
     def declare(self, name: str, *labels: str) -> str:
-        """Note the labels of a metric; return its full name."""
+        """Record the labels of a metric and return its full name."""
         full = f"dragoman_{name}"
         self.labels[full] = labels
         return full
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics that are read at each scrape."""
+        """Yield the metrics read at each scrape."""
         for kind, name, text, read in self._read:
             family = kind(name, text, labels=self.labels[name])
             for labels, value in read().items():
@@ -63,7 +55,7 @@ class Families(Collector):
 
 
 class Observed:
-    """The observations of one model."""
+    """Histogram values of one model."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -73,16 +65,16 @@ class Observed:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value in the first bucket whose bound it does not exceed."""
+        """Count a value in the first bucket whose bound is at least the value."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
 
 class Histogram(Collector):
-    """A histogram with the label `model`, observed on one thread.
+    """Histogram with the label `model`, observed on one thread.
 
-    prometheus_client's locks each value and searches the buckets one by one. A scrape may find an observation in the buckets that
-    is not in the sum yet, as it may there.
+    Faster than prometheus_client's, which locks each value and searches buckets linearly. As there, a scrape may find an
+    observation in the buckets that is not in the sum yet.
     """
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
@@ -92,14 +84,14 @@ class Histogram(Collector):
         registry.register(self)
 
     def labels(self, model: str) -> Observed:
-        """Return the observations of a model."""
+        """Return the histogram values of a model."""
         found = self._observed.get(model)
         if found is None:
             found = self._observed[model] = Observed(self._bounds)
         return found
 
     def remove(self, model: str) -> None:
-        """End the series of a model, if any."""
+        """Remove the series of a model, if any."""
         self._observed.pop(model, None)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:

@@ -1,8 +1,7 @@
-"""Structured logs: one JSON object a line on standard error, or text on a terminal; other libraries log through here too.
+"""Structured logs on standard error: JSON lines, or text on a terminal; includes other libraries' log records.
 
-Lines that cannot be written, because the terminal or the pipe is closed, are lost without further effect. Context variables of
-structlog (request id, model) are on every line of a request. Texts of users are never logged: callers do not pass them, and
-tracebacks omit the values of variables.
+Lines that cannot be written (closed terminal or pipe) are dropped. structlog's context variables (request id, model) are on every
+line of a request. Users' texts are never logged, and tracebacks omit the values of variables.
 """
 
 import json
@@ -22,27 +21,22 @@ from structlog.types import Processor
 
 from dragoman.server.buckets import Bucket
 
-# Of each kind of line: burst, and lines a second in the long run.
+# Per kind of line: burst, and sustained lines per second.
 BURST = 100
 PER_SECOND = 10.0
-# Between reports of suppressed lines.
+# Interval of reports of suppressed lines.
 TELL_SECONDS = 10.0
-# gRPC's log, as an error with a traceback, of a caller that has left before its answer was sent.
+# gRPC logs an error with traceback under this text when a caller disconnects before its answer is sent.
 CALLER_LEFT = "ExecuteBatchError raised in core by servicer method"
 
 LogFormat = Literal["auto", "json", "console"]
 
 
 class Sampler:
-    """Rate limit of log lines that clients can cause, by kind; thread-safe. Kinds must be few, since each has a bucket."""
+    """Rate limit of log lines that clients can cause, by kind; thread-safe. Each kind has a bucket, so kinds must be few."""
 
     def __init__(self, tell: Callable[[str, int], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with nothing suppressed.
-
-        Args:
-            tell: Reports a kind and the number of its suppressed lines.
-            clock: Monotonic seconds.
-        """
+        """Start without suppressed lines; `tell` reports a kind and its number of suppressed lines."""
         self._tell, self._clock = tell, clock
         self._buckets: dict[str, Bucket] = {}
         self._suppressed: dict[str, int] = {}
@@ -50,7 +44,7 @@ class Sampler:
         self._lock = threading.Lock()
 
     def allows(self, kind: str) -> bool:
-        """Return whether to write a line of this kind; count it if not, and report the counts when due."""
+        """Return whether to write a line of this kind; count suppressed lines and report them when due."""
         with self._lock:
             bucket = self._buckets.get(kind)
             if bucket is None:
@@ -78,13 +72,9 @@ def configure_logging(
 ) -> Sampler:
     """Send structlog and the standard library's logging to one stream; return the sampler of other libraries' lines.
 
-    Args:
-        level: Least severe level written: `debug`, `info`, `warning` or `error`.
-        log_format: `json`, `console`, or `auto`: `console` on a terminal, otherwise `json`.
-        stream: Destination; standard error if None, and nowhere if the process was started without it.
-        fields: Fields of every line.
+    `auto` is `console` on a terminal, otherwise `json`; the default stream is standard error, `fields` are added to every line.
     """
-    # Opened even where everything is dropped: otherwise the next socket gets the descriptor that C libraries write warnings to.
+    # Always opened: otherwise the next socket gets the descriptor to which C libraries write warnings.
     target = cast(TextIO, _Lossy(stream or sys.stderr or open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115
     if log_format == "auto":
         log_format = "console" if target.isatty() else "json"
@@ -96,7 +86,7 @@ def configure_logging(
         _add_time if log_format == "json" else structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderers: list[Processor] = _renderers(log_format, target)
-    # Our own lines skip the standard library, whose records cost more than a request's whole log line may.
+    # Our own lines bypass the standard library, whose records cost more than a request's log line may.
     structlog.configure(
         processors=[*shared, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
@@ -117,7 +107,7 @@ def configure_logging(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(threshold)
-    # Python keeps the text of each warning that it does not ignore, and a library may warn about a request.
+    # Python keeps the text of each warning not ignored, and a library may warn about a request's content.
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     logging.captureWarnings(True)
@@ -125,7 +115,7 @@ def configure_logging(
 
 
 def _add_time(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Add the time as a `datetime`, which msgspec formats five times as fast as Python."""
+    """Add the time as `datetime`, which msgspec formats five times as fast as Python."""
     event["timestamp"] = datetime.now(UTC)
     return event
 
@@ -143,7 +133,7 @@ def _tell_suppressed(kind: str, count: int) -> None:
 
 
 class _Lossy:
-    """A stream that drops lines that cannot be written."""
+    """Stream wrapper that drops lines that cannot be written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -163,7 +153,7 @@ class _Lossy:
 
 
 def _renderers(log_format: LogFormat, target: TextIO) -> list[Processor]:
-    """Return the processors that format an event; plain tracebacks, since structlog's own print the values of variables."""
+    """Return the event formatters; plain tracebacks, since structlog's own print the values of variables."""
     if log_format == "console":
         formatter = structlog.dev.plain_traceback
         return [structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=formatter)]
@@ -171,7 +161,7 @@ def _renderers(log_format: LogFormat, target: TextIO) -> list[Processor]:
 
 
 def _to_json(event: Any, **_: Any) -> str:
-    """Return compact JSON; values that JSON lacks are written as their `str`."""
+    """Return compact JSON; unsupported values are written as `str`."""
     try:
         return msgspec.json.encode(event, enc_hook=str).decode()
     except UnicodeEncodeError:  # such as a file name that is not UTF-8

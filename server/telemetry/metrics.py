@@ -1,13 +1,12 @@
 """Prometheus metrics of models, engines and requests.
 
-Names follow vLLM's with the prefix `dragoman_`, so that its dashboards and alerts carry over. Metrics named `engine_…` belong to
-one engine and have the label `replica`; all others are sums over a model's replicas. The label `model` holds names of loaded
-models only; a failure that belongs to none of them is counted under the empty name, so clients cannot add series.
+Names follow vLLM's with the prefix `dragoman_`, so that dashboards and alerts carry over. Metrics `engine_…` belong to one engine
+and have the label `replica`; all others are sums over a model's replicas. The label `model` holds names of loaded models only;
+other failures are counted under the empty name, so clients cannot add series.
 
-Nothing here is done per token: an engine step costs a few histogram observations, gauges are read from the engines' last statistics
-at each scrape, and `inter_token_latency_seconds` gets one observation a request (vLLM observes every token).
-
-The table of docs/metrics.md is generated from these declarations by `make chart`.
+Nothing is done per token: an engine step costs a few histogram observations, gauges are read at each scrape, and
+`inter_token_latency_seconds` gets one observation per request (vLLM observes every token). `make chart` generates the table of
+docs/metrics.md from these declarations.
 """
 
 import os
@@ -23,7 +22,7 @@ from dragoman.server.telemetry.processes import GpuReading, GpuSource, ProcessRe
 from dragoman.server.telemetry.series import Series, SummedRegistry
 from dragoman.server.telemetry.server_metrics import ReloadMetrics, VersionMetrics
 
-# Objectives must be bounds of buckets, so these are the seconds that objectives are usually set at.
+# Common latency objectives in seconds, which must be bucket bounds.
 # fmt: off
 LATENCY_BUCKETS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
@@ -35,13 +34,13 @@ BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 102
 LOAD_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 
 ANSWERS = ("eos", "length")
-# The finish reason of a score request.
+# Finish reason of a score request.
 SCORED = "scored"
-# Failures to expect of a loaded model, counted from zero; others begin with their first.
+# Expected failures, initialised to zero for a loaded model; others begin with their first.
 CODES = ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
 REFUSALS = ("deadline_unmet", "invalid", "not_ready", "queue_full")
 
-# Of a model, by its last statistics.
+# Per model, from its last statistics.
 STATISTICS: dict[str, tuple[str, Callable[[messages.Statistics], float]]] = {
     "num_requests_running": ("Requests that hold slots.", lambda of: of.num_running),
     "num_requests_waiting": ("Requests waiting for a slot, and score requests not computed yet.", lambda of: of.num_waiting),
@@ -87,7 +86,7 @@ class ModelSeries:
         self.observe = {histogram: metric.labels(name).observe for histogram, metric in metrics.histograms.items()}
         self._success = {reason: metrics.success.labels(name, reason) for reason in (*ANSWERS, SCORED)}
         self._statistics: dict[int, messages.Statistics] = {}
-        # `increase` misses the first count of a series that begins with it.
+        # PromQL's `increase` misses the first count of a series that begins with it.
         for code in CODES:
             metrics.failed.labels(name, code)
         for reason in REFUSALS:
@@ -95,25 +94,25 @@ class ModelSeries:
 
     @property
     def statistics(self) -> messages.Statistics:
-        """The last statistics, all versions together."""
+        """The last statistics, summed over versions."""
         return add_up(list(self._statistics.values()))
 
     def observe_queue(self, version: int, statistics: messages.Statistics) -> None:
-        """Keep the last statistics of a version, identified by any number."""
+        """Store the last statistics of a version, identified by any number."""
         self._statistics[version] = statistics
 
     def forget(self, version: int) -> None:
-        """Drop the statistics of a version that is gone."""
+        """Drop the statistics of a removed version."""
         self._statistics.pop(version, None)
 
     def set_ready(self, is_ready: bool) -> None:
-        """Set whether the model accepts requests; if not, nothing is waiting or running."""
+        """Set whether the model accepts requests; if not, queue statistics are cleared."""
         self.is_ready = is_ready
         if not is_ready:
             self._statistics.clear()
 
     def observe_work(self, statistics: messages.Statistics) -> None:
-        """Observe the steps and prefills of an engine since its last statistics."""
+        """Observe an engine's steps and prefills since its last statistics."""
         for step in statistics.steps:
             self.observe["step_duration_seconds"](step.seconds)
             self.observe["step_batch_size"](step.num_rows)
@@ -123,7 +122,7 @@ class ModelSeries:
                 self.observe["prefill_duration_seconds"](prefill.seconds)
 
     def observe_finished(self, request: messages.Request, num_source_tokens: int, finished: messages.Finished) -> None:
-        """Count tokens of every request; times and success of answers only, so that errors do not look like speed."""
+        """Count tokens of every request, but times and success of answers only, so that errors do not improve latency."""
         if finished.admitted is not None:
             self.count["prompt_tokens_total"].inc(num_source_tokens)
             self.count["generation_tokens_total"].inc(finished.num_generated)
@@ -143,14 +142,14 @@ class ModelSeries:
             observe["inter_token_latency_seconds"](decode_seconds / (longest - 1))
 
     def observe_scored(self, request: messages.ScoreRequest, num_source_tokens: int, scored: messages.Scored) -> None:
-        """Count a score request, its tokens and its time."""
+        """Count a score request with its tokens and time."""
         self._success[SCORED].inc()
         self.count["score_tokens_total"].inc(num_source_tokens + len(request.target_ids))
         self.observe["score_latency_seconds"](scored.ended - request.arrival)
 
 
 def add_up(several: Sequence[messages.Statistics]) -> messages.Statistics:
-    """Return the statistics of engines beside each other as one."""
+    """Return the sum of parallel engines' statistics."""
     if len(several) == 1:
         return several[0]
     return messages.Statistics(
@@ -165,14 +164,7 @@ def add_up(several: Sequence[messages.Statistics]) -> messages.Statistics:
 
 
 class EngineSeries:
-    """One engine's figures, read at each scrape.
-
-    Attributes:
-        last_message: `time.monotonic()` of its last message; None while it accepts no requests.
-        num_rows: Rows decoded.
-        num_restarts: Restarts.
-        process_id: Its process; None if it has none of its own.
-    """
+    """Values of one engine, read at each scrape; `last_message` is monotonic, None while the engine accepts no requests."""
 
     def __init__(self) -> None:
         self.last_message: float | None = None
@@ -181,14 +173,7 @@ class EngineSeries:
 
 
 class Metrics:
-    """The metrics of one server process.
-
-    Attributes:
-        labels: Label names of each metric, by its full name.
-        callers: Metrics of callers.
-        reloads: Metrics of reloaded files and certificates.
-        versions: Metrics of versions of models.
-    """
+    """Metrics of one server process; `labels` are the label names by full metric name."""
 
     def __init__(
         self,
@@ -196,14 +181,8 @@ class Metrics:
         version: str = "unknown",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Declare the metrics.
-
-        Args:
-            registry: Where they are collected.
-            version: Version of the server, for `dragoman_build_info`.
-            clock: Monotonic seconds.
-        """
-        # For the whole process: a further series of each counter and histogram that nobody asks for.
+        """Declare the metrics; `version` is the server's, `clock` monotonic."""
+        # Process-wide: omits an additional `_created` series of each counter and histogram.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry, self._clock = registry, clock
         self._models: dict[str, ModelSeries] = {}
@@ -260,15 +239,9 @@ class Metrics:
         self.versions = VersionMetrics(families)
 
     def add_model(self, name: str, version: str, precision: str, device: str, num_slots: int, num_replicas: int = 1) -> None:
-        """Start a model's series at zero, not ready; update the description of a model already added.
+        """Start a model's series at zero, not ready; update the description of an existing model.
 
-        Args:
-            name: Name of the model.
-            version: Version of the bundle.
-            precision: Precision of the bundle.
-            device: Device of its engines; empty if not known yet.
-            num_slots: Slots of all its engines.
-            num_replicas: Number of its engines.
+        `num_slots` is the total of all engines; `device` is empty if not known yet.
         """
         self._info.labels(name).info({"version": version, "precision": precision, "device": device})
         if device not in self._gpus and (gpu := open_gpu_source(device, os.environ.get("CUDA_VISIBLE_DEVICES", ""))) is not None:
@@ -280,23 +253,23 @@ class Metrics:
             self.add_engines(name, range(num_replicas))
 
     def add_engines(self, model: str, replicas: Iterable[int]) -> None:
-        """Start the series of a model's engines; existing ones stay as they are."""
+        """Start the series of a model's engines; existing ones are unchanged."""
         for replica in replicas:
             self._engines.setdefault((model, replica), EngineSeries())
 
     def remove_engines(self, model: str, replicas: Iterable[int]) -> None:
-        """End the series of engines that are gone for good."""
+        """Remove the series of engines."""
         for replica in replicas:
             if self._engines.pop((model, replica), None) is not None and model in self._models:
                 self._models[model].forget(replica)
 
     def keep_models(self, names: Iterable[str]) -> None:
-        """End the series of all models but these."""
+        """Remove the series of all models but these."""
         for name in self._models.keys() - set(names):
             self.remove_model(name)
 
     def remove_model(self, name: str) -> None:
-        """End the series of a model that is no longer loaded; later reports of its engines are ignored."""
+        """Remove the series of a model; later reports of its engines are ignored."""
         self._models.pop(name, None)
         for key in [key for key in self._engines if key[0] == name]:
             del self._engines[key]
@@ -306,20 +279,20 @@ class Metrics:
             histogram.remove(name)
 
     def set_ready(self, model: str, is_ready: bool) -> None:
-        """Set whether a model accepts requests; if not, nothing is waiting or running."""
+        """Set whether a model accepts requests; if not, queue statistics are cleared."""
         self._models[model].set_ready(is_ready)
 
     def set_engine(self, model: str, is_up: bool, process_id: int | None, replica: int = 0) -> None:
-        """Set whether an engine accepts requests, and its process; None if it has none of its own."""
+        """Set whether an engine accepts requests, and its process; None without its own."""
         if (engine := self._engines.get((model, replica))) is not None:
             engine.last_message, engine.process_id = self._clock() if is_up else None, process_id
 
     def observe_load(self, model: str, seconds: float) -> None:
-        """Observe the time that loading and warming up took."""
+        """Observe the time for loading and warm-up."""
         self.histograms["model_load_seconds"].labels(model).observe(seconds)
 
     def observe_restart(self, model: str, replica: int = 0) -> None:
-        """Count a restart of an engine."""
+        """Count an engine restart."""
         if (engine := self._engines.get((model, replica))) is not None:
             engine.num_restarts += 1
 
@@ -332,42 +305,29 @@ class Metrics:
             self._models[model].observe_work(statistics)
 
     def observe_queue(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
-        """Observe the waiting and running requests of a version, in all its engines; `replica` is the first of them."""
+        """Observe the waiting and running requests of a version's engines; `replica` is the first of them."""
         if model in self._models and (model, replica) in self._engines:
             self._models[model].observe_queue(replica, statistics)
 
     def observe_finished(self, model: str, request: messages.Request, num_source_tokens: int, finished: messages.Finished) -> None:
-        """Observe the end of a request in the engine.
-
-        Args:
-            model: Name of its model.
-            request: The request.
-            num_source_tokens: Its source tokens as reported to the caller: of a prompt, all.
-            finished: Its end.
-        """
+        """Observe the end of a request; `num_source_tokens` counts all tokens of a prompt."""
         if model in self._models:
             self._models[model].observe_finished(request, num_source_tokens, finished)
 
     def observe_scored(self, model: str, request: messages.ScoreRequest, num_source_tokens: int, scored: messages.Scored) -> None:
-        """Observe the end of a score request; arguments as of `observe_finished`."""
+        """Observe the end of a score request; arguments as `observe_finished`."""
         if model in self._models:
             self._models[model].observe_scored(request, num_source_tokens, scored)
 
     def observe_failure(self, model: str, code: str, refusal: str = "") -> None:
-        """Count a request that ended with an error.
-
-        Args:
-            model: Name of its model; other names than those of loaded models count as empty.
-            code: Name of the gRPC status.
-            refusal: Reason of a rejection before any work; empty otherwise.
-        """
+        """Count a failed request by gRPC status; models not loaded count as empty, `refusal` is for rejections before work."""
         name = model if model in self._models else ""
         self.failed.labels(name, code).inc()
         if refusal:
             self.rejected.labels(name, refusal).inc()
 
     def watch_front_ends(self, read: Callable[[], Iterable[tuple[int, bool, int]]]) -> None:
-        """Show frontend workers: number, whether it answers callers, and restarts of each."""
+        """Set the source of frontend workers' metrics: number, liveness and restarts of each."""
         self._front_ends = read
 
     def summed(self, ask: Callable[[], Iterable[Series]] = tuple) -> SummedRegistry:

@@ -1,4 +1,4 @@
-"""Memory and CPU time of processes, from /proc; memory and utilisation of GPUs, from NVML where it is installed."""
+"""Memory and CPU time of processes from /proc, and memory and utilisation of GPUs from NVML."""
 
 import contextlib
 import os
@@ -11,27 +11,22 @@ from typing import Any
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# One scrape reads several figures of a GPU.
+# Caches GPU readings: one scrape reads several values.
 MAX_AGE_SECONDS = 1.0
-# Fields of /proc/PID/stat after the name, which may hold anything and ends with the last parenthesis.
+# Field indexes in /proc/PID/stat after the name, which may contain anything and ends with the last parenthesis.
 USER_TICKS, SYSTEM_TICKS, RESIDENT_PAGES = 11, 12, 21
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """Figures of a process.
-
-    Attributes:
-        resident_memory_bytes: Resident memory, shared pages included.
-        cpu_seconds: CPU time used.
-    """
+    """Memory and CPU time of a process; resident memory includes shared pages."""
 
     resident_memory_bytes: int
     cpu_seconds: float
 
 
 def read_process(process_id: int, proc: Path = Path("/proc")) -> ProcessReading | None:
-    """Return the figures of a process; None if it is gone, or where there is no /proc."""
+    """Return a process's memory and CPU time; None if the process or /proc does not exist."""
     try:
         fields = (proc / str(process_id) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -42,13 +37,7 @@ def read_process(process_id: int, proc: Path = Path("/proc")) -> ProcessReading 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """Figures of a GPU.
-
-    Attributes:
-        memory_used_bytes: Memory in use, by all processes.
-        memory_total_bytes: Memory of the device.
-        utilization_ratio: Share of the last sample period, a sixth of a second to one second, in which a kernel ran.
-    """
+    """Memory and utilisation of a GPU, by all processes; the ratio is of the last sample period, 1/6 s to 1 s."""
 
     memory_used_bytes: int = 0
     memory_total_bytes: int = 0
@@ -56,7 +45,7 @@ class GpuReading:
 
 
 class GpuSource:
-    """Reads one GPU; made by `open_gpu_source`."""
+    """Cached reader of one GPU; created by `open_gpu_source`."""
 
     def __init__(self, nvml: Any, handle: object, clock: Callable[[], float] = time.monotonic) -> None:
         self._nvml, self._handle, self._clock = nvml, handle, clock
@@ -64,10 +53,7 @@ class GpuSource:
         self._expires = float("-inf")
 
     def read(self) -> GpuReading:
-        """Return the figures of the last second; where the driver does not answer, the last known.
-
-        Memory and utilisation are read apart: a partition of a device (MIG) has no utilisation.
-        """
+        """Return values at most a second old; the last known if the driver fails. Partitions (MIG) have no utilisation."""
         now = self._clock()
         if now < self._expires:
             return self._last
@@ -82,16 +68,7 @@ class GpuSource:
 
 
 def open_gpu_source(device: str, visible: str = "", load: Callable[[str], Any] = import_module) -> GpuSource | None:
-    """Return a reader of the device that a runner names, for example `cuda:0 (NVIDIA H200)`.
-
-    Args:
-        device: Name of the device.
-        visible: Value of CUDA_VISIBLE_DEVICES.
-        load: Imports a module.
-
-    Returns:
-        None for other devices than CUDA's, and without NVML.
-    """
+    """Return a reader of a device such as `cuda:0 (NVIDIA H200)`; None without CUDA or NVML. `visible` is CUDA_VISIBLE_DEVICES."""
     kind, _, ordinal = device.partition(" ")[0].partition(":")
     if kind != "cuda":
         return None
@@ -107,7 +84,7 @@ def open_gpu_source(device: str, visible: str = "", load: Callable[[str], Any] =
 
 
 def _handle(nvml: Any, ordinal: int, visible: str) -> object:
-    """Return NVML's handle of a device by its CUDA ordinal, which counts visible devices only."""
+    """Return NVML's handle of a CUDA ordinal, which counts visible devices only."""
     names = [name.strip() for name in visible.split(",") if name.strip()]
     name = names[ordinal] if ordinal < len(names) else str(ordinal)
     if name.isdecimal():

@@ -1,8 +1,8 @@
-"""Sums of what several frontend workers count, added to the metrics of the process that Prometheus scrapes.
+"""Sums of metrics over frontend workers, added to the metrics of the scraped process.
 
-Counters and histograms are summed, and the gauges of `SUMMED_GAUGES`; other gauges belong to one process. Counts of workers that
-have ended stay in the sums, since a counter must not fall. (prometheus_client's multi-process mode takes environment variables
-and a file a process, and locks each increment.)
+Counters, histograms and `SUMMED_GAUGES` are summed; other gauges belong to one process. Counts of ended workers stay in the sums,
+since a counter must not fall. (prometheus_client's multi-process mode needs environment variables and files, and locks each
+increment.)
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +14,13 @@ from prometheus_client.samples import Sample
 SUMMED_TYPES = ("counter", "histogram")
 SUMMED_GAUGES = ("dragoman_caller_requests_running", "process_resident_memory_bytes", "process_open_fds", "process_max_fds")
 
-# By the name of a metric: its samples' names, labels and values.
+# By metric name: its samples' names, labels and values.
 Series = dict[str, list[tuple[str, dict[str, str], float]]]
 Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def take_series(registry: CollectorRegistry) -> Series:
-    """Return the part of a worker's registry that is summed."""
+    """Return a worker's series that are summed."""
     return {
         metric.name: [(sample.name, sample.labels, sample.value) for sample in metric.samples]
         for metric in registry.collect()
@@ -29,7 +29,7 @@ def take_series(registry: CollectorRegistry) -> Series:
 
 
 def without_gauges(series: Series) -> Series:
-    """Return the part of a worker's series that counts after its end."""
+    """Return a worker's series that remain after its end."""
     return {name: samples for name, samples in series.items() if name not in SUMMED_GAUGES}
 
 
@@ -42,16 +42,10 @@ def add_up(several: Iterable[Series]) -> Series:
 
 
 class SummedRegistry(CollectorRegistry):
-    """A registry's metrics with other processes' series added; for one scrape at a time."""
+    """A registry's metrics plus other processes' series; not thread-safe."""
 
     def __init__(self, registry: CollectorRegistry, ask: Callable[[], Iterable[Series]], names: Iterable[str] = ()) -> None:
-        """Collect nothing yet.
-
-        Args:
-            registry: Of this process; it has every metric, if not every series.
-            ask: Returns the series of other processes.
-            names: Names of the samples to yield; empty for all.
-        """
+        """Collect nothing yet; this process's `registry` has every metric, `ask` returns others' series, `names` filters."""
         super().__init__()
         self._registry, self._ask, self._names = registry, ask, frozenset(names)
 
@@ -67,7 +61,7 @@ class SummedRegistry(CollectorRegistry):
                 yield metric
 
     def restricted_registry(self, names: Iterable[str]) -> "SummedRegistry":  # type: ignore[override]
-        """Return the same with some samples alone."""
+        """Return a registry restricted to some samples."""
         return SummedRegistry(self._registry, self._ask, names)
 
 

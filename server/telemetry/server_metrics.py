@@ -1,4 +1,4 @@
-"""Metrics of versions of models, of files that are reloaded, and of certificates."""
+"""Metrics of model versions, reloaded files and certificates."""
 
 import math
 import time
@@ -14,16 +14,7 @@ SECONDS_PER_DAY = 86_400.0
 
 
 class VersionReading(NamedTuple):
-    """The state of one version of a model.
-
-    Attributes:
-        model: Name of the model.
-        version: Name of its folder, or the version in its manifest.
-        state: State of its life cycle.
-        cause: Cause of a refusal, in a word; empty otherwise.
-        num_answered: Requests answered.
-        num_failed: Requests that failed through a fault of the server.
-    """
+    """State of one model version (folder name or manifest version); `cause` of a refusal in one word, failures by server faults."""
 
     model: str
     version: str
@@ -37,7 +28,6 @@ class VersionMetrics:
     """States, requests and changes of versions."""
 
     def __init__(self, families: Families) -> None:
-        """Start without versions."""
         self._readings: Callable[[], Iterable[VersionReading]] = tuple
         self._swaps = families.counter(
             "version_swaps_total", "Changes of a model's version, by outcome: done, refused, rolled_back.", "model", "outcome"
@@ -62,11 +52,11 @@ class VersionMetrics:
         )
 
     def watch(self, read: Callable[[], Iterable[VersionReading]]) -> None:
-        """Show the versions that a function returns; it is called on the thread that answers a scrape."""
+        """Set the source of versions; called on the scraping thread."""
         self._readings = read
 
     def add_model(self, model: str) -> None:
-        """Start the counts of a model at zero."""
+        """Initialise the counts of a model to zero."""
         for outcome in OUTCOMES:
             self._swaps.labels(model, outcome)
         for cause in SLEEP_CAUSES:
@@ -75,12 +65,12 @@ class VersionMetrics:
             self._wakes.labels(model, outcome)
 
     def remove_model(self, model: str) -> None:
-        """End the series of a model."""
+        """Remove the series of a model."""
         for metric in (self._swaps, self._sleeps, self._wakes):
             metric.remove_by_labels({"model": model})
 
     def swapped(self, model: str, outcome: str) -> None:
-        """Count a change of version."""
+        """Count a version change."""
         self._swaps.labels(model, outcome).inc()
 
     def slept(self, model: str, cause: str) -> None:
@@ -93,7 +83,7 @@ class VersionMetrics:
 
     def _requests(self) -> dict[tuple[str, ...], float]:
         counted: dict[tuple[str, ...], float] = {}
-        for reading in self._readings():  # several may share a name: a folder that was replaced by another
+        for reading in self._readings():  # several share a name if a folder was replaced
             for outcome, number in (("answered", reading.num_answered), ("failed", reading.num_failed)):
                 key = reading.model, reading.version, outcome
                 counted[key] = counted.get(key, 0) + number
@@ -101,15 +91,10 @@ class VersionMetrics:
 
 
 class ReloadMetrics:
-    """Files that are reloaded when they change, and certificates; the names in the labels are the server's own."""
+    """Metrics of reloaded files and certificates; label values are fixed by the server."""
 
     def __init__(self, families: Families, clock: Callable[[], float] = time.time) -> None:
-        """Start without files.
-
-        Args:
-            families: Where the metrics are declared.
-            clock: Seconds since 1970.
-        """
+        """Declare the metrics; `clock` returns seconds since 1970."""
         self._clock = clock
         self._stale = families.gauge(
             "reload_stale", "1 while a file that has changed cannot be used and its former content stays in use, else 0.", "source"
@@ -123,6 +108,6 @@ class ReloadMetrics:
         self._stale.labels(source).set(is_stale)
 
     def set_expiry(self, certificate: str, expiry: float | None) -> None:
-        """Set when a certificate expires, in seconds since 1970; None if unknown."""
+        """Set the expiry of a certificate, in seconds since 1970; None if unknown."""
         until = math.nan if expiry is None else expiry
         self._days.labels(certificate).set_function(lambda: (until - self._clock()) / SECONDS_PER_DAY)

@@ -1,4 +1,4 @@
-"""W3C Trace Context (https://www.w3.org/TR/trace-context/) of callers, read from gRPC metadata without OpenTelemetry."""
+"""Parser of W3C Trace Context (https://www.w3.org/TR/trace-context/) in gRPC metadata, without OpenTelemetry."""
 
 import re
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ STATE_KEY = "tracestate"
 MAX_STATE_BYTES = 512
 MAX_STATE_MEMBERS = 32
 
-# Version 00 ends here; later versions may go on after a dash.
+# Version 00 ends here; later versions may continue after a dash.
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
 _SAMPLED = 1
@@ -17,14 +17,7 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A caller's span.
-
-    Attributes:
-        trace_id: 32 hexadecimal digits.
-        span_id: 16 hexadecimal digits.
-        is_sampled: Whether the caller records its trace.
-        state: Value of `tracestate`; empty without one.
-    """
+    """A caller's span; ids in hexadecimal, `state` is the value of `tracestate`."""
 
     trace_id: str
     span_id: str
@@ -33,10 +26,7 @@ class TraceContext:
 
 
 def read_trace_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> TraceContext | None:
-    """Return the trace context in a call's metadata; None without a valid one.
-
-    Of several parents the last counts: instrumentation appends its own, nearer one.
-    """
+    """Return the trace context in a call's metadata, None without; of several the last, which instrumentation appended."""
     parent: str | bytes = ""
     states: list[str | bytes] = []
     for key, value in metadata or ():
@@ -53,7 +43,6 @@ def read_trace_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> Tr
 
 
 def _read_state(values: list[str | bytes]) -> str:
-    """Return the state in one line; empty if malformed or too long."""
     members = [member.strip() for value in values if isinstance(value, str) for member in value.split(",") if member.strip()]
     keys = {member.partition("=")[0] for member in members}
     state = ",".join(members)

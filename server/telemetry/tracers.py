@@ -1,4 +1,4 @@
-"""Creation of the tracer, by the settings; imports OpenTelemetry only where tracing is on."""
+"""Creation of the tracer from the settings; imports OpenTelemetry only if tracing is enabled."""
 
 from typing import TYPE_CHECKING
 
@@ -10,15 +10,7 @@ if TYPE_CHECKING:  # imports OpenTelemetry
 
 
 def make_tracer(config: ServerConfig, version: str) -> "Tracer | None":
-    """Return a tracer; None without a collector.
-
-    Args:
-        config: The settings.
-        version: Version of the server.
-
-    Raises:
-        ConfigError: If OpenTelemetry is not installed or cannot use its own settings.
-    """
+    """Return a tracer, None without a collector; raise `ConfigError` if OpenTelemetry is missing or rejects its settings."""
     if not config.tracing_endpoint:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Spans of calls, with the phases of the engine below each, exported by OpenTelemetry.
+"""Spans of calls with engine phases as children, exported by OpenTelemetry.
 
-Only this file imports OpenTelemetry (extra `tracing`), when a collector is set. A thread exports spans from a queue that drops what
-it cannot hold, so that a slow or dead collector delays no request. No span contains a user's text.
+Only this file imports OpenTelemetry (extra `tracing`), if a collector is set. A thread exports spans from a queue that drops
+excess spans, so that a slow or dead collector delays no request. Spans contain no user's text.
 
 Attributes follow https://opentelemetry.io/docs/specs/semconv/ (`rpc.*`, `http.*`, `gen_ai.*`); others start with `dragoman.`.
 """
@@ -35,25 +35,22 @@ from opentelemetry.util.types import AttributeValue
 from dragoman.server.engine import messages
 from dragoman.server.telemetry.trace_context import TraceContext
 
-# Requests of one stream that get spans: a stream may have a million.
+# Requests of one stream with spans; a stream may have a million requests.
 MAX_ITEMS = 1000
-# For the last export to notice its cancellation.
+# Time for the last export to end after its cancellation.
 CALL_OFF_SECONDS = 0.5
-# Statuses that are faults of the server.
+# Statuses that are server faults.
 SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 
 
 class Tracer:
-    """Starts the spans of calls, and exports them."""
+    """Creation and export of spans."""
 
     def __init__(self, endpoint: str, sample_ratio: float, version: str) -> None:
-        """Start the exporting thread; it connects later.
+        """Start the export thread, which connects later.
 
-        Args:
-            endpoint: Collector (OTLP over gRPC), `http://host:port` or `https://host:port`. Headers, certificates and timeouts
-                come from the variables `OTEL_EXPORTER_OTLP_*`, sizes of queue and batches from `OTEL_BSP_*`.
-            sample_ratio: Share traced of the calls whose caller has not decided, 0 to 1.
-            version: Version of the server.
+        `endpoint` is OTLP over gRPC, `http(s)://host:port`; headers, certificates and timeouts come from `OTEL_EXPORTER_OTLP_*`,
+        queue sizes from `OTEL_BSP_*`. `sample_ratio` applies to calls whose caller has not decided.
         """
         named = OTELResourceDetector().detect().attributes
         resource = Resource.create({"service.name": "dragoman", "service.version": version, **named})
@@ -65,12 +62,9 @@ class Tracer:
         self._spans = provider.get_tracer("dragoman", version)
 
     def start(self, method: str, arrival: float, caller: TraceContext | None) -> "CallSpan | None":
-        """Start the span of a call; None if it is not sampled.
+        """Start the span of a call that arrived at `time.monotonic()` `arrival`; None if it is not sampled.
 
-        Args:
-            method: Full name, `/package.Service/Method`; of HTTP, `POST /path`.
-            arrival: `time.monotonic()` of the arrival.
-            caller: Trace context of the caller.
+        `method` is `/package.Service/Method`, or `POST /path` for HTTP.
         """
         name = method.lstrip("/")
         clock = _Clock()
@@ -84,7 +78,7 @@ class Tracer:
         return CallSpan(self._spans, span, clock, arrival) if span.is_recording() else None
 
     def close(self, seconds: float) -> bool:
-        """Export the remaining spans, within some seconds; return whether that succeeded. Blocks; no span may end afterwards."""
+        """Export the remaining spans and return whether that succeeded in time. Blocks; no span may end afterwards."""
         flushing = threading.Thread(target=self._processor.shutdown, name="flush-spans", daemon=True)
         flushing.start()
         flushing.join(seconds)
@@ -96,12 +90,7 @@ class Tracer:
 
 
 class CallSpan:
-    """The span of a call, or of a request of a stream, until `end`.
-
-    Attributes:
-        trace_id: 32 hexadecimal digits.
-        span_id: 16 hexadecimal digits.
-    """
+    """Span of a call, or of a request of a stream, until `end`; ids are hexadecimal."""
 
     __slots__ = ("_arrival", "_clock", "_num_items", "_span", "_spans", "span_id", "trace_id")
 
@@ -113,14 +102,14 @@ class CallSpan:
         self.span_id = format_span_id(context.span_id)
 
     def start_item(self, arrival: float) -> "CallSpan | None":
-        """Start the span of a request of a stream, below this one; None beyond `MAX_ITEMS`."""
+        """Start the child span of a request of a stream; None beyond `MAX_ITEMS`."""
         self._num_items += 1
         if self._num_items > MAX_ITEMS:
             return None
         return CallSpan(self._spans, self._start_child("request", arrival), self._clock, arrival)
 
     def describe(self, version: str, request: messages.Request) -> None:
-        """Set the attributes of a request to the engine."""
+        """Set the attributes of an engine request."""
         search = request.search
         self._span.set_attributes(
             {
@@ -141,14 +130,14 @@ class CallSpan:
             )
 
     def add_languages(self, source: str, target: str) -> None:
-        """Set the languages, by the model's codes; empty for none."""
+        """Set the languages by the model's codes; empty for none."""
         named = {"dragoman.source_language": source, "dragoman.target_language": target}
         self._span.set_attributes({name: code for name, code in named.items() if code})
 
     def add_phases(self, finished: messages.Finished) -> None:
-        """Add the spans of the engine's phases, each from the end of the one before; a request that ended early lacks later ones.
+        """Add the consecutive spans of the engine's phases; a request that ended early lacks later ones.
 
-        `queue` is from arrival to admission, `prefill` the encoder pass of its batch, `decode` the rest, with an event at the first
+        `queue` is from arrival to admission, `prefill` the encoder pass of the batch, `decode` the rest, with an event at the first
         token.
         """
         if finished.answers:
@@ -159,7 +148,7 @@ class CallSpan:
             self._add("queue", self._arrival, finished.ended)
             return
         self._add("queue", self._arrival, finished.admitted)
-        if not finished.prefill_seconds:  # it ended before its encoder pass did
+        if not finished.prefill_seconds:  # ended before the encoder pass did
             self._add("prefill", finished.admitted, finished.ended)
             return
         decoding = min(finished.admitted + finished.prefill_seconds, finished.ended)
@@ -167,7 +156,7 @@ class CallSpan:
         self._add("decode", decoding, finished.ended, finished.first_token)
 
     def add_scoring(self, version: str, scored: messages.Scored) -> None:
-        """Add the span `score`: from arrival to scores, waiting included."""
+        """Add the span `score`, from arrival to scores, including waiting."""
         self._span.set_attribute("dragoman.model.version", version)
         if scored.reason != "eos":
             self._fail(scored.reason, scored.incident)
@@ -176,17 +165,7 @@ class CallSpan:
     def end(
         self, code: str, *, request_id: str, model: str, source_tokens: int, generated_tokens: int, refusal: str, ended: float
     ) -> None:
-        """End the span.
-
-        Args:
-            code: Name of the gRPC status.
-            request_id: The request id.
-            model: Name of the model; empty if none was found.
-            source_tokens: Source tokens.
-            generated_tokens: Generated tokens.
-            refusal: Reason of a rejection before any work; empty otherwise.
-            ended: `time.monotonic()` of the end.
-        """
+        """End the span with the gRPC status `code`; `refusal` is the reason of a rejection before any work, `ended` monotonic."""
         attributes: dict[str, AttributeValue] = {
             "rpc.grpc.status_code": Code.Value(code),
             "dragoman.request_id": request_id,
@@ -213,7 +192,6 @@ class CallSpan:
             self._span.set_attribute("dragoman.incident", incident)
 
     def _add(self, name: str, started: float, ended: float, first_token: float | None = None) -> None:
-        """Add an ended span below this one."""
         span = self._start_child(name, started)
         if first_token is not None:
             span.add_event("first_token", timestamp=self._clock.wall(first_token))
@@ -225,7 +203,7 @@ class CallSpan:
 
 
 class _Clock:
-    """Converts `time.monotonic()` to time of day, by one offset for all of a call."""
+    """Conversion of `time.monotonic()` to time of day, with one offset for a whole call."""
 
     __slots__ = ("_offset",)
 
@@ -238,7 +216,7 @@ class _Clock:
 
 
 def _named(method: str) -> dict[str, AttributeValue]:
-    """Return the attributes that name a call, in its protocol's terms."""
+    """Return the attributes for a call's method, in its protocol's convention."""
     verb, blank, route = method.partition(" ")
     if blank:
         return {"http.request.method": verb, "http.route": route}

@@ -1,8 +1,8 @@
-"""Key and value caches of every slot in a device's memory, laid out for a capacity near the longest row in use.
+"""Key and value caches of all slots in device memory, laid out for a capacity near the longest row in use.
 
-The tensors of a kind lie in one block, each with room for the model's longest rows. Within a tensor rows follow each other at the
-current capacity, one of a few, since attention kernels take longer the longer a buffer is. When a row outgrows it, all rows are
-moved apart; the addresses of tensors never change, as captured graphs require.
+The tensors of a kind are in one block, each with space for the model's longest rows. Within a tensor rows are contiguous at the
+current capacity, one of a few, since attention kernels take longer on longer buffers. When a row outgrows it, all rows are moved
+apart; addresses of tensors never change, as captured graphs require.
 """
 
 from collections.abc import Sequence
@@ -18,21 +18,10 @@ SHRINK_PATIENCE = 256
 
 
 class DeviceTensors:
-    """The caches of one kind, `[max_rows, H, capacity, Dh]` each.
-
-    Attributes:
-        kind: Their names and shape.
-        capacity: Positions that a row has room for now, one of `capacities`.
-        address: Of the first tensor; the others follow at distances of `pitch`.
-        pitch: Bytes reserved for a tensor.
-    """
+    """The caches of one kind, `[max_rows, H, capacity, Dh]` each; the tensors are `pitch` bytes apart from `address`."""
 
     def __init__(self, device: Device, kind: CacheKind, max_rows: int, capacities: tuple[int, ...]) -> None:
-        """Reserve them at the smallest capacity.
-
-        Raises:
-            OutOfDeviceMemory: If they do not fit.
-        """
+        """Reserve the tensors at the smallest capacity; raise `OutOfDeviceMemory` if they do not fit."""
         self.capacities, self.capacity = capacities, capacities[0]
         self.kind = kind
         self._num_pieces, self._num_tensors, self._position_bytes = kind.num_pieces, kind.num_tensors, kind.position_bytes
@@ -48,12 +37,10 @@ class DeviceTensors:
 
     @property
     def row_bytes(self) -> int:
-        """Size of one row of one tensor."""
         return self.row_bytes_at(self.capacity)
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tensors."""
         return self._num_tensors * self.pitch
 
     def row_bytes_at(self, capacity: int) -> int:
@@ -69,19 +56,16 @@ class DeviceTensors:
             )
 
     def write(self, row: int, sources: Sequence[int], padded_length: int, length: int, num_rows: int) -> None:
-        """Store the first `length` positions of consecutive rows of tensors `[B, H, padded_length, Dh]`, from a row on."""
+        """Store the first `length` positions of tensors `[B, H, padded_length, Dh]` in consecutive rows from `row`."""
         pitch, size = (positions * self._position_bytes for positions in (padded_length, length))
         for address, source in zip(self.addresses, sources, strict=True):
             target = address + row * self.row_bytes
             self._device.copy_pieces(target, self.capacity * self._position_bytes, source, pitch, size, num_rows * self._num_pieces)
 
     def fit(self, needed: int, num_rows: int, scratch: int) -> None:
-        """Use a capacity for `needed` positions; a smaller one only after `SHRINK_PATIENCE` steps.
+        """Choose a capacity for `needed` positions of the longest row; a smaller one only after `SHRINK_PATIENCE` steps.
 
-        Args:
-            needed: Positions of the longest row.
-            num_rows: Rows in use; the contents of others are lost.
-            scratch: Address of memory for one tensor, if there is more than one capacity.
+        Contents of rows beyond `num_rows` are lost; `scratch` is memory for one tensor, if there are several capacities.
         """
         wanted = at_least(self.capacities, needed)
         if wanted > self.capacity:
@@ -94,7 +78,7 @@ class DeviceTensors:
             self._num_roomy_steps = 0
 
     def empty(self) -> None:
-        """Return to the smallest capacity; the contents are lost."""
+        """Return to the smallest capacity; contents are lost."""
         self._lay_out(self.capacities[0], 0, 0)
 
     def _lay_out(self, capacity: int, num_rows: int, scratch: int) -> None:
@@ -108,22 +92,12 @@ class DeviceTensors:
 
 
 class DeviceCache:
-    """The caches of both kinds, and the source length of each row.
-
-    Attributes:
-        self_kv: Self-attention caches; row r holds as many positions as it has decoded.
-        cross_kv: Cross-attention caches; row r holds `source_lengths[r]` positions.
-        source_lengths: `[max_rows]`, in host memory; 1 for a row that was never used.
-    """
+    """The caches of both kinds, and the source length of each row `[max_rows]` in host memory, 1 for a row never used."""
 
     def __init__(
         self, device: Device, model: DeviceModel, max_rows: int, targets: tuple[int, ...], sources: tuple[int, ...]
     ) -> None:
-        """Reserve all memory; `targets` and `sources` are the capacities of the two kinds, rising.
-
-        Raises:
-            OutOfDeviceMemory: If it does not fit.
-        """
+        """Reserve all memory for ascending capacities of both kinds; raise `OutOfDeviceMemory` if it does not fit."""
         self.self_kv = DeviceTensors(device, model.self_kv, max_rows, targets)
         self.cross_kv = DeviceTensors(device, model.cross_kv, max_rows, sources)
         self.source_lengths: NDArray[np.int64] = np.ones(max_rows, np.int64)
@@ -138,7 +112,7 @@ class DeviceCache:
         return self.self_kv.num_bytes + self.cross_kv.num_bytes + self._scratch_bytes
 
     def write_cross(self, rows: Sequence[int], lengths: NDArray[np.int64], tensors: Sequence[int], padded_length: int) -> None:
-        """Store encoded sources: tensors `[B, H, S, Dh]`, of which row b goes to `rows[b]`; rows rise.
+        """Store encoded sources: tensors `[B, H, S, Dh]`, of which row b goes to `rows[b]`, ascending.
 
         Consecutive rows are stored in one call, with padding, which no row attends to.
         """
@@ -155,20 +129,18 @@ class DeviceCache:
         self.source_lengths[list(rows)] = lengths
 
     def empty(self) -> None:
-        """Empty all rows and return to the smallest capacities."""
         self._num_rows = 0
         self.source_lengths.fill(1)
         self.self_kv.empty()
         self.cross_kv.empty()
 
     def fit(self, num_rows: int, num_positions: int) -> None:
-        """Make room for a step of rows `[0, num_rows)`, the longest of which then has `num_positions`; others become empty."""
+        """Prepare a step of rows `[0, num_rows)`, the longest with `num_positions` after it; other rows become empty."""
         self._num_rows = num_rows
         self.self_kv.fit(num_positions, num_rows, self._scratch)
         self.cross_kv.fit(int(self.source_lengths[:num_rows].max()), num_rows, self._scratch)
 
     def copy_row(self, source: int, target: int) -> None:
-        """Copy a row with its source."""
         self._num_rows = max(self._num_rows, target + 1)
         self.self_kv.copy_row(source, target)
         self.cross_kv.copy_row(source, target)

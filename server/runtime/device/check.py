@@ -1,7 +1,4 @@
-"""`dragoman gpu-check`: everything that serving a bundle on a GPU needs, tried once, in the order in which it is needed.
-
-A finding is a line: what was tried, whether it works, and what to do if not. The check ends where nothing further can be tried.
-"""
+"""`dragoman gpu-check`: tries everything that serving a bundle on a GPU needs, in order, until nothing further can be tried."""
 
 import ctypes
 import math
@@ -33,7 +30,7 @@ from dragoman.server.runtime.providers import (
 )
 from dragoman.server.runtime.runner import Candidates
 
-# Makes ONNX Runtime print which kernel each attention node uses.
+# Makes ONNX Runtime print the kernel of each attention node.
 KERNEL_VARIABLE = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
 _KERNEL = re.compile(r"Operator=(\w+) Node=(\S+) .*?SdpaKernel=(\w+)")
 MIN_CAPABILITY = (8, 0)
@@ -47,7 +44,7 @@ REPORT = "This is a bug of ours or of ONNX Runtime: report it with this output a
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was tried, whether it works, what was seen, and advice if it does not work."""
+    """One output line: name and result of a check, details, and advice if it failed."""
 
     name: str
     is_good: bool
@@ -55,13 +52,12 @@ class Finding:
     advice: str = ""
 
     def __str__(self) -> str:
-        """Return the line."""
         return f"{'ok  ' if self.is_good else 'FAIL'}  {self.name}: {self.text}{f'. {self.advice}' if self.advice else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Settings of the server to check with, see `DeviceRunner`."""
+    """Server settings for the check; see `DeviceRunner`."""
 
     max_slots: int = 64
     prefill_tokens: int = 512
@@ -69,10 +65,9 @@ class Wanted:
 
 
 class GpuCheck:
-    """The findings about one bundle on one device."""
+    """Check of one bundle on one device."""
 
     def __init__(self, directory: Path, open_device: Callable[[], Device], wanted: Wanted) -> None:
-        """Prepare the check; nothing is tried yet."""
         self._directory, self._open_device, self._wanted = directory, open_device, wanted
         self._kernels: dict[str, Counter[str]] = {}
         self._free_before = 0
@@ -118,7 +113,7 @@ class GpuCheck:
             )
         except (DeviceError, MemoryError) as error:
             return Finding("load", False, _one_line(error), FEWER_SLOTS), None
-        except Exception as error:  # the library's errors have no common base but this
+        except Exception as error:  # ONNX Runtime's errors have no narrower base
             return Finding("load", False, _one_line(error), REPORT), None
         parts = ", ".join(f"{name} {_gib(size)}" for name, size in runner.memory.items() if size)
         return Finding("load", True, f"{wanted.max_slots} slots; the plan: {parts}"), runner
@@ -139,7 +134,7 @@ class GpuCheck:
                 with _standard_output() as said:
                     text, advice = do()
                 self._kernels[name] = kernels_of(said())
-            except Exception as error:  # the library's errors have no common base but this
+            except Exception as error:  # ONNX Runtime's errors have no narrower base
                 text, advice = _one_line(error), REPORT
             yield Finding(name, not advice, text, advice)
 
@@ -187,7 +182,7 @@ class GpuCheck:
         return f"a pair has log-probability {float(log_probs.sum()):.2f}", "" if is_right else REPORT
 
     def _attention(self) -> tuple[str, str]:
-        """Return which kernels compute attention, as far as ONNX Runtime printed them."""
+        """Return the kernels that compute attention, as far as ONNX Runtime printed them."""
         kernels = ", ".join(
             f"{kernel} in {count} nodes ({name})"
             for name in ("encode", "step", "score")
@@ -207,7 +202,7 @@ class GpuCheck:
 
 
 def cuda_findings(ordinal: int) -> Iterator[Finding]:
-    """Check libraries and driver before a device is opened: one line where there is no GPU."""
+    """Check libraries and driver before a device is opened: one line if there is no GPU."""
     if obstacle := wheel_obstacle():
         yield Finding("libraries", False, obstacle)
     elif obstacle := driver_obstacle(ordinal):
@@ -244,13 +239,13 @@ def _sources(bundle: Bundle, count: int) -> list[list[int]]:
 
 
 def _some_shapes(runner: DeviceRunner) -> list[Shape]:
-    """Return the largest shape of steps, one in between and the smallest."""
+    """Return the largest, a middle and the smallest shape of steps."""
     shapes = runner.graphs.at_start()
     return list(dict.fromkeys((shapes[0], shapes[len(shapes) // 2], shapes[-1])))
 
 
 def _decode(runner: DeviceRunner, bundle: Bundle, num_rows: int, num_candidates: int) -> Candidates:
-    """Decode the first token of every row, into arrays of their own."""
+    """Decode the first token of every row, into new arrays."""
     tokens: NDArray[np.int64] = np.full(num_rows, bundle.manifest.decoder_start_id, np.int64)
     return runner.step(tokens, np.zeros(num_rows, np.int64), num_candidates).kept(num_candidates)
 
@@ -262,7 +257,7 @@ def _is_plausible(found: Candidates, vocabulary: int) -> bool:
 
 @contextmanager
 def _standard_output() -> Iterator[Callable[[], str]]:
-    """Capture standard output, of native code too; the function returns it after the `with`."""
+    """Capture standard output, of native code too; the yielded function returns it after the `with`."""
     library, kept = ctypes.CDLL(None), ""
     with tempfile.TemporaryFile() as file:
         library.fflush(None)

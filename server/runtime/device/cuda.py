@@ -1,4 +1,4 @@
-"""A CUDA device: memory, sessions, and one stream for copies and ONNX Runtime's kernels."""
+"""CUDA device: memory, sessions, and one stream for copies and ONNX Runtime's kernels."""
 
 import ctypes
 from importlib import import_module
@@ -24,7 +24,7 @@ class CudaDevice:
     kind = "cuda"
 
     def __init__(self, ordinal: int, runtime: Any = None) -> None:
-        """Open a device that `providers.choose_device` has found usable; `runtime` is cuda-bindings' by default."""
+        """Open a device found usable by `providers.choose_device`; `runtime` is cuda-bindings' by default."""
         self.ordinal = ordinal
         self._runtime: Any = runtime or import_module("cuda.bindings.runtime")
         self._call("cudaSetDevice", ordinal)
@@ -47,13 +47,13 @@ class CudaDevice:
             "user_compute_stream": str(self._stream),
             "arena_extend_strategy": "kSameAsRequested",
             "enable_cuda_graph": str(int(is_captured)),
-            "use_tf32": "1",  # of products in single precision there is one, the logits', and its operands are halves
+            "use_tf32": "1",  # the only fp32 product, the logits, has half-precision operands
         }
         if max_arena_bytes:
             settings["gpu_mem_limit"] = str(max_arena_bytes)
         try:
             session = onnxruntime.InferenceSession(path, options, providers=[(CUDA_PROVIDER, settings), "CPUExecutionProvider"])
-        except Exception as error:  # the library's errors have no common base but this
+        except Exception as error:  # ONNX Runtime's errors have no narrower base
             if is_out_of_memory(error):
                 raise OutOfDeviceMemory(f"{path}: {error}") from error
             raise DeviceError(f"{path}: ONNX Runtime cannot load it on {self.name}: {error}") from error
@@ -64,13 +64,13 @@ class CudaDevice:
     def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:
         try:
             session.run_with_iobinding(binding, options)
-        except Exception as error:  # the library's errors have no common base but this
+        except Exception as error:  # ONNX Runtime's errors have no narrower base
             if is_out_of_memory(error):
                 raise OutOfDeviceMemory(str(error)) from error
             raise
 
     def leave_capture(self) -> None:
-        """End a capture that ONNX Runtime left open, and clear the error that CUDA remembers."""
+        """End a capture that ONNX Runtime left open, and clear CUDA's last error."""
         status, capture, *_ = self._runtime.cudaStreamIsCapturing(self._stream)
         if int(status) or int(capture):
             self._runtime.cudaStreamEndCapture(self._stream)
@@ -85,7 +85,7 @@ class CudaDevice:
         return address
 
     def free(self, address: int) -> None:
-        """Wait for the users of memory, then free it."""
+        """Free memory after pending work has ended."""
         self.synchronize()
         self._call("cudaFree", address)
 
@@ -125,15 +125,10 @@ class CudaDevice:
         self._call("cudaStreamSynchronize", self._stream)
 
     def _call(self, name: str, *arguments: object) -> Any:
-        """Call CUDA; return its results without the status.
-
-        Raises:
-            OutOfDeviceMemory: If memory is short.
-            DeviceError: If the call fails for another reason.
-        """
+        """Call CUDA and return the results; raises `OutOfDeviceMemory` if memory is short, else `DeviceError`."""
         status, *results = getattr(self._runtime, name)(*arguments)
         if int(status) == _OUT_OF_MEMORY:
-            self._runtime.cudaGetLastError()  # or a later call would report it again
+            self._runtime.cudaGetLastError()  # clear it, or a later call would report it again
             raise OutOfDeviceMemory(f"{name}: out of memory")
         if int(status):
             raise DeviceError(f"{name}: {getattr(status, 'name', status)}")

@@ -1,7 +1,6 @@
-"""The device interface of the device runner, and host memory as a device for tests and rehearsals.
+"""Device interface of the device runner, and host memory as a device for tests and rehearsals.
 
-Addresses are plain integers, sizes are bytes. Copies and runs of a device are executed in the order in which they were issued,
-while the host goes on.
+Addresses are integers, sizes are bytes. Copies and runs execute in the order of their calls, asynchronously to the host.
 """
 
 import itertools
@@ -17,22 +16,15 @@ from dragoman.model.errors import InputError
 
 
 class DeviceError(InputError):
-    """A device that cannot be used as asked; the message says why."""
+    """A device cannot be used as requested; the message says why."""
 
 
 class OutOfDeviceMemory(MemoryError):
-    """Something does not fit into the device's memory now."""
+    """Something does not fit into the device's free memory."""
 
 
 class Device(Protocol):
-    """One device, used from one thread.
-
-    Attributes:
-        name: For the operator, for example `cuda:0 (NVIDIA H200)`.
-        kind: ONNX Runtime's name for the memory: `cuda` or `cpu`.
-        ordinal: Which of the kind.
-        compute_capability: NVIDIA's number of its generation; None for other devices.
-    """
+    """A device, used from one thread; `kind` is ONNX Runtime's name for the memory, `cuda` or `cpu`."""
 
     name: str
     kind: str
@@ -40,37 +32,23 @@ class Device(Protocol):
     compute_capability: tuple[int, int] | None
 
     def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
-        """Load a graph.
+        """Load a graph with at most `max_arena_bytes` for weights and activations, 0 for no limit.
 
-        Args:
-            path: Of the graph.
-            max_arena_bytes: Memory that the session may take for weights and activations; 0 for any.
-            is_captured: Whether its runs may be captured and replayed, by their `gpu_graph_id`.
-
-        Raises:
-            DeviceError: If the graph does not run there.
-            OutOfDeviceMemory: If it does not fit.
+        `is_captured`: runs may be captured and replayed, by their `gpu_graph_id`. Raises `DeviceError` if the graph does not run
+        on the device, `OutOfDeviceMemory` if it does not fit.
         """
 
     def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:
-        """Run a session on memory of the device.
-
-        Raises:
-            OutOfDeviceMemory: If its activations do not fit.
-        """
+        """Run a session on device memory; raise `OutOfDeviceMemory` if its activations do not fit."""
 
     def leave_capture(self) -> None:
         """Return to normal operation after a failed capture."""
 
     def available_bytes(self) -> int:
-        """Return how much memory is free."""
+        """Return the free memory."""
 
     def allocate(self, size: int) -> int:
-        """Reserve zeroed memory; return its address.
-
-        Raises:
-            OutOfDeviceMemory: If there is not so much.
-        """
+        """Reserve zeroed memory and return its address; raise `OutOfDeviceMemory` if too little is free."""
 
     def free(self, address: int) -> None:
         """Free memory of `allocate`."""
@@ -88,31 +66,26 @@ class Device(Protocol):
         """Copy within the device; source and target do not overlap."""
 
     def copy_pieces(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, count: int) -> None:
-        """Copy `count` pieces of `size` bytes whose beginnings are a pitch apart; source and target do not overlap."""
+        """Copy `count` pieces of `size` bytes whose starts are a pitch apart; source and target do not overlap."""
 
     def mark(self) -> int:
-        """Return a mark of everything issued so far, for `wait`; the last 8 marks are valid."""
+        """Return a mark of all work issued so far, for `wait`; the last 8 marks are valid."""
 
     def wait(self, mark: int) -> None:
-        """Wait until everything before a mark is done."""
+        """Wait until all work before a mark is done."""
 
     def synchronize(self) -> None:
-        """Wait until everything is done."""
+        """Wait until all work is done."""
 
 
 class HostDevice:
-    """The host's memory as a `Device`: the device runner's logic without a GPU; nothing is asynchronous.
-
-    Attributes:
-        num_bytes: Memory reserved now.
-    """
+    """Host memory as a synchronous `Device`: the device runner's logic without a GPU; `num_bytes` are reserved."""
 
     kind = "cpu"
     ordinal = 0
     compute_capability: tuple[int, int] | None = None
 
     def __init__(self, num_threads: int = 1, max_bytes: int = 2**40) -> None:
-        """Make a device with a number of threads and bytes."""
         self.name = "cpu"
         self.num_bytes = 0
         self._num_threads, self._max_bytes = num_threads, max_bytes
@@ -120,7 +93,7 @@ class HostDevice:
         self._marks = itertools.count()
 
     def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
-        """Load a graph on the CPU, which captures nothing."""
+        """Load a graph on the CPU; nothing is captured."""
         return open_session(str(path), self._num_threads)
 
     def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:

@@ -1,4 +1,4 @@
-"""The encoder on a device: sources in, cross-attention keys and values out, which stay in its memory."""
+"""Encoder on a device; its outputs, cross-attention keys and values, stay in device memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,9 @@ from dragoman.server.runtime.device.model import DeviceModel, at_least, padded_s
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded batch.
+    """An encoded batch of `[B]` source lengths, padded to `padded_length` S.
 
-    Attributes:
-        lengths: `[B]`, tokens of each source.
-        padded_length: S, at least the longest.
-        tensors: Addresses of keys and values `[B, H, S, Dh]`, layer by layer, valid until the next batch; the rest is padding.
+    `tensors` are addresses of keys and values `[B, H, S, Dh]`, layer by layer, valid until the next batch; the rest is padding.
     """
 
     lengths: NDArray[np.int64]
@@ -27,18 +24,14 @@ class Encoded:
 
 
 class DeviceEncoder:
-    """Runs the encoder on batches that fit into the memory of its outputs and of the session.
+    """Encoder for batches that fit into the memory of outputs and session.
 
-    Rows and positions are padded to a few sizes: kernels are planned for few shapes, and chunks of the arena are reused. A row of
-    padding is a source of one token.
+    Rows and positions are padded to a few sizes: kernels are planned for few shapes, and arena chunks are reused. A padding row is
+    a source of one token.
     """
 
     def __init__(self, device: Device, model: DeviceModel, session: onnxruntime.InferenceSession, max_positions: int) -> None:
-        """Reserve memory for outputs of at most `max_positions` = B · S, at least the longest source.
-
-        Raises:
-            OutOfDeviceMemory: If they do not fit.
-        """
+        """Reserve outputs of `max_positions` = B · S, at least the longest source; raise `OutOfDeviceMemory` if they do not fit."""
         self.max_positions = max_positions
         self._device, self._model, self._session = device, model, session
         self._row_sizes, self._lengths = padded_sizes(max_positions), padded_sizes(model.max_source_tokens)
@@ -59,7 +52,6 @@ class DeviceEncoder:
         return count
 
     def padded_shape(self, num_rows: int, longest: int) -> tuple[int, int]:
-        """Return the padded rows and positions of a batch."""
         return at_least(self._row_sizes, num_rows), at_least(self._lengths, longest)
 
     def _num_positions(self, num_rows: int, longest: int) -> int:
@@ -67,18 +59,14 @@ class DeviceEncoder:
         return padded_rows * padded_length
 
     def shrink(self, lengths: Sequence[int]) -> bool:
-        """Encode smaller batches after one did not fit; return whether a smaller one exists."""
+        """Halve the batch size after a batch did not fit; return False for a single source."""
         if len(lengths) == 1:
             return False
         self.max_positions = self._num_positions(len(lengths), max(lengths)) // 2
         return True
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Encoded:
-        """Encode a batch of `num_fitting` sources.
-
-        Raises:
-            OutOfDeviceMemory: If the session needs more than is free.
-        """
+        """Encode a batch of `num_fitting` sources; raise `OutOfDeviceMemory` if the session needs more than is free."""
         lengths = np.array([len(source) for source in sources], np.int64)
         num_rows, longest = self.padded_shape(len(sources), int(lengths.max()))
         staged = self._staged[: num_rows * (longest + 1)]

@@ -8,12 +8,12 @@ from dragoman.server.runtime.device.device import DeviceError
 from dragoman.server.runtime.device.model import Buckets, DeviceModel
 
 SAYINGS = (
-    "is smaller than requested bytes of",  # available memory of the arena, whose limit is reached
-    "failed to allocate memory",  # the arena may grow, and the device has nothing left
+    "is smaller than requested bytes of",  # the arena's limit is reached
+    "failed to allocate memory",  # the arena may grow, but the device is full
     "out of memory",  # CUDA failure 2
-    "cublas failure 3:",  # CUBLAS_STATUS_ALLOC_FAILED, which is now described and not named
+    "cublas failure 3:",  # CUBLAS_STATUS_ALLOC_FAILED, by number in recent versions
     "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",  # until cuDNN 8; it now says which of the two it is
+    "cudnn_status_alloc_failed",  # until cuDNN 8; later versions use the next two
     "cudnn_status_internal_error_device_allocation_failed",
     "cudnn_status_internal_error_host_allocation_failed",
 )
@@ -26,11 +26,11 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 GIB = 2**30
-# Share of free memory used where no limit is set.
+# Fraction of free memory used without a limit.
 DEFAULT_SHARE = 0.9
-# For each of ONNX Runtime's sessions beyond its weights, at least.
+# Minimum for each session beyond its weights.
 MIN_ACTIVATION_BYTES = 2**27
-# Kernels loaded at first use, and workspaces of cuBLAS, 32 MiB a session on compute capability 9.
+# Kernels loaded at first use, and cuBLAS workspaces, 32 MiB per session on compute capability 9.
 LIBRARY_BYTES = 2**28
 # One captured step.
 GRAPH_BYTES = 2**19
@@ -38,14 +38,13 @@ GRAPH_BYTES = 2**19
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """Expected bytes of one of ONNX Runtime's sessions: weights, with the output projection widened, and activations."""
+    """Expected bytes of an ONNX Runtime session: weights, with the output projection widened, and activations."""
 
     weights: int
     activations: int
 
     @property
     def total(self) -> int:
-        """Both."""
         return self.weights + self.activations
 
 
@@ -54,7 +53,7 @@ NO_SESSION = SessionMemory(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits in bytes: of all memory, of each session with its weights, and what is left free for others."""
+    """Limits in bytes: of all memory, of each session with its weights, and the rest left free."""
 
     allowed: int
     encoder: int
@@ -65,19 +64,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes of each part.
+    """Bytes of each part; `slot_bytes` for a Transformer are 2 · L · H · Dh · (T + S) · bytes of an element.
 
-    Attributes:
-        slot_bytes: Caches of one slot; in a Transformer 2 · L · H · Dh · (T + S) · bytes of an element.
-        caches: Of all slots.
-        scratch: For moving caches, as large as one of them; 0 with one capacity only.
-        staging: Outputs of the encoder, until they are copied to slots.
-        arrays: Inputs and outputs of a step.
-        encoder: Its session.
-        decoder: The session of the decode step.
-        scorer: Its session, if there is one.
-        libraries: Of CUDA.
-        graphs: Captured steps.
+    `scratch` is for moving caches (0 with one capacity), `staging` for encoder outputs, `arrays` for inputs and outputs of a step.
     """
 
     slot_bytes: int
@@ -93,14 +82,7 @@ class MemoryPlan:
 
     @classmethod
     def of(cls, model: DeviceModel, buckets: Buckets, prefill_tokens: int, num_graphs: int = 0) -> "MemoryPlan":
-        """Plan the memory of a model.
-
-        Args:
-            model: Its dimensions.
-            buckets: Memory is reserved for the last of each.
-            prefill_tokens: Most positions of one run of the encoder, padding included.
-            num_graphs: Shapes that will be captured.
-        """
+        """Plan the memory for the largest buckets, `prefill_tokens` padded positions of an encoder run and `num_graphs` graphs."""
         max_rows = buckets.rows[-1]
         kinds = (model.self_kv, buckets.targets), (model.cross_kv, buckets.sources)
         slot = sum(kind.num_tensors * kind.token_bytes * sizes[-1] for kind, sizes in kinds)
@@ -129,14 +111,9 @@ class MemoryPlan:
         return self.encoder.total + self.decoder.total + self.scorer.total + self.libraries + self.graphs
 
     def budget(self, available: int, limit: int) -> Budget:
-        """Divide the memory that may be used; the excess goes to the sessions in proportion to their activations.
+        """Divide the usable memory; the excess goes to the sessions in proportion to their activations.
 
-        Args:
-            available: Free bytes.
-            limit: The operator's; 0 for `DEFAULT_SHARE` of the free bytes.
-
-        Raises:
-            DeviceError: If the plan does not fit, with the number of slots that would.
+        A limit of 0 is `DEFAULT_SHARE` of the free bytes. Raises `DeviceError`, naming the slots that fit, if the plan does not.
         """
         allowed = min(limit, available) if limit else int(DEFAULT_SHARE * available)
         over = allowed - self.reserved - self.arena
@@ -148,13 +125,12 @@ class MemoryPlan:
         return Budget(allowed, encoder, decoder, scorer, available - allowed)
 
     def parts(self, budget: Budget) -> dict[str, int]:
-        """Return the bytes of each part by name, for log and metrics; their sum is all that was free."""
+        """Return the bytes of each part by name, for log and metrics; they add up to all free memory."""
         parts = {name: getattr(self, name) for name in ("caches", "scratch", "staging", "arrays", "libraries", "graphs")}
         parts |= {"encoder": budget.encoder, "decoder": budget.decoder, "scorer": budget.scorer}
         return parts | {"left_free": budget.allowed + budget.left_free - sum(parts.values())}
 
     def _refusal(self, allowed: int, available: int) -> str:
-        """Return the message of a plan that does not fit."""
         num_slots = self.caches // self.slot_bytes
         per_slot = self.slot_bytes + (self.scratch + self.arrays) // max(1, num_slots)
         fitting = max(0, (allowed - self.arena - self.staging) // per_slot)
@@ -197,7 +173,7 @@ def _scorer(model: DeviceModel) -> SessionMemory:
 
 
 def _scores(model: DeviceModel, graph: GraphFile, num_queries: int, num_keys: int) -> int:
-    """Estimate attention scores and their bias, which are in memory only in graphs with a bias."""
+    """Estimate attention scores and their bias, stored only in graphs with a bias."""
     if not any(attention.has("attention_bias") for attention in attentions(graph)):
         return 0
     return (4 + 2 * model.element_bytes) * model.cross_kv.num_pieces * num_queries * num_keys

@@ -1,4 +1,4 @@
-"""A model's dimensions on a device: its graphs, its caches, and the sizes that steps are padded to."""
+"""Dimensions of a model on a device: graphs, caches, and the sizes that steps are padded to."""
 
 import bisect
 import math
@@ -16,22 +16,19 @@ from dragoman.server.runtime.device.device import DeviceError
 # Beyond 64 rows a step's time grows with its rows, so that gaps of a third are worth a graph.
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 CANDIDATES = (1, 16, 64)
-# Attention's kernels split their work by the buffer's length, not by what is valid; below 512 that costs nothing worth a move.
+# Attention kernels split work by the buffer's length, not the valid part; below 512 that costs less than a move.
 CAPACITIES = (512, 1024, 2048, 4096, 8192)
 NO_GRAPH = -1
-# A cache of one position would look like the first tokens of a text to attention's kernels.
+# Attention kernels would take a cache of one position for the first tokens of a text.
 MIN_CAPACITY = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Sizes that steps are padded to, each rising, so that a graph of each can be captured and replayed.
+    """Ascending sizes that steps are padded to, so that a graph for each can be captured and replayed.
 
-    Attributes:
-        rows: Of the decode batch; the last is the number of slots.
-        candidates: K; a step with more than the last runs without a graph.
-        targets: Capacities of self-attention caches.
-        sources: Capacities of cross-attention caches.
+    The last of `rows` is the number of slots; a step with more than the last of `candidates` (K) runs without a graph. `targets`
+    and `sources` are capacities of the self- and cross-attention caches.
     """
 
     rows: tuple[int, ...]
@@ -58,7 +55,6 @@ class Buckets:
         )
 
     def padded_rows(self, num_rows: int) -> int:
-        """Return the padded number of rows of a step."""
         return at_least(self.rows, num_rows)
 
     def padded_candidates(self, num_candidates: int) -> int:
@@ -76,13 +72,13 @@ class Buckets:
 
 
 def padded_sizes(largest: int) -> tuple[int, ...]:
-    """Return 1, 2, 3, 4, 6, 8, 12, 16, … up to a largest size; rounding up to one of them adds less than a half."""
+    """Return 1, 2, 3, 4, 6, 8, 12, 16, … up to `largest`; rounding up to one of them adds less than a half."""
     powers = [1 << exponent for exponent in range(largest.bit_length())]
     return _cut([size for power in powers for size in (power, power + power // 2)], largest)
 
 
 def at_least(sizes: Sequence[int], size: int) -> int:
-    """Return the smallest of rising sizes that is at least `size`."""
+    """Return the smallest of ascending sizes that is at least `size`."""
     assert size <= sizes[-1], f"{size} is more than {sizes[-1]}"
     return sizes[bisect.bisect_left(sizes, size)]
 
@@ -93,13 +89,7 @@ def _cut(sizes: Sequence[int], largest: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """The caches of one role, all of one shape, so that they lie in one block at equal distances.
-
-    Attributes:
-        names: Of the tensors, in the graphs' order.
-        cache: Any of them.
-        element_bytes: Size of a number.
-    """
+    """The caches of one role, all of one shape, in one block at equal distances; `cache` is any of them."""
 
     names: tuple[str, ...]
     cache: Cache
@@ -107,11 +97,7 @@ class CacheKind:
 
     @classmethod
     def of(cls, caches: Sequence[Cache], role: Role, element_bytes: int) -> "CacheKind":
-        """Return the caches of a role.
-
-        Raises:
-            DeviceError: If there are none, their shapes differ, or one has no axis of positions.
-        """
+        """Return a role's caches; raise `DeviceError` if there are none, shapes differ, or one has no axis of positions."""
         alike = [cache for cache in caches if cache.role == role]
         if not alike:
             raise DeviceError(f"the model has no {role}-attention caches, which a device needs; run it with --device cpu")
@@ -127,17 +113,16 @@ class CacheKind:
 
     @property
     def num_tensors(self) -> int:
-        """Number of tensors."""
         return len(self.names)
 
     @property
     def num_pieces(self) -> int:
-        """Contiguous pieces of one row of one tensor: H where the shape is `[H, T, Dh]`."""
+        """Contiguous pieces of one row of one tensor: H for the shape `[H, T, Dh]`."""
         return math.prod(size for size in self.cache.shape[: self.cache.position_axis] if isinstance(size, int))
 
     @property
     def position_bytes(self) -> int:
-        """Size of one position of one piece: Dh numbers where the shape is `[H, T, Dh]`."""
+        """Size of one position of one piece: Dh numbers for the shape `[H, T, Dh]`."""
         return self.token_bytes // self.num_pieces
 
     @property
@@ -146,7 +131,6 @@ class CacheKind:
         return self.cache.elements_per_position * self.element_bytes
 
     def shape(self, num_rows: int, capacity: int) -> tuple[int, ...]:
-        """Return the shape of a tensor with so many rows and positions."""
         return num_rows, *self.cache.row_shape(capacity)
 
 
@@ -175,12 +159,11 @@ class DeviceModel:
 
     @property
     def element_type(self) -> Any:
-        """Type of the caches' elements for ONNX Runtime's bindings: ONNX's number where NumPy has no such type."""
+        """Element type of the caches for ONNX Runtime's bindings: ONNX's number if NumPy has no such type."""
         return {"fp16": np.float16, "bf16": BFLOAT16}.get(self.precision, np.float32)
 
     @property
     def element_bytes(self) -> int:
-        """Size of an element."""
         return 2 if self.precision in ("fp16", "bf16") else 4
 
     @property
@@ -195,12 +178,12 @@ class DeviceModel:
 
     @property
     def scorer_path(self) -> Path:
-        """The graph that scores; it may be missing."""
+        """Path of the scorer's graph, which may be missing."""
         return self.encoder_path.with_name("scorer.onnx")
 
     @property
     def projection_bytes(self) -> int:
-        """Extra memory of an output projection stored in halves: sessions widen it when they are opened."""
+        """Extra memory of an output projection stored in half precision: sessions widen it when opened."""
         return 4 * self.num_choices * self.d_model if self.element_bytes == 2 else 0
 
     def read_graph(self, path: Path) -> GraphFile:

@@ -1,7 +1,7 @@
-"""The device runner: caches and steps stay in the memory of a device, the host sees token ids and log-probabilities.
+"""Device runner: caches and steps stay in device memory, the host receives token ids and log-probabilities.
 
-While a batch goes on unchanged, as greedy rows do between an arrival or ending and the next, the following step is begun at once,
-fed on the device with the tokens just chosen. It is taken if it turns out to be the next one, and dropped otherwise.
+While a batch continues unchanged, as greedy rows do, the next step is started speculatively, fed on the device with the tokens just
+chosen. It is used if it turns out to be the next step, and dropped otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +20,13 @@ from dragoman.server.runtime.device.model import Buckets, DeviceModel
 from dragoman.server.runtime.device.steps import DeviceSteps, Shape, StepGraphs, Ticket
 from dragoman.server.runtime.runner import Candidates
 
-# Steps that must have gone on unchanged before one is begun ahead: where batches change often, guesses are wasted work.
+# Unchanged steps required before speculation: where batches change often, it is wasted work.
 STEADY_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step with its positions `[N]`, a copy; greedy if K was 1."""
+    """A step with a copy of its positions `[N]`; greedy if K was 1."""
 
     ticket: Ticket
     positions: NDArray[np.int64]
@@ -34,16 +34,9 @@ class Step:
 
 
 class DeviceRunner:
-    """A `Runner` on a device with memory of its own.
+    """A `Runner` on a device with its own memory; `num_ahead` steps were started speculatively, `num_taken` of them used."""
 
-    Attributes:
-        plan: Memory that it needs.
-        budget: Memory that it may take, divided among its parts.
-        num_ahead: Steps begun ahead.
-        num_taken: Steps begun ahead that turned out to be the next ones.
-    """
-
-    # Memory of the device is planned and taken before: encoded sources go into rows at once.
+    # Device memory is allocated in advance: encoded sources go into rows at once.
     holder = None
     reader = None
 
@@ -59,20 +52,11 @@ class DeviceRunner:
         is_ahead: bool = True,
         warn: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Load both graphs and reserve all memory that will be needed.
+        """Load both graphs and reserve all memory; raise `DeviceError` if the model does not fit or does not run on the device.
 
-        Args:
-            device: Where to run.
-            model: What to run.
-            buckets: Sizes of steps; the last of its rows is the number of slots.
-            prefill_tokens: Positions the encoder computes at once, padding included; at least the longest source.
-            max_bytes: Memory that may be taken; 0 for nine tenths of what is free.
-            has_graphs: Whether steps are captured as graphs, to be replayed.
-            is_ahead: Whether steps are begun ahead.
-            warn: Called with the reason if steps cannot be captured.
-
-        Raises:
-            DeviceError: If the model does not fit or does not run there.
+        The last row bucket is the number of slots. `prefill_tokens` are positions of one encoder run, padding included, at least
+        the longest source; `max_bytes` 0 is nine tenths of the free memory. `has_graphs` captures and replays steps, `is_ahead`
+        starts them speculatively; `warn` is called with the reason if steps cannot be captured.
         """
         prefill_tokens = max(prefill_tokens, model.max_source_tokens)
         self.device, self.max_rows, self.buckets = device.name, buckets.rows[-1], buckets
@@ -85,7 +69,7 @@ class DeviceRunner:
         self.cache = DeviceCache(device, model, self.max_rows, buckets.targets, buckets.sources)
         self._encoder = DeviceEncoder(device, model, encoder, prefill_tokens)
         self._steps = DeviceSteps(device, model, decoder, self.cache, buckets, self.graphs)
-        self._rows_at_once = {False: self.max_rows, True: self.max_rows}  # by whether there are more candidates than usual
+        self._rows_at_once = {False: self.max_rows, True: self.max_rows}  # by whether K exceeds the largest bucket
         self._last: Step | None = None
         self._next: Step | None = None
         self._num_steady = self._num_rows = self._num_positions = 0
@@ -94,7 +78,7 @@ class DeviceRunner:
     def warm_up(self) -> None:
         """Run the encoder, and capture the steps of the smallest layouts.
 
-        The largest batches come first: the arenas are then large enough for every other, and no request waits for memory.
+        The largest batches come first, so that the arenas are large enough for all others and no request waits for allocation.
         """
         for length in (self._model.max_source_tokens, 1):
             count = self._encoder.num_fitting([length] * self.max_rows)
@@ -102,13 +86,13 @@ class DeviceRunner:
                 self.prefill([[self._model.eos_id] * length] * count, range(count))
             except OutOfDeviceMemory:
                 if length == 1:
-                    raise  # a longer source that does not fit is refused when it comes
+                    raise  # longer sources that do not fit are refused at request time
         for shape in self.graphs.at_start():
             self.capture(shape)
         self.graphs.end_start()
 
     def capture(self, shape: Shape) -> None:
-        """Run a step of a shape, at the last position of its layouts, which captures it; the contents of the caches are lost."""
+        """Capture a step of a shape by running it at the last position of its layouts; the contents of the caches are lost."""
         self._empty()
         self.cache.source_lengths[: shape.num_rows] = min(shape.sources, self._model.max_source_tokens)
         positions = np.full(shape.num_rows, min(shape.targets, self._model.max_target_tokens) - 1)
@@ -119,11 +103,7 @@ class DeviceRunner:
             self._empty()
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
-        """Encode sources into rows.
-
-        Raises:
-            OutOfDeviceMemory: If a source does not fit even alone.
-        """
+        """Encode sources into rows; raise `OutOfDeviceMemory` if a single source does not fit."""
         self._forget()
         pairs = sorted(zip(rows, sources, strict=True))
         start = 0
@@ -137,15 +117,11 @@ class DeviceRunner:
                     raise
                 continue
             self.cache.write_cross([row for row, _ in part], encoded.lengths, encoded.tensors, encoded.padded_length)
-            self._device.synchronize()  # what the encoder wrote is overwritten by its next run
+            self._device.synchronize()  # the next run overwrites the encoder's outputs
             start += count
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
-        """Decode one token for rows `[0, N)`, see `Runner.step`.
-
-        Raises:
-            OutOfDeviceMemory: If a row does not fit even alone.
-        """
+        """Decode one token for rows `[0, N)`; raise `OutOfDeviceMemory` if a single row does not fit."""
         num_rows = len(tokens)
         assert 0 < num_rows <= self.max_rows
         assert int(positions.max()) < self._model.max_target_tokens, "a row is longer than its cache"
@@ -166,14 +142,10 @@ class DeviceRunner:
         return step.ticket.candidates
 
     def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
-        """Run rows of the last step again with more candidates, see `Runner.look`.
-
-        Raises:
-            OutOfDeviceMemory: If a row does not fit even alone.
-        """
+        """Run rows of the last step again with more candidates; raise `OutOfDeviceMemory` if a single row does not fit."""
         self._forget()
         if first_row == 0 and len(tokens) == self._num_rows:
-            ticket = self._start(tokens, positions, num_candidates)  # padded and computed as it was
+            ticket = self._start(tokens, positions, num_candidates)  # same padding and computation as before
             self._device.wait(ticket.mark)
             return ticket.candidates.kept(num_candidates)
         return self._in_parts(tokens, positions, num_candidates, first_row)
@@ -189,12 +161,12 @@ class DeviceRunner:
         self.cache.copy_row(source, target)
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
-        """The whole row goes along, for what comes before `start` is the same in both."""
+        """Copy the whole row, since the positions before `start` are the same in both."""
         self._forget()
         self.cache.copy_self(source, target)
 
     def _open_decoder(self) -> onnxruntime.InferenceSession:
-        """Load the decode step, without graphs where it cannot be captured."""
+        """Load the decode step, without graphs if it cannot be captured."""
         path, limit = self._model.decoder_path, self.budget.decoder
         if self.graphs.is_on:
             try:
@@ -220,10 +192,7 @@ class DeviceRunner:
         return bool(np.array_equal(positions, last.positions + 1) and np.array_equal(tokens, likeliest))
 
     def _start_ahead(self, step: Step) -> Step | None:
-        """Begin the step after one in flight, unless the caches would have to be laid out anew.
-
-        A row at its last position stays there: its answer has ended, and what it writes is never read.
-        """
+        """Start the step after a running one, unless it needs another cache layout; rows at their last position stay there."""
         positions = np.minimum(step.positions + 1, self._model.max_target_tokens - 1)
         if int(positions.max()) >= self.cache.self_kv.capacity or len(positions) > self._rows_at_once[False]:
             return None
@@ -235,7 +204,7 @@ class DeviceRunner:
         return Step(ticket, step.positions + 1, True)
 
     def _start(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Ticket:
-        """Begin a step, or run it in parts where memory is too short for all rows."""
+        """Start a step, or run it in parts if memory is too short for all rows."""
         is_wide = num_candidates > self.buckets.candidates[-1]
         if len(tokens) <= self._rows_at_once[is_wide]:
             try:
@@ -262,13 +231,13 @@ class DeviceRunner:
         return Candidates(np.concatenate([part.ids for part in parts]), np.concatenate([part.log_probs for part in parts]))
 
     def _halve(self, num_rows: int, is_wide: bool) -> None:
-        """Run fewer rows at once from now on; in an `except` block, whose error it raises if there was one row."""
+        """Run fewer rows at once from now on; call in an `except` block, whose error is re-raised for a single row."""
         if num_rows == 1:
             raise
         self._rows_at_once[is_wide] = num_rows // 2
 
     def _forget(self) -> None:
-        """Drop a step begun ahead: rows are about to change."""
+        """Drop a speculative step: rows are about to change."""
         self._last = self._next = None
 
     @property
@@ -276,5 +245,5 @@ class DeviceRunner:
         return self.plan.parts(self.budget)
 
     def open_session(self, path: Path) -> onnxruntime.InferenceSession:
-        """Load the scorer on the same device, in the same order of work, within its part of the memory."""
+        """Load the scorer on the same device, in the same stream, within its part of the memory."""
         return self._device.open_session(path, max_arena_bytes=self.budget.scorer, is_captured=False)

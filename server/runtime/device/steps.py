@@ -20,7 +20,7 @@ from dragoman.server.runtime.runner import Candidates
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Rows and K of a step as computed, and the capacities of the caches."""
+    """Padded rows and K of a step, and the capacities of the caches."""
 
     num_rows: int
     num_candidates: int
@@ -29,10 +29,10 @@ class Shape:
 
 
 class StepGraphs:
-    """The captured graphs of one model's steps; given up, with a `reason`, when a capture fails."""
+    """Captured graphs of one model's steps; given up, with a `reason`, when a capture fails."""
 
     def __init__(self, buckets: Buckets, is_on: bool, capture: Callable[[Shape], None], warn: Callable[[str], None]) -> None:
-        """Begin with nothing captured; `capture` runs a step of a shape, `warn` gets the reason when graphs are given up."""
+        """Start without graphs; `capture` runs a step of a shape, `warn` receives the reason for giving up."""
         self.is_on, self.is_disabled, self.reason = is_on, False, ""
         self._buckets, self._capture, self._warn = buckets, capture, warn
         self._captured: set[Shape] = set()
@@ -40,13 +40,12 @@ class StepGraphs:
         self._pending = list(self.shapes())[::-1] if self.is_on else []
 
     def __contains__(self, shape: Shape) -> bool:
-        """Return whether a shape can be replayed."""
         return shape in self._captured
 
     def shapes(self) -> Iterator[Shape]:
-        """Yield every shape: the smallest layouts first, and of a layout the largest batches, whose memory the others reuse.
+        """Yield every shape: smallest layouts first, and per layout the largest batches first, whose memory the others reuse.
 
-        In rising order ONNX Runtime's arena would keep chunks of every size: they are not joined to larger ones.
+        In ascending order ONNX Runtime's arena would keep chunks of every size, which are not merged.
         """
         buckets = self._buckets
         layouts = sorted(itertools.product(buckets.targets, buckets.sources), key=lambda layout: layout[0] + layout[1])
@@ -72,7 +71,6 @@ class StepGraphs:
 
     @property
     def num_captured(self) -> int:
-        """Shapes that can be replayed."""
         return len(self._captured)
 
     @contextmanager
@@ -85,11 +83,11 @@ class StepGraphs:
             self._captured = captured
 
     def note_captured(self, shape: Shape) -> None:
-        """Note that a shape can be replayed from now on."""
+        """Record that a shape can be replayed."""
         self._captured.add(shape)
 
     def note_shortage(self, error: Exception) -> None:
-        """Note that memory was too short to capture a shape, whose steps run without a graph."""
+        """Record that memory was too short to capture a shape, whose steps then run without a graph."""
         self._shortage = error
 
     def end_start(self) -> None:
@@ -106,14 +104,14 @@ class StepGraphs:
         self._pending.clear()
 
 
-# Host buffers of a step's arrays: for the step being read, the one in flight, and its replacement.
+# Host buffers for the step being read, the step in flight, and its replacement.
 NUM_STAGES = 3
 ASYNCHRONOUS = "disable_synchronize_execution_providers"
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A step in flight: its candidates may be read after waiting for its mark."""
+    """A step in flight; wait for its mark before reading its candidates."""
 
     mark: int
     candidates: Candidates
@@ -131,11 +129,7 @@ class DeviceSteps:
         buckets: Buckets,
         graphs: StepGraphs,
     ) -> None:
-        """Reserve the arrays.
-
-        Raises:
-            OutOfDeviceMemory: If they do not fit.
-        """
+        """Reserve the arrays; raise `OutOfDeviceMemory` if they do not fit."""
         self._device, self._model, self._session, self._cache, self._buckets = device, model, session, cache, buckets
         self._graphs, self._is_capturing = graphs, False
         max_rows, max_candidates = buckets.rows[-1], buckets.candidates[-1]
@@ -149,7 +143,7 @@ class DeviceSteps:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Capture the steps begun within the `with`; no other is captured."""
+        """Capture the steps started within the `with`; no other is captured."""
         self._is_capturing = True
         try:
             yield
@@ -159,16 +153,10 @@ class DeviceSteps:
     def start(
         self, tokens: NDArray[np.int64] | None, positions: NDArray[np.int64], num_candidates: int, first_row: int | None = None
     ) -> Ticket:
-        """Begin a step.
+        """Start a step at positions `[N]`; raise `OutOfDeviceMemory` if it does not fit.
 
-        Args:
-            tokens: `[N]`; None for the likeliest ones of the step before, which had the same rows and K 1: they are on the device.
-            positions: `[N]`.
-            num_candidates: K.
-            first_row: Row of `tokens[0]`, where these are a part of the rows in use, which is neither captured nor padded.
-
-        Raises:
-            OutOfDeviceMemory: If it does not fit.
+        Tokens are `[N]`; None for the likeliest tokens of the step before, on the device, with the same rows and K = 1.
+        `first_row` is for a part of the rows in use, which is neither captured nor padded.
         """
         num_rows = len(positions)
         padded = self._buckets.padded_rows(num_rows) if first_row is None else num_rows
@@ -190,17 +178,17 @@ class DeviceSteps:
         return self._collect(self._staged_outputs[self._stage], self._output, shape, num_rows, num_candidates)
 
     def _run(self, shape: Shape) -> None:
-        """Replay a shape, or capture it, or run it without a graph."""
+        """Replay a shape, capture it, or run it without a graph."""
         is_known = shape in self._graphs
         if is_known or (self._is_capturing and self._graphs.is_on and shape.num_candidates in self._buckets.candidates):
             try:
                 self._device.run(self._session, *self._binding(shape, is_captured=True))
-            except Exception as error:  # the library's errors have no common base but this
+            except Exception as error:  # ONNX Runtime's errors have no narrower base
                 if is_known:
                     raise
                 self._device.leave_capture()
                 if isinstance(error, OutOfDeviceMemory):
-                    self._graphs.note_shortage(error)  # a graph takes memory of its own: the plain step may fit
+                    self._graphs.note_shortage(error)  # a graph takes extra memory: the plain step may fit
                 else:
                     self._graphs.give_up(error)
             else:
@@ -209,7 +197,7 @@ class DeviceSteps:
         self._device.run(self._session, *self._binding(shape, is_captured=False))
 
     def _feed(self, tokens: NDArray[np.int64] | None, positions: NDArray[np.int64], padded: int, first_row: int) -> None:
-        """Upload a step's inputs; rows of padding get padding at position 0 of a source of one token."""
+        """Upload a step's inputs; padding rows get the padding token at position 0 of a source of one token."""
         num_rows = len(positions)
         staged = self._staged_inputs[self._stage][: step_input_bytes(padded)].view(np.int64).reshape(3, padded)
         staged[1, :num_rows], staged[1, num_rows:] = positions, 0
@@ -222,7 +210,7 @@ class DeviceSteps:
             self._device.upload(self._input, staged)
 
     def _start_wide(self, shape: Shape, num_rows: int, first_row: int) -> Ticket:
-        """Run a step with more candidates than the reserved arrays hold, in memory of its own."""
+        """Run a step with more candidates than the reserved arrays hold, in separate memory."""
         size = step_output_bytes(shape.num_rows, shape.num_candidates)
         output = self._device.allocate(size)
         try:
@@ -234,7 +222,6 @@ class DeviceSteps:
             self._device.free(output)
 
     def _collect(self, staged: NDArray[np.uint8], output: int, shape: Shape, num_rows: int, num_candidates: int) -> Ticket:
-        """Download a step's outputs."""
         count = shape.num_rows * shape.num_candidates
         staged = staged[: 12 * count]
         self._device.download(staged, output)
@@ -243,7 +230,7 @@ class DeviceSteps:
         return Ticket(self._device.mark(), Candidates(ids[:num_rows, :num_candidates], log_probs[:num_rows, :num_candidates]))
 
     def _binding(self, shape: Shape, *, is_captured: bool) -> tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]:
-        """Return the binding of a shape, made once."""
+        """Return the cached binding of a shape."""
         if (bound := self._bound.get((shape, is_captured))) is None:
             bound = self._bound[shape, is_captured] = self._bind(shape, self._output, 0, is_captured=is_captured)
         return bound
@@ -257,7 +244,7 @@ class DeviceSteps:
         where = device.kind, device.ordinal
         for i, name in enumerate(("prev_ids", "positions", "src_lens")):
             binding.bind_input(name, *where, np.int64, (num_rows,), self._input + 8 * i * num_rows)
-        # The number of candidates is read by the host: it is part of the shape, and of what is captured.
+        # The host reads the number of candidates: it is part of the shape and of the captured graph.
         counts = self._counts.setdefault(shape.num_candidates, np.full(1, shape.num_candidates, np.int64))
         binding.bind_input("num_candidates", "cpu", 0, np.int64, (1,), counts.ctypes.data)
         count = num_rows * shape.num_candidates
