@@ -312,6 +312,8 @@ class RemoteDispatcher(Calls):
     def _reattach(self) -> None:
         """Attach anew after a message that cannot be handled: the ends of some requests may have been in it."""
         self._go_down(self.retry_seconds)
+        self._num_submitted, self._to_cancel = 0, []  # the dispatcher counts what a new attachment sends from 0
+        self._callers_on_their_way.clear()
         self._send(Hello())
 
     def _schedule(self) -> None:
@@ -345,6 +347,7 @@ class RemoteDispatcher(Calls):
                     self._watching.set_result(event)
             case Ready():
                 self.ready, self.device = event, event.device
+                self._num_places = None  # a report that came before may have been to an earlier attachment
                 self._has_become_ready.set()
                 self._on_change()
             case Down(retry_after_seconds):
@@ -355,6 +358,8 @@ class RemoteDispatcher(Calls):
         self.ready = None
         self._has_become_ready.clear()
         self._statistics, self._num_places = Statistics(), None
+        self._num_submitted -= len(self._to_submit)
+        self._to_submit, self._to_score = [], []
         waiting, self._delivers = self._delivers, {}
         now = asyncio.get_running_loop().time()
         for request, deliver in waiting.values():
