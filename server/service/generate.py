@@ -215,7 +215,7 @@ class Generation:
 
     def _finish(self, call: Call, model: "LoadedModel", sequence: messages.Request, finished: messages.Finished) -> None:
         """Note the engine's outcome; raise the error of one without an answer, whose tokens are counted at once."""
-        call.generated_tokens = finished.num_generated
+        call.generated_tokens = finished.num_generated or call.generated_tokens  # what was streamed, if the engine is lost
         if call.span is not None:
             call.span.add_phases(finished)
         count = partial(self._metrics.observe_finished, model.name, sequence, call.source_tokens, finished)
