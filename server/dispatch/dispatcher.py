@@ -205,6 +205,7 @@ class Dispatcher(Calls):
         now, entries, requests, scores = self._clock(), self._entries, self._requests, self._scores
         statistics = engine.statistics = report.statistics
         requests.heard(index, now, len(statistics.steps))
+        scores.heard(index, now, 0)
         if steps := statistics.steps:
             requests.forecast.observe_steps(sum(step.seconds for step in steps), len(steps))
         for prefill in statistics.prefills:

@@ -201,6 +201,21 @@ def test_score_requests_go_to_the_engine_with_the_least_to_score_within_the_mode
     assert {one.retry_after_seconds for one in caller.ends.values()} == {1.0}, "nothing is known yet"
 
 
+def test_score_requests_go_to_all_engines_that_report_and_to_none_that_hangs() -> None:
+    dispatcher, engines, caller = two_engines(4)
+    dispatcher.wait(60)
+    for engine in engines:
+        engine.report()
+    third = FakeEngine(dispatcher, 2, 4)
+    caller.submit(*(pair(i) for i in range(6)))
+    assert [len(engine.pairs) for engine in (*engines, third)] == [2, 2, 2]
+    dispatcher.wait(3)
+    for engine in engines:
+        engine.report()
+    caller.submit(*(pair(i) for i in range(6, 10)))
+    assert [len(engine.pairs) for engine in (*engines, third)] == [4, 4, 2]
+
+
 def test_score_requests_are_fair_and_bounded_by_the_limits_of_callers() -> None:
     _, (engine, _), caller = two_engines(4, turn_tokens=2)
     caller.submit(*(pair(i, share=Share("loud", max_waiting=3)) for i in range(10)))
