@@ -25,6 +25,8 @@ from dragoman.server.engine.settings import QueueLimits
 SECONDS_PER_PRIORITY = 1.0
 SUSPICIOUS_SECONDS = 2.5
 """Silence after which an engine is given nothing while another reports; it sends a sign of life every second."""
+WAITING_PER_LOOKAHEAD = 4
+"""All engines together are given one slot's worth beyond their slots for so many places of the queue."""
 MIN_STALE = 64
 """Deadlines of requests that no longer wait are dropped once they are the larger part, and more than this."""
 
@@ -61,9 +63,10 @@ class Load:
     num_units: int = 0
     num_tokens: int = 0
 
-    def takes(self, num_units: int) -> bool:
-        """Return whether the engine is to be given a request of this size now."""
-        return self.num_units + num_units <= self.capacity or self.num_units < self.capacity + self.lookahead
+    def takes(self, num_units: int, *, has_lookahead: bool) -> bool:
+        """Return whether the engine is to be given a request of this size now, with or without its lookahead."""
+        max_units = self.capacity + self.lookahead if has_lookahead else self.capacity
+        return self.num_units + num_units <= self.capacity or self.num_units < max_units
 
     def order(self, num_units: int) -> tuple[int, int, int, int]:
         """Return a key by which the engine that ends a request of this size soonest is the least.
@@ -317,11 +320,14 @@ class RequestQueue:
         An engine that may hang gets nothing, for it would be lost with it, unless all may: then this process has been held up.
         """
         loads = self._loads.values()
+        # Requests given ahead take places of the queue and cannot be evicted: some are left to other callers.
+        num_ahead = self.num_used - self.capacity
+        has_lookahead = not self._has_slots or num_ahead < self.limits.max_waiting_requests // WAITING_PER_LOOKAHEAD
         if len(loads) > 1:
             loads_heard = [load for load in loads if now - load.last_heard <= SUSPICIOUS_SECONDS]
-            able = [load for load in loads_heard or loads if load.takes(num_units)]
+            able = [load for load in loads_heard or loads if load.takes(num_units, has_lookahead=has_lookahead)]
             return min(able, key=lambda load: load.order(num_units), default=None)
-        return next((load for load in loads if load.takes(num_units)), None)
+        return next((load for load in loads if load.takes(num_units, has_lookahead=has_lookahead)), None)
 
     def _give(self, entry: Entry, load: Load) -> None:
         entry.is_waiting, entry.load = False, load

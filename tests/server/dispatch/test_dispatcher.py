@@ -116,6 +116,14 @@ def test_a_caller_with_less_may_evict_a_request_of_one_with_more() -> None:
     assert caller.reasons == {9: "queue_full"}
 
 
+def test_requests_given_ahead_take_no_more_than_a_quarter_of_the_queue() -> None:
+    _, engines, caller = two_engines(64, requests=16)
+    caller.submit(*requests(range(200), share=Share("much")))
+    assert sum(len(engine.requests) for engine in engines) == 128 + 4 and len(caller.ends) == 200 - 128 - 16
+    caller.submit(request(300, share=Share("little")))
+    assert 300 not in caller.ends
+
+
 @pytest.mark.parametrize("idle_seconds", [0, 3600])
 def test_a_retry_hint_follows_the_rate_of_completions_and_forgets_idle_time(idle_seconds: float) -> None:
     dispatcher = FakeDispatcher(requests=1)
