@@ -193,7 +193,7 @@ class Dispatcher(Calls):
             for entry in queue.close(index) + (queue.remove_all() if is_last else []):
                 self._end(entry, "lost", retry_after_seconds=retry_after_seconds if is_last else LOST_RETRY_SECONDS)
         self._note_snapshot(index)
-        self._on_statistics(Statistics() if is_last else self.statistics())
+        self._on_statistics(Statistics() if is_last else self._sum_statistics())
         if is_last:
             self._on_change()
         self._go_on(self._clock())
@@ -233,11 +233,16 @@ class Dispatcher(Calls):
                     scores.forecast.observe_completion(now)
                 entry.deliver(scored)
         is_quiet = len(self._engines) == 1 and not requests.num_waiting and requests.num_used < requests.capacity
-        self._on_statistics(statistics if is_quiet and not scores.num_waiting else self.statistics())
+        self._on_statistics(statistics if is_quiet and not scores.num_waiting else self._sum_statistics())
         self._go_on(now)
 
     def statistics(self) -> Statistics:
         """See `Calls`."""
+        self.check_ready()
+        return self._sum_statistics()
+
+    def _sum_statistics(self) -> Statistics:
+        """Return the state of queues and engines, also without engines."""
         requests, scores = self._requests, self._scores
         engines = [engine.statistics for engine in self._engines.values()]
         return Statistics(
@@ -255,7 +260,7 @@ class Dispatcher(Calls):
     def statistics_for_callers(self) -> Statistics:
         """Return the same with the callers that have no place in the queue, for attachments that refuse requests themselves."""
         requests = self._requests
-        return replace(self.statistics(), without_claim=requests.without_claim(), at_their_limit=requests.at_their_limit())
+        return replace(self._sum_statistics(), without_claim=requests.without_claim(), at_their_limit=requests.at_their_limit())
 
     def watch(self) -> asyncio.Future[Snapshot]:
         """See `Calls`. Engines are asked at most once in `WATCH_SECONDS`; one that hangs holds up nobody."""

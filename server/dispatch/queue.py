@@ -282,12 +282,12 @@ class RequestQueue:
         return seconds + forecast.seconds_of(request)
 
     def queue_seconds(self) -> float:
-        """Return how long the queue is: when its last could go, had a request of one slot come last; 0 while nothing has completed.
+        """Return how long the queue is: when its last could go, had a request of one slot come last; 0 while that is unknown.
 
         Waiting requests that need nothing but a slot that their caller's own limit does not let them have are not counted.
         """
         num_needed = self.num_used + self._fair.num_slots - self._fair.num_held_back + 1
-        return self.forecast.seconds_until_free(num_needed, self.capacity)
+        return self.forecast.seconds_until_free(num_needed, self.capacity) if self.capacity else 0.0
 
     def seconds_until_place(self, share: Share | None = None) -> float:
         """Guess when the queue has a place again for a caller; None for one that is alone in it."""

@@ -245,6 +245,18 @@ def test_statistics_are_those_of_all() -> None:
     assert told.num_places == 100 - 8
 
 
+def test_without_engines_there_are_no_statistics() -> None:
+    dispatcher = FakeDispatcher()
+    engine, caller = FakeEngine(dispatcher, 0, 1), FakeCaller(dispatcher)
+    caller.submit(request(1))
+    dispatcher.wait(60)
+    engine.finish()
+    engine.lose()
+    with pytest.raises(NotReady):
+        dispatcher.statistics()
+    assert dispatcher.statistics_for_callers().queue_seconds == 0
+
+
 def snapshot(number: int, at: float = 1.0) -> Snapshot:
     return Snapshot([EngineSnapshot(at, [SlotUse(0, number, False, 2, 1, 9)])], [])
 
