@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 from msgspec.structs import replace
 
 from dragoman.server.dispatch.calls import Calls, ending
@@ -34,6 +35,8 @@ from dragoman.server.engine.messages import (
 from dragoman.server.engine.settings import QueueLimits
 from dragoman.server.engine.snapshot import CallerUse, EngineSnapshot, Snapshot, Watch, of_replica, summed_up
 from dragoman.server.errors import QueueFull
+
+log = structlog.get_logger("dragoman.dispatch")
 
 ANSWERS = ("eos", "length")
 LOST_RETRY_SECONDS = 0.1
@@ -348,12 +351,19 @@ class Dispatcher(Calls):
 
     def _send(self, entries: list[Entry], message: Callable[[list[Any]], Command]) -> None:
         """Send each engine its part of what it has been given; entries that were lost meanwhile have no engine."""
-        by_engine: defaultdict[int, list[Request | ScoreRequest]] = defaultdict(list)
+        by_engine: defaultdict[int, list[Entry]] = defaultdict(list)
         for entry in entries:
             if entry.load is not None:
-                by_engine[entry.load.index].append(entry.request)
-        for index, requests in by_engine.items():
-            self._engines[index].send(message(requests))
+                by_engine[entry.load.index].append(entry)
+        for index, given in by_engine.items():
+            try:
+                self._engines[index].send(message([entry.request for entry in given]))
+            except Exception:
+                log.exception("requests cannot be sent", model=self.name, replica=index, num_requests=len(given))
+                for entry in given:
+                    self._queue_of(entry).remove(entry)
+                    self._end(entry, "lost", retry_after_seconds=LOST_RETRY_SECONDS)
+                self._schedule()
 
     def _set_alarm(self) -> None:
         """Have `_go_on` called when the next deadline of a waiting request passes."""

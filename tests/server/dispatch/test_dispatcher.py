@@ -11,8 +11,10 @@ import pytest
 
 from dragoman.server.dispatch.dispatcher import LOST_RETRY_SECONDS, WATCH_PATIENCE_SECONDS, WATCH_SECONDS, Dispatcher
 from dragoman.server.engine.messages import (
+    Command,
     Finished,
     Prefill,
+    Ready,
     Request,
     ScoreRequest,
     SearchOptions,
@@ -185,6 +187,23 @@ async def test_a_caller_that_gives_up_cancels_its_request_wherever_it_is() -> No
     assert await first == Tokens(20, [4])
     await streaming.aclose()
     await until(lambda: engine.cancelled == [1, 9, 20])
+
+
+async def test_requests_that_cannot_be_sent_end_as_lost_and_leave_their_slots() -> None:
+    dispatcher = Dispatcher("tiny", QueueLimits(100, 1000), 64, retry_seconds=1.0)
+    is_broken, caller = True, FakeCaller(dispatcher)
+
+    def send(command: Command) -> None:
+        if is_broken:
+            raise OSError("no buffer space")
+
+    dispatcher.open_engine(0, Ready("cpu", 2, 0.1), send)
+    caller.submit(*requests(range(6)), pair(10))
+    await until(lambda: len(caller.ends) == 7)
+    assert set(caller.reasons.values()) == {"lost"} and dispatcher.statistics().num_places == 100 + 2
+    is_broken = False
+    caller.submit(*requests(range(20, 26)))
+    assert dispatcher.statistics().num_places == 100 + 2 - 6 and len(caller.ends) == 7
 
 
 def test_slots_that_are_given_back_go_to_others() -> None:
