@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 from msgspec.structs import replace
 
 from dragoman.server.dispatch.calls import Calls, ending
@@ -32,6 +33,8 @@ from dragoman.server.engine.messages import (
 from dragoman.server.engine.settings import QueueLimits
 from dragoman.server.engine.snapshot import CallerUse, EngineSnapshot, Snapshot, Watch, of_replica, summed_up
 from dragoman.server.errors import QueueFull
+
+log = structlog.get_logger("dragoman.dispatch")
 
 ANSWERS = ("eos", "length")
 # Retry hint for requests lost with their engine while other engines are open.
@@ -170,7 +173,7 @@ class Dispatcher(Calls):
             for entry in queue.close(index) + (queue.remove_all() if is_last else []):
                 self._end(entry, "lost", retry_after_seconds=retry_after_seconds if is_last else LOST_RETRY_SECONDS)
         self._note_snapshot(index)
-        self._on_statistics(Statistics() if is_last else self.statistics())
+        self._on_statistics(Statistics() if is_last else self._sum_statistics())
         if is_last:
             self._on_change()
         self._go_on(self._clock())
@@ -182,6 +185,7 @@ class Dispatcher(Calls):
         now, entries, requests, scores = self._clock(), self._entries, self._requests, self._scores
         statistics = engine.statistics = report.statistics
         requests.heard(index, now, len(statistics.steps))
+        scores.heard(index, now, 0)
         if steps := statistics.steps:
             requests.forecast.observe_steps(sum(step.seconds for step in steps), len(steps))
         for prefill in statistics.prefills:
@@ -209,11 +213,15 @@ class Dispatcher(Calls):
                     scores.forecast.observe_completion(now)
                 entry.deliver(scored)
         is_quiet = len(self._engines) == 1 and not requests.num_waiting and requests.num_used < requests.capacity
-        self._on_statistics(statistics if is_quiet and not scores.num_waiting else self.statistics())
+        self._on_statistics(statistics if is_quiet and not scores.num_waiting else self._sum_statistics())
         self._go_on(now)
 
     def statistics(self) -> Statistics:
-        """Return the state of the queues and the sum over the engines."""
+        """Return the state of the queues and the sum over the engines; raise `NotReady` if there are none."""
+        self.check_ready()
+        return self._sum_statistics()
+
+    def _sum_statistics(self) -> Statistics:
         requests, scores = self._requests, self._scores
         engines = [engine.statistics for engine in self._engines.values()]
         return Statistics(
@@ -231,7 +239,7 @@ class Dispatcher(Calls):
     def statistics_for_callers(self) -> Statistics:
         """Return statistics with the callers that would be refused, for remote dispatchers."""
         requests = self._requests
-        return replace(self.statistics(), without_claim=requests.without_claim(), at_their_limit=requests.at_their_limit())
+        return replace(self._sum_statistics(), without_claim=requests.without_claim(), at_their_limit=requests.at_their_limit())
 
     def watch(self) -> asyncio.Future[Snapshot]:
         """Return a future of a snapshot, requested at most once in `WATCH_SECONDS` and without waiting for an engine that hangs."""
@@ -318,12 +326,19 @@ class Dispatcher(Calls):
 
     def _send(self, entries: list[Entry], message: Callable[[list[Any]], Command]) -> None:
         """Send each engine its requests; skip entries whose engine was lost meanwhile."""
-        by_engine: defaultdict[int, list[Request | ScoreRequest]] = defaultdict(list)
+        by_engine: defaultdict[int, list[Entry]] = defaultdict(list)
         for entry in entries:
             if entry.load is not None:
-                by_engine[entry.load.index].append(entry.request)
-        for index, requests in by_engine.items():
-            self._engines[index].send(message(requests))
+                by_engine[entry.load.index].append(entry)
+        for index, given in by_engine.items():
+            try:
+                self._engines[index].send(message([entry.request for entry in given]))
+            except Exception:
+                log.exception("requests cannot be sent", model=self.name, replica=index, num_requests=len(given))
+                for entry in given:
+                    self._queue_of(entry).remove(entry)
+                    self._end(entry, "lost", retry_after_seconds=LOST_RETRY_SECONDS)
+                self._schedule()
 
     def _set_alarm(self) -> None:
         """Schedule `_go_on` for the next deadline of a waiting request."""

@@ -285,6 +285,8 @@ class RemoteDispatcher(Calls):
     def _reattach(self) -> None:
         """Attach again after a message that could not be handled, since it may have contained ends of requests."""
         self._go_down(self.retry_seconds)
+        self._num_submitted, self._to_cancel = 0, []  # the dispatcher counts what a new attachment sends from 0
+        self._callers_on_their_way.clear()
         self._send(Hello())
 
     def _schedule(self) -> None:
@@ -318,6 +320,7 @@ class RemoteDispatcher(Calls):
                     self._watching.set_result(event)
             case Ready():
                 self.ready, self.device = event, event.device
+                self._num_places = None  # a report that came before may have been to an earlier attachment
                 self._has_become_ready.set()
                 self._on_change()
             case Down(retry_after_seconds):
@@ -328,6 +331,8 @@ class RemoteDispatcher(Calls):
         self.ready = None
         self._has_become_ready.clear()
         self._statistics, self._num_places = Statistics(), None
+        self._num_submitted -= len(self._to_submit)
+        self._to_submit, self._to_score = [], []
         waiting, self._delivers = self._delivers, {}
         now = asyncio.get_running_loop().time()
         for request, deliver in waiting.values():

@@ -188,7 +188,7 @@ class Generation:
 
     def _finish(self, call: Call, model: "LoadedModel", sequence: messages.Request, finished: messages.Finished) -> None:
         """Record the engine's outcome; without an answer, count the tokens at once and raise the error."""
-        call.generated_tokens = finished.num_generated
+        call.generated_tokens = finished.num_generated or call.generated_tokens  # what was streamed, if the engine is lost
         if call.span is not None:
             call.span.add_phases(finished)
         count = partial(self._metrics.observe_finished, model.name, sequence, call.source_tokens, finished)

@@ -51,7 +51,7 @@ from dragoman.server.workers.operators import WorkerOperators
 from dragoman.server.workers.processors import end_process, freeze_heap, give_back_large_blocks
 from dragoman.server.workers.served import ServedVersions
 from dragoman.server.workers.shared_counters import UsageTable
-from dragoman.server.workers.supervisor import INITIAL_BACKOFF_SECONDS
+from dragoman.server.workers.supervisor import RESTART_RETRY_SECONDS
 
 SIGN_OF_LIFE_SECONDS = 1.0
 # Metrics are also pushed, at most for a hundredth of the time, so that few are lost if the process dies.
@@ -175,7 +175,7 @@ class FrontendWorker:
         if version.is_asleep:
             return SleepingEngine(name, version.settings, version.num_replicas, version.device)
         where = (version.endpoint, self._start.identity, version.settings, version.num_replicas)
-        return RemoteDispatcher(name, *where, INITIAL_BACKOFF_SECONDS, on_change=self._publish)
+        return RemoteDispatcher(name, *where, RESTART_RETRY_SECONDS, on_change=self._publish)
 
 
 async def _reload(source: Source) -> None:

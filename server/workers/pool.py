@@ -18,6 +18,7 @@ from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine.snapshot import Snapshot
 from dragoman.server.workers.supervisor import (
     LAST_WORDS_SECONDS,
+    RESTART_RETRY_SECONDS,
     EngineCannotStart,
     ProcessSupervisor,
     RestartPolicy,
@@ -69,7 +70,7 @@ class EngineSupervisor(ProcessSupervisor):
             finally:
                 link.close()
                 self._link = self.ready = None
-                self._dispatcher.close_engine(self._index, self.policy.initial_backoff_seconds)
+                self._dispatcher.close_engine(self._index, RESTART_RETRY_SECONDS)
                 self._on_statistics(Statistics())
                 self._on_change()
 
@@ -134,7 +135,7 @@ class ReplicaPool(Dispatcher):
             name,
             self.settings.queue_limits,
             self.settings.limits.prefill_tokens_per_step,
-            retry_seconds=policy.initial_backoff_seconds,
+            retry_seconds=RESTART_RETRY_SECONDS,
             on_statistics=on_statistics,
             on_change=on_change,
         )

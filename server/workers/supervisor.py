@@ -19,6 +19,8 @@ STOP_SECONDS = 1.0
 STABLE_SECONDS = 60.0
 # The first restart is almost immediate; a model that crashes at each start must not take the cores that others need.
 INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 30.0
+RESTART_RETRY_SECONDS = 0.5
+"""Retry hint while an engine is away."""
 WATCH_SECONDS = 1.0
 LAST_WORDS_SECONDS = 0.5
 

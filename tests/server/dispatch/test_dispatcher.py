@@ -11,8 +11,10 @@ import pytest
 
 from dragoman.server.dispatch.dispatcher import LOST_RETRY_SECONDS, WATCH_PATIENCE_SECONDS, WATCH_SECONDS, Dispatcher
 from dragoman.server.engine.messages import (
+    Command,
     Finished,
     Prefill,
+    Ready,
     Request,
     ScoreRequest,
     SearchOptions,
@@ -116,6 +118,14 @@ def test_a_caller_with_less_may_evict_a_request_of_one_with_more() -> None:
     assert caller.reasons == {9: "queue_full"}
 
 
+def test_requests_given_ahead_take_no_more_than_a_quarter_of_the_queue() -> None:
+    _, engines, caller = two_engines(64, requests=16)
+    caller.submit(*requests(range(200), share=Share("much")))
+    assert sum(len(engine.requests) for engine in engines) == 128 + 4 and len(caller.ends) == 200 - 128 - 16
+    caller.submit(request(300, share=Share("little")))
+    assert 300 not in caller.ends
+
+
 @pytest.mark.parametrize("idle_seconds", [0, 3600])
 def test_a_retry_hint_follows_the_rate_of_completions_and_forgets_idle_time(idle_seconds: float) -> None:
     dispatcher = FakeDispatcher(requests=1)
@@ -179,6 +189,23 @@ async def test_a_caller_that_gives_up_cancels_its_request_wherever_it_is() -> No
     await until(lambda: engine.cancelled == [1, 9, 20])
 
 
+async def test_requests_that_cannot_be_sent_end_as_lost_and_leave_their_slots() -> None:
+    dispatcher = Dispatcher("tiny", QueueLimits(100, 1000), 64, retry_seconds=1.0)
+    is_broken, caller = True, FakeCaller(dispatcher)
+
+    def send(command: Command) -> None:
+        if is_broken:
+            raise OSError("no buffer space")
+
+    dispatcher.open_engine(0, Ready("cpu", 2, 0.1), send)
+    caller.submit(*requests(range(6)), pair(10))
+    await until(lambda: len(caller.ends) == 7)
+    assert set(caller.reasons.values()) == {"lost"} and dispatcher.statistics().num_places == 100 + 2
+    is_broken = False
+    caller.submit(*requests(range(20, 26)))
+    assert dispatcher.statistics().num_places == 100 + 2 - 6 and len(caller.ends) == 7
+
+
 def test_slots_that_are_given_back_go_to_others() -> None:
     dispatcher = FakeDispatcher()
     engine, caller = FakeEngine(dispatcher, 0, 8), FakeCaller(dispatcher)
@@ -201,6 +228,21 @@ def test_score_requests_go_to_the_engine_with_the_least_to_score_within_the_mode
     assert {one.retry_after_seconds for one in caller.ends.values()} == {1.0}, "nothing is known yet"
 
 
+def test_score_requests_go_to_all_engines_that_report_and_to_none_that_hangs() -> None:
+    dispatcher, engines, caller = two_engines(4)
+    dispatcher.wait(60)
+    for engine in engines:
+        engine.report()
+    third = FakeEngine(dispatcher, 2, 4)
+    caller.submit(*(pair(i) for i in range(6)))
+    assert [len(engine.pairs) for engine in (*engines, third)] == [2, 2, 2]
+    dispatcher.wait(3)
+    for engine in engines:
+        engine.report()
+    caller.submit(*(pair(i) for i in range(6, 10)))
+    assert [len(engine.pairs) for engine in (*engines, third)] == [4, 4, 2]
+
+
 def test_score_requests_are_fair_and_bounded_by_the_limits_of_callers() -> None:
     _, (engine, _), caller = two_engines(4, turn_tokens=2)
     caller.submit(*(pair(i, share=Share("loud", max_waiting=3)) for i in range(10)))
@@ -220,6 +262,18 @@ def test_statistics_are_those_of_all() -> None:
     assert (told.num_waiting, told.num_waiting_tokens, told.num_running, told.num_slots) == (4 + 4, 8 + 8, 4, 4)
     assert (told.cache_bytes_reserved, told.cache_bytes_used, told.steps) == (200, 20, [])
     assert told.num_places == 100 - 8
+
+
+def test_without_engines_there_are_no_statistics() -> None:
+    dispatcher = FakeDispatcher()
+    engine, caller = FakeEngine(dispatcher, 0, 1), FakeCaller(dispatcher)
+    caller.submit(request(1))
+    dispatcher.wait(60)
+    engine.finish()
+    engine.lose()
+    with pytest.raises(NotReady):
+        dispatcher.statistics()
+    assert dispatcher.statistics_for_callers().queue_seconds == 0
 
 
 def snapshot(number: int, at: float = 1.0) -> Snapshot:

@@ -12,7 +12,7 @@ import zmq.asyncio
 
 from dragoman.server.dispatch.dispatcher import Dispatcher
 from dragoman.server.dispatch.remote import DispatcherServer, RemoteDispatcher
-from dragoman.server.engine.messages import Request, ScoreRequest, Share, Statistics, Tokens
+from dragoman.server.engine.messages import ANYBODY, Down, Request, ScoreRequest, Share, Statistics, Tokens
 from dragoman.server.engine.settings import EngineSettings, QueueLimits
 from dragoman.server.engine.snapshot import EngineSnapshot, Snapshot
 from dragoman.server.errors import NotReady, QueueFull
@@ -154,3 +154,31 @@ async def test_messages_that_cannot_be_read_hurt_nobody(tmp_path: Path) -> None:
         await until(lambda: front.is_ready)
         stranger.close()
         context.term()
+
+
+async def test_an_attachment_counts_places_anew_after_it_has_attached_again(tmp_path: Path) -> None:
+    async with connected(tmp_path) as world:
+        engine = FakeEngine(world.dispatcher, 0, 4)
+        front = world.front_end("front")
+        await until(lambda: front.is_ready)
+
+        async def answer(*numbers: int) -> None:
+            tasks = [asyncio.create_task(front.generate(request(number))) for number in numbers]
+            await until(lambda: len(engine.requests) == len(numbers))
+            engine.finish()
+            await asyncio.gather(*tasks)
+
+        for number in range(0, 40, 4):
+            await answer(*range(number, number + 4))
+        front.submit(request(40), lambda _: None)
+        front._reattach()
+        await until(lambda: front.is_ready and front.statistics().num_places == 12)
+        assert front._num_places == 12 and not engine.requests, "an unsent request ends as lost and is not sent"
+        front.ensure_place(ANYBODY)
+        ready = front.ready
+        assert ready is not None
+        front.submit(request(41), lambda _: None)
+        front._hear(Down(0.1))
+        front._hear(ready)
+        await answer(42, 43)
+        await until(lambda: front._num_places == 12)

@@ -106,6 +106,15 @@ async def test_a_full_queue_refuses_before_any_work_and_a_stream_needs_an_end(wo
     assert (await silent.error("stream")).code == "INTERNAL"
 
 
+async def test_streamed_tokens_count_when_the_engine_is_lost(world: World, logged: Any) -> None:
+    world.engine.reason = "lost"
+    with pytest.raises(Unavailable), world.core.calls.serving(call := Call.begin("toy/a")):
+        async with world.core.generation.stream(GenerateRequest(text=TEXT), call) as pieces:
+            async for _ in pieces:
+                pass
+    assert call.generated_tokens == len(world.engine.answer)
+
+
 async def test_an_answer_that_cannot_be_sent_is_no_success(world: World, logged: Any) -> None:
     with pytest.raises(InvalidRequest), world.core.calls.serving(call := Call.begin("toy/a")):
         await world.core.generation.generate(GenerateRequest(text=TEXT), call)
