@@ -23,13 +23,9 @@ from dragoman.server.engine.settings import QueueLimits
 SECONDS_PER_PRIORITY = 1.0
 # An engine silent for longer gets no requests while another reports; heartbeats come every second.
 SUSPICIOUS_SECONDS = 2.5
-<<<<<<< HEAD
-# Deadlines of requests that no longer wait are dropped once they are the majority, and more than this.
-=======
-"""Silence after which an engine is given nothing while another reports; it sends a sign of life every second."""
+# All engines together have a lookahead of one slot for so many places of the queue.
 WAITING_PER_LOOKAHEAD = 4
-"""All engines together are given one slot's worth beyond their slots for so many places of the queue."""
->>>>>>> wt-fix2
+# Deadlines of requests that no longer wait are dropped once they are the majority, and more than this.
 MIN_STALE = 64
 
 
@@ -52,16 +48,10 @@ class Load:
     num_units: int = 0
     num_tokens: int = 0  # tokens assigned, an estimate of the answers' lengths
 
-<<<<<<< HEAD
-    def takes(self, num_units: int) -> bool:
-        """Return whether the engine may be assigned a request of this size now."""
-        return self.num_units + num_units <= self.capacity or self.num_units < self.capacity + self.lookahead
-=======
     def takes(self, num_units: int, *, has_lookahead: bool) -> bool:
-        """Return whether the engine is to be given a request of this size now, with or without its lookahead."""
+        """Return whether the engine may be assigned a request of this size now, with or without its lookahead."""
         max_units = self.capacity + self.lookahead if has_lookahead else self.capacity
         return self.num_units + num_units <= self.capacity or self.num_units < max_units
->>>>>>> wt-fix2
 
     def order(self, num_units: int) -> tuple[int, int, int, int]:
         """Return a sort key, lowest for the engine that is expected to end a request of this size first.
@@ -247,14 +237,7 @@ class RequestQueue:
         return seconds + forecast.seconds_of(request)
 
     def queue_seconds(self) -> float:
-<<<<<<< HEAD
-        """Return the estimated wait for one slot, without requests blocked by `max_slots`; 0 before any completion."""
-=======
-        """Return how long the queue is: when its last could go, had a request of one slot come last; 0 while that is unknown.
-
-        Waiting requests that need nothing but a slot that their caller's own limit does not let them have are not counted.
-        """
->>>>>>> wt-fix2
+        """Return the estimated wait for one slot, without requests blocked by `max_slots`; 0 while that is unknown."""
         num_needed = self.num_used + self._fair.num_slots - self._fair.num_held_back + 1
         return self.forecast.seconds_until_free(num_needed, self.capacity) if self.capacity else 0.0
 

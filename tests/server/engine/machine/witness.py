@@ -124,7 +124,8 @@ class Witness:
         assert num_steps >= 0 and not self.outstanding
         self.step()
         prefill = self.engine._prefill
-        assert self.slots.num_rows == self.engine.num_used_slots == prefill.num_prefetched == prefill.prefetched_bytes == 0
+        assert self.slots.num_rows == self.engine.num_used_slots == getattr(prefill, "_num_bytes", 0) == 0
+        assert not getattr(prefill, "_held", None)
         assert not len(self.engine._refetch) and not self.engine.has_news
 
     # What comes of it.
@@ -195,9 +196,10 @@ class Witness:
         assert not any(s.rows or s.search or s.admitted for s in waiting)
         inside = {s.request.id: s.request for s in (*running, *waiting)}
         assert inside == {key: self.records[key].request for key in self.outstanding}
-        assert prefill.num_prefetched <= min(limits.max_prefetch, len(waiting))
-        assert prefill.num_prefetched or not prefill.prefetched_bytes
-        self.seen["encoded ahead"] += prefill.num_prefetched > 0
+        num_prefetched = len(getattr(prefill, "_held", ()))  # prompts are not prefetched
+        assert num_prefetched <= min(limits.max_prefetch, len(waiting))
+        assert num_prefetched or not getattr(prefill, "_num_bytes", 0)
+        self.seen["encoded ahead"] += num_prefetched > 0
         self.seen["pause"] += len(self.engine._refetch) > 0
         if self.runner.has_prompts:
             read = {s: self.runner.sources[s.rows[0]] for s in running}
