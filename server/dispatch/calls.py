@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -51,19 +51,16 @@ class Calls(ABC):
         """Return a new request id."""
         return next(self._ids)
 
-    async def generate(self, request: Request) -> Finished:
+    def generate(self, request: Request) -> Coroutine[Any, Any, Finished]:
         """Submit a request and wait for its end; cancelling the waiting task cancels the request."""
-        future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
-        self.submit(request, partial(_resolve, future))
-        try:
-            return await future
-        finally:
-            if future.cancelled():
-                self.cancel(request.id)
+        return self._end_of(request)
 
-    async def score(self, request: ScoreRequest) -> Scored:
+    def score(self, request: ScoreRequest) -> Coroutine[Any, Any, Scored]:
         """Submit a score request and wait for its end, as `generate` does."""
-        future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
+        return self._end_of(request)
+
+    async def _end_of(self, request: Request | ScoreRequest) -> Any:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.submit(request, partial(_resolve, future))
         try:
             return await future

@@ -2,6 +2,7 @@
 
 import ssl
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -15,6 +16,11 @@ from dragoman.server.listening import no_password, read_dates, text_of
 MAX_FILE_BYTES = 16 * 2**20
 
 log = structlog.get_logger("dragoman")
+
+
+def printable(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of a client certificate that are printable text."""
+    return tuple(name for name in names if name and name.isprintable() and "\N{REPLACEMENT CHARACTER}" not in name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,10 +94,6 @@ class BeamSearch(Search):
         is_fed = len(first.token_ids) < len(self.options.forced_prefix)
         return not is_fed and not self._constraints.forces_end(first)
 
-    @property
-    def _num_wanted(self) -> int:
-        return self.num_wanted
-
     def advance(self, candidates: Candidates) -> list[int] | None:
         self._best = {}
         return super().advance(candidates)
@@ -114,7 +110,7 @@ class BeamSearch(Search):
             super()._decide_all(candidates)
 
     def _decide(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
-        best = self._constraints.certain(self.live[row], ids, log_probs, min(self._num_wanted, len(ids)))
+        best = self._constraints.certain(self.live[row], ids, log_probs, min(self.num_wanted, len(ids)))
         if best is None:
             self._want_more(row, len(ids))
         else:

@@ -102,7 +102,7 @@ class Search(ABC):
 
     @property
     @abstractmethod
-    def _num_wanted(self) -> int:
+    def num_wanted(self) -> int:
         """Options of each hypothesis that the next choice considers."""
 
     @abstractmethod
@@ -145,9 +145,9 @@ class Search(ABC):
 
     def _set_num_candidates(self) -> None:
         if self._constraints.is_idle:  # all need the same
-            needed = self._constraints.num_needed(self.live[0], self._num_wanted)
+            needed = self._constraints.num_needed(self.live[0], self.num_wanted)
         else:
-            needed = max(self._constraints.num_needed(hypothesis, self._num_wanted) for hypothesis in self.live)
+            needed = max(self._constraints.num_needed(hypothesis, self.num_wanted) for hypothesis in self.live)
         self.num_candidates = min(max(needed, self.options.num_top_log_probs), self._target.num_choices)
 
     def _extend(self, row: int, option: Option, candidates: Candidates | None, index: int = 0) -> Hypothesis:

@@ -55,7 +55,7 @@ class SeparateSearch(Search):
         return [self._answer(hypothesis) for hypothesis in finished]
 
     @property
-    def _num_wanted(self) -> int:
+    def num_wanted(self) -> int:
         if self._samplers:
             sampling = self.options.sampling
             assert sampling is not None

@@ -26,6 +26,7 @@ from dragoman.server.errors import (
     ServiceError,
 )
 from dragoman.server.protocols.grpc.reading import Refused, bulk_parser, large_bytes_read, num_requests, parser
+from dragoman.server.protocols.tls import printable
 from dragoman.server.protocols.v1.messages import to_message
 from dragoman.server.service.callers import NO_DEADLINES
 from dragoman.server.service.context import Call, RunningCalls
@@ -258,7 +259,7 @@ def peer_names(context: Context) -> tuple[str, ...]:
     # The common name counts only without alternative names of any kind, addresses included.
     keys = _NAMES if _ALL_ALTERNATIVES in shown else (_COMMON_NAME,)
     names = (value.decode(errors="replace") for key in keys for value in shown.get(key, ()))
-    return tuple(name for name in names if name and name.isprintable() and "\N{REPLACEMENT CHARACTER}" not in name)
+    return printable(names)
 
 
 def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:

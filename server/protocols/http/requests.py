@@ -15,6 +15,7 @@ from aiohttp import web
 
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
 from dragoman.server.protocols.http.responses import ErrorFormat, HttpRefusal
+from dragoman.server.protocols.tls import printable
 from dragoman.server.service.context import Call
 from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.sentences import on_thread
@@ -56,7 +57,7 @@ class Exchange:
     @property
     def owner(self) -> str:
         """Key for in-flight limits: the caller's name or, without callers, its address."""
-        return (self.http.remote or "") if self.call.caller is None else self.call.caller.name
+        return self.call.caller_or(self.http.remote or "")
 
     async def send_event(self, data: str, name: str = "") -> web.StreamResponse:
         """Send a server-sent event, the first with the response's headers; raise `ConnectionError` if the caller has left."""
@@ -94,7 +95,7 @@ def peer_names(request: web.Request) -> Sequence[str]:
         names = [value for kind in _NAMES for own, value in alternatives if own == kind]
     else:
         names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-    return tuple(name for name in names if name and name.isprintable() and "\N{REPLACEMENT CHARACTER}" not in name)
+    return printable(names)
 
 
 def timeout_of(request: web.Request) -> float | None:

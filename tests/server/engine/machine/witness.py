@@ -13,7 +13,7 @@ MAX_SOURCE = 14
 
 @dataclass
 class Record:
-    """What the dispatcher knows of a request.
+    """The dispatcher's record of a request.
 
     Attributes:
         request: What was asked.
