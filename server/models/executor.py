@@ -157,8 +157,6 @@ class Executor:
         new = [one for one in loaded.versions if is_in(one, route) and not is_in(one, before) and not is_in(one, fallback)]
         was_asleep = before is not None and before.default.is_asleep
         is_asleep = route is not None and route.default.is_asleep
-        now = time.monotonic()
-        check = next_canary(loaded, route, self.found.file.swap, self.outcomes, now)
         try:
             await self._tell_frontends(route)
         except CannotServe as error:
@@ -169,9 +167,8 @@ class Executor:
             else:
                 await self._roll_back(new, Refused(Cause.FRONT_END, str(error)), before, "refused", canary)
             return False
-        if check is not None and check.began == now:  # a new one begins once frontends answer by the route
-            check.began, check.usual = time.monotonic(), self.outcomes(check.fallback.default)
-        loaded.canary = check
+        # A check begins once frontends answer by the route.
+        check = loaded.canary = next_canary(loaded, before, route, self.found.file.swap, self.outcomes, time.monotonic())
         self._update_states()
         if not (is_asleep or was_asleep):
             if check is None and new and before is not None and not before.is_stand_in:

@@ -365,10 +365,15 @@ def route_to(target: Wanted, found: FoundModel, loaded: Loaded) -> Route | None:
 
 
 def next_canary(
-    loaded: Loaded, route: Route | None, swap: Swap, outcomes_of: Callable[[LoadedModel], Outcomes], now: float
+    loaded: Loaded,
+    before: Route | None,
+    route: Route | None,
+    swap: Swap,
+    outcomes_of: Callable[[LoadedModel], Outcomes],
+    now: float,
 ) -> Canary | None:
     """Return the canary check for a route's new versions; None for none, such as without new versions or a fallback."""
-    before, canary = loaded.route, loaded.canary
+    canary = loaded.canary
     fallback = before if canary is None else canary.fallback
     if fallback is None or route is None or not swap.probation_seconds:
         return None

@@ -217,7 +217,8 @@ def test_versions_of_the_next_canary_check(versions: str, to: str, is_ready: boo
     for one in situation.loaded.versions[:1]:
         if one.answering is not None:
             one.answering.engine.is_ready = is_ready
-    check = next_canary(situation.loaded, route, Swap(probation_seconds=probation_seconds), lambda _: Outcomes(7), NOW + 1)
+    loaded = situation.loaded
+    check = next_canary(loaded, loaded.route, route, Swap(probation_seconds=probation_seconds), lambda _: Outcomes(7), NOW + 1)
     assert ([] if check is None else [one.label for one in check.versions]) == tried.split()
     if check is not None:
         has_new = any(one.state is State.STANDBY and one.label in names for one in situation.loaded.versions)
