@@ -14,8 +14,7 @@ from structlog.contextvars import bind_contextvars
 
 from dragoman.server.engine import messages
 from dragoman.server.errors import InvalidRequest, QueueFull, UnknownModel, UnknownPair
-from dragoman.server.service.answer_size import AnswerLimit
-from dragoman.server.service.answers import Generated, Piece, error_of, place_refused, to_generated
+from dragoman.server.service.answers import AnswerLimit, Generated, Piece, error_of, place_refused, to_generated
 from dragoman.server.service.callers import NO_DEADLINES, Caller, Deadlines
 from dragoman.server.service.context import Call
 from dragoman.server.service.languages import (

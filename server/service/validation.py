@@ -15,7 +15,7 @@ from dragoman.model.text.special_tokens import Encode
 from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.engine import messages
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
-from dragoman.server.service.answer_size import AnswerLimit, TokenSizes, check_answer, check_scores
+from dragoman.server.service.answers import AnswerLimit, TokenSizes, check_answer, check_scores
 from dragoman.server.service.context import Call
 from dragoman.server.service.languages import PromptTemplate, encode_after
 from dragoman.server.service.requests import (

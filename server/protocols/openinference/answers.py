@@ -26,8 +26,7 @@ from dragoman.server.protocols.openinference.requests import (
 )
 from dragoman.server.protocols.openinference.tensors import DATATYPES, to_raw
 from dragoman.server.protocols.v1.messages import TOKENS_PER_SLICE, check_size, to_message
-from dragoman.server.service.answer_size import AnswerShape, ScoresShape
-from dragoman.server.service.answers import Answer, Generated, Piece
+from dragoman.server.service.answers import Answer, AnswerShape, Generated, Piece, ScoresShape
 from dragoman.server.service.context import Call
 from dragoman.server.service.in_flight import Window
 from dragoman.server.service.service import Core

@@ -13,8 +13,7 @@ from google.rpc.code_pb2 import Code
 from google.rpc.error_details_pb2 import RequestInfo, RetryInfo
 
 from dragoman.server.errors import InvalidRequest, ServiceError
-from dragoman.server.service.answer_size import AnswerShape, ScoresShape
-from dragoman.server.service.answers import Generated, Piece, TokenLogProb
+from dragoman.server.service.answers import AnswerShape, Generated, Piece, ScoresShape, TokenLogProb
 from dragoman.server.service.requests import GenerateRequest, ScoreRequest, check_num_suppressed
 from dragoman.server.service.score import Scores
 from dragoman.v1 import generation_pb2
@@ -80,7 +79,7 @@ class MessageLimit:
     def scores_bytes(self, shape: ScoresShape) -> int:
         """Return an upper bound on the size of a `ScoreResponse`."""
         log_probs = shape.num_target * _field(_log_prob_bytes(0, shape.max_token)) + 3 * shape.num_target + shape.target_bytes
-        links = shape.num_links * LINK_BYTES
+        links = shape.num_target * LINK_BYTES
         weights = _field(4 * shape.num_target * shape.num_source)
         return (
             ANSWER_ENVELOPE_BYTES + log_probs + links + _field(weights + shape.source_bytes + shape.num_source * _field(0) * 2 + 16)

@@ -30,8 +30,17 @@ from dragoman.server.protocols.v1.messages import (
     write_response,
 )
 from dragoman.server.service import requests
-from dragoman.server.service.answer_size import AnswerShape, TokenSizes, check_answer, check_scores
-from dragoman.server.service.answers import Answer, Generated, LogProbs, Timings, TokenLogProb
+from dragoman.server.service.answers import (
+    Answer,
+    AnswerShape,
+    Generated,
+    LogProbs,
+    Timings,
+    TokenLogProb,
+    TokenSizes,
+    check_answer,
+    check_scores,
+)
 from dragoman.server.service.score import Alignment, Scores
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import Error, GenerateRequest, GenerateResponse, ScoreRequest
