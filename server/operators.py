@@ -12,7 +12,7 @@ from dragoman.server.protocols.grpc.repository import RepositoryServer
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import Callers
 from dragoman.server.service.callers_file import read_operators_book
-from dragoman.server.service.context import AccessLog, RunningCalls
+from dragoman.server.service.context import RunningCalls
 from dragoman.server.service.service import CLOSE_SECONDS
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.metrics import Metrics
@@ -31,7 +31,7 @@ class Operators:
         is_there = config.admin_port is not None or config.http_admin
         book = read_operators_book(config) if is_there else None
         self._callers = None if book is None else Callers(book, counted)
-        self._calls = RunningCalls(AccessLog(metrics), self._callers)
+        self._calls = RunningCalls(metrics, callers=self._callers)
         self._server: RepositoryServer | None = None
 
     @property
@@ -76,4 +76,4 @@ class Operators:
         self.drain()
         await self._administrator.end()
         await self._calls.wait_ended(CLOSE_SECONDS)
-        self._calls.records.tell_suppressed()
+        self._calls.tell_suppressed()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import Unavailable
-from dragoman.server.service.context import AccessLog, Call
+from dragoman.server.service.context import Call, RunningCalls
 
 
 class BulkEnvelope:
@@ -22,9 +22,9 @@ class BulkEnvelope:
 class ItemRecords:
     """Records of a call's requests; `own_ending` returns the status of a protocol's own exception, None for others."""
 
-    def __init__(self, records: AccessLog, whole: Call, own_ending: Callable[[BaseException], str | None]) -> None:
+    def __init__(self, calls: RunningCalls, whole: Call, own_ending: Callable[[BaseException], str | None]) -> None:
         self.whole = whole
-        self._records = records
+        self._calls = calls
         self._own_ending = own_ending
 
     @contextmanager
@@ -34,7 +34,7 @@ class ItemRecords:
         Args:
             request_id: Id of the request or its message; empty if not yet known.
             log_id: Id in the log, beside the call's.
-            is_part: Whether it is a sentence or text of a message; see `AccessLog.begin_item`.
+            is_part: Whether it is a sentence or text of a message; see `RunningCalls.begin_item`.
 
         Raises:
             ServiceError: Replaces every error but the protocol's own.
@@ -44,7 +44,7 @@ class ItemRecords:
             bind_contextvars(request_id=log_id, batch_id=whole.request_id)
         call = Call.begin(whole.method)
         call.request_id = request_id
-        self._records.begin_item(call, whole, is_part=is_part)
+        self._calls.begin_item(call, whole, is_part=is_part)
         try:
             yield call
         except BaseException as error:
@@ -53,7 +53,7 @@ class ItemRecords:
                 raise
             if not isinstance(error, Exception):
                 raise
-            fault = self._records.fault(error)
+            fault = self._calls.fault(error)
             call.refusal = fault.refusal
             self._finish(call, fault.code)
             raise fault from None
@@ -64,7 +64,7 @@ class ItemRecords:
         """Write a request's record, and add its tokens to the call's."""
         self.whole.source_tokens += call.source_tokens
         self.whole.generated_tokens += call.generated_tokens
-        self._records.finish(call, code, event="item")
+        self._calls.finish(call, code, event="item")
 
 
 def both_ends(text: str, num_characters: int) -> str:

@@ -132,97 +132,24 @@ class Call(Struct, eq=False):
             self.caller.leave(self.generated_tokens)
 
 
-class AccessLog:
-    """Access log: one line, one count in the metrics and the end of the span for each ended call."""
-
-    def __init__(self, metrics: Metrics, tracer: "Tracer | None" = None) -> None:
-        self._metrics = metrics
-        self._tracer = tracer
-        self._log = structlog.get_logger("access").bind()
-        self._sampler = Sampler(
-            lambda kind, count: self._log.warning("lines of failed calls not written", kind=kind, suppressed=count)
-        )
-
-    def begin(self, call: Call, metadata: Metadata | None) -> None:
-        """Start the span of a traced call; bind its trace, else the caller's, to the log lines."""
-        caller = read_trace_context(metadata)
-        if self._tracer is not None:
-            call.span = self._tracer.start(call.method, call.arrival, caller)
-        if (trace := call.span or caller) is not None:
-            bind_contextvars(trace_id=trace.trace_id, span_id=trace.span_id)
-
-    def begin_item(self, call: Call, rpc: Call, *, is_part: bool = False) -> None:
-        """Start the span of one request of a batch, if the call has one; admit the request through its caller's limits.
-
-        A refusal is raised only when the request is served. The request rate has counted the whole call already, so neither its
-        first request nor parts (sentences, texts) of a message are counted.
-        """
-        if rpc.span is not None:
-            call.span = rpc.span.start_item(call.arrival)
-        if call.span is not None:
-            bind_contextvars(span_id=call.span.span_id)
-        if rpc.caller is not None:
-            try:
-                is_counted, rpc.has_begun_items = not is_part and rpc.has_begun_items, True
-                call.enter(rpc.caller, is_counted=is_counted)
-            except ServiceError as error:
-                call.not_entered = error
-
-    def finish(self, call: Call, code: str, event: str = "call") -> None:
-        """Log the end of a call (failures sampled, see `tell_suppressed`), count its answer or failure, and end its span."""
-        call.code = code
-        ended = time.monotonic()
-        if call.is_entered:
-            call.leave()
-        if code == "OK" or self._sampler.allows(call.refusal or code):
-            self._log.info(
-                event,
-                method=call.method,
-                code=code,
-                seconds=round(ended - call.arrival, 6),
-                source_tokens=call.source_tokens,
-                generated_tokens=call.generated_tokens,
-            )
-        if code != "OK" and call.is_counted:
-            self._metrics.observe_failure(call.model, code, call.refusal)
-        elif code == "OK" and call.count_answer is not None:
-            call.count_answer()
-        if call.span is not None:
-            call.span.end(
-                code,
-                request_id=call.request_id,
-                model=call.model,
-                source_tokens=call.source_tokens,
-                generated_tokens=call.generated_tokens,
-                refusal=call.refusal,
-                ended=ended,
-            )
-
-    def fault(self, error: Exception) -> ServiceError:
-        """Return the error for the caller; log an unforeseen exception under an incident id, sampled."""
-        if isinstance(error, ServiceError):
-            return error
-        incident = new_incident()
-        if self._sampler.allows("unexpected exception"):
-            self._log.error("unexpected exception", incident=incident, exc_info=error)
-        return UnexpectedFault(incident)
-
-    def tell_suppressed(self) -> None:
-        """Log the number of suppressed lines of failed calls since the last time, one line for each kind."""
-        self._sampler.tell()
-
-
 def _caller_left(error: BaseException) -> str | None:
     """Return the status of an exception that signals the caller's disconnection, for adapters without their own."""
     return Cancelled.code if isinstance(error, asyncio.CancelledError | GeneratorExit) else None
 
 
 class RunningCalls:
-    """Running calls of every protocol, each served within `serving`; `draining` is set once new calls are refused."""
+    """Running calls of every protocol, each served within `serving`; `draining` is set once new calls are refused.
 
-    def __init__(self, records: AccessLog, callers: Callers | None = None) -> None:
-        self.records = records
+    Each ended call, and each request of a batch, has one line in the access log, one count in the metrics and the end of its span.
+    """
+
+    def __init__(self, metrics: Metrics, tracer: "Tracer | None" = None, callers: Callers | None = None) -> None:
         self.callers = callers
+        self._metrics, self._tracer = metrics, tracer
+        self._log = structlog.get_logger("access").bind()
+        self._sampler = Sampler(
+            lambda kind, count: self._log.warning("lines of failed calls not written", kind=kind, suppressed=count)
+        )
         self.draining = asyncio.Event()
         self._calls: set[Call] = set()
         self._others: set[Call] = set()  # a drain does not wait for these
@@ -296,7 +223,7 @@ class RunningCalls:
             self._others.add(call)
         if is_sent_later:
             call.task.add_done_callback(lambda _: self._forget(call))
-        self.records.begin(call, metadata)
+        self._begin(call, metadata)
         try:
             call.request_id = choose_request_id(request_id, metadata)
             bind_contextvars(request_id=call.request_id)
@@ -312,24 +239,92 @@ class RunningCalls:
             if call.is_ended_by_server:
                 call.task.uncancel()
                 raise self._fail(call, Unavailable("the server is shutting down", retry_after_seconds=RETRY_SECONDS)) from None
-            self.records.finish(call, own_ending(error) or Cancelled.code)
+            self.finish(call, own_ending(error) or Cancelled.code)
             raise
         except BaseException as error:
             if (code := own_ending(error)) is not None:
-                self.records.finish(call, code)
+                self.finish(call, code)
                 raise
             if not isinstance(error, Exception):
                 raise
-            raise self._fail(call, self.records.fault(error)) from None
+            raise self._fail(call, self.fault(error)) from None
         else:
-            self.records.finish(call, "OK")
+            self.finish(call, "OK")
         finally:
             if not is_sent_later:
                 self._forget(call)
 
+    def _begin(self, call: Call, metadata: Metadata | None) -> None:
+        """Start the span of a traced call; bind its trace, else the caller's, to the log lines."""
+        caller = read_trace_context(metadata)
+        if self._tracer is not None:
+            call.span = self._tracer.start(call.method, call.arrival, caller)
+        if (trace := call.span or caller) is not None:
+            bind_contextvars(trace_id=trace.trace_id, span_id=trace.span_id)
+
+    def begin_item(self, call: Call, rpc: Call, *, is_part: bool = False) -> None:
+        """Start the span of one request of a batch, if the call has one; admit the request through its caller's limits.
+
+        A refusal is raised only when the request is served. The request rate has counted the whole call already, so neither its
+        first request nor parts (sentences, texts) of a message are counted.
+        """
+        if rpc.span is not None:
+            call.span = rpc.span.start_item(call.arrival)
+        if call.span is not None:
+            bind_contextvars(span_id=call.span.span_id)
+        if rpc.caller is not None:
+            try:
+                is_counted, rpc.has_begun_items = not is_part and rpc.has_begun_items, True
+                call.enter(rpc.caller, is_counted=is_counted)
+            except ServiceError as error:
+                call.not_entered = error
+
+    def finish(self, call: Call, code: str, event: str = "call") -> None:
+        """Log the end of a call (failures sampled, see `tell_suppressed`), count its answer or failure, and end its span."""
+        call.code = code
+        ended = time.monotonic()
+        if call.is_entered:
+            call.leave()
+        if code == "OK" or self._sampler.allows(call.refusal or code):
+            self._log.info(
+                event,
+                method=call.method,
+                code=code,
+                seconds=round(ended - call.arrival, 6),
+                source_tokens=call.source_tokens,
+                generated_tokens=call.generated_tokens,
+            )
+        if code != "OK" and call.is_counted:
+            self._metrics.observe_failure(call.model, code, call.refusal)
+        elif code == "OK" and call.count_answer is not None:
+            call.count_answer()
+        if call.span is not None:
+            call.span.end(
+                code,
+                request_id=call.request_id,
+                model=call.model,
+                source_tokens=call.source_tokens,
+                generated_tokens=call.generated_tokens,
+                refusal=call.refusal,
+                ended=ended,
+            )
+
+    def fault(self, error: Exception) -> ServiceError:
+        """Return the error for the caller; log an unforeseen exception under an incident id, sampled."""
+        if isinstance(error, ServiceError):
+            return error
+        incident = new_incident()
+        if self._sampler.allows("unexpected exception"):
+            self._log.error("unexpected exception", incident=incident, exc_info=error)
+        return UnexpectedFault(incident)
+
+    def tell_suppressed(self) -> None:
+        """Log the number of suppressed lines of failed calls since the last time, one line for each kind."""
+        self._sampler.tell()
+
     def _fail(self, call: Call, error: ServiceError) -> ServiceError:
         call.refusal = error.refusal
-        self.records.finish(call, error.code)
+        self.finish(call, error.code)
         return error
 
     def _forget(self, call: Call) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.server.config import ANY, ReadyRule
 from dragoman.server.service.callers import NO_DEADLINES, Callers, Deadlines
-from dragoman.server.service.context import AccessLog, RunningCalls
+from dragoman.server.service.context import RunningCalls
 from dragoman.server.service.generate import Generation
 from dragoman.server.service.in_flight import REQUESTS_PER_SLOT, InFlight
 from dragoman.server.service.live_statistics import LiveStatistics
@@ -74,9 +74,9 @@ class Core:
         self.readiness = readiness or Readiness(ReadyRule())
         self.callers = callers
         self.generation = Generation(models, metrics, deadlines)
-        self.calls = RunningCalls(AccessLog(metrics, tracer), callers)
+        self.calls = RunningCalls(metrics, tracer, callers)
         self.in_flight = InFlight(lambda: REQUESTS_PER_SLOT * max((model.max_slots for model in models.all()), default=1))
-        self.viewing = LiveStatistics(models, lambda: self.is_ready, self.calls.draining)
+        self.live_statistics = LiveStatistics(models, lambda: self.is_ready, self.calls.draining)
 
     @property
     def is_draining(self) -> bool:

@@ -165,7 +165,7 @@ class Frontend:
         if self._http is not None:
             await self._http.stop()
         self._sampler.tell()
-        self.core.calls.records.tell_suppressed()
+        self.core.calls.tell_suppressed()
 
     async def flush(self) -> None:
         """Send the last spans, after `end`, for at most `FLUSH_SECONDS`."""
@@ -176,4 +176,4 @@ class Frontend:
         while True:
             await asyncio.sleep(TELL_SECONDS)
             self._sampler.tell()
-            self.core.calls.records.tell_suppressed()
+            self.core.calls.tell_suppressed()

@@ -12,7 +12,7 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.service.administration import CarryOut, Listing, Operator, OperatorCalls, Order
 from dragoman.server.service.callers import Callers
 from dragoman.server.service.callers_file import read_operators_book
-from dragoman.server.service.context import AccessLog, RunningCalls
+from dragoman.server.service.context import RunningCalls
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.watching import Source
@@ -45,7 +45,7 @@ class WorkerOperators:
         self._callers = Callers(book, counted)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Listing]] = {}
-        self.calls = OperatorCalls(RunningCalls(AccessLog(metrics), self._callers), self._carry_out)
+        self.calls = OperatorCalls(RunningCalls(metrics, callers=self._callers), self._carry_out)
 
     def sources(self) -> Iterator[Source]:
         """Yield the watched operators file."""

@@ -40,7 +40,7 @@ class ConsoleData:
     async def watch(self, exchange: Exchange) -> web.StreamResponse:
         """Send statistics four times a second until the caller leaves, loses access, or the server drains."""
         response: web.StreamResponse | None = None
-        async with aclosing(self._core.viewing.watch(exchange.call.caller, is_operator=exchange.is_operator)) as views:
+        async with aclosing(self._core.live_statistics.watch(exchange.call.caller, is_operator=exchange.is_operator)) as views:
             async for view in views:
                 try:
                     async with asyncio.timeout(SEND_SECONDS):

@@ -192,7 +192,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         except Exception as error:
             if own_ending(context, arrival, error) is not None:
                 raise
-            await context.abort_with_status(to_status(self._calls.records.fault(error)))
+            await context.abort_with_status(to_status(self._calls.fault(error)))
 
     async def _run(self, method: str, treated: Method, is_stream: bool, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC; gRPC sends the returned response afterwards."""
@@ -205,7 +205,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             try:
                 request = await self._read_in_time(call, context)
             except asyncio.CancelledError:  # the caller left before its message arrived
-                self._calls.records.finish(call, cancellation_code(context, call.arrival))
+                self._calls.finish(call, cancellation_code(context, call.arrival))
                 raise
         call.has_items = is_stream or num_requests(request) > 1
         ending, is_counted = partial(own_ending, context, call.arrival), False

@@ -39,7 +39,7 @@ class RequestStream(ABC, Generic[Request]):
         call = current_call.get()
         assert call.window is not None
         self.call, self.window, self.context = call, call.window, context
-        self.items = ItemRecords(core.calls.records, call, partial(own_ending, context, call.arrival))
+        self.items = ItemRecords(core.calls, call, partial(own_ending, context, call.arrival))
         self._draining = core.calls.draining
         self._max_together_bytes = max_together_bytes
         self._num_read = 0

@@ -69,10 +69,10 @@ class Middleware:
                 # The unreadable body may have the token: report the reading error, not a missing token.
                 is_open = is_open or (endpoint.api_key is not None and call.caller is None)
             except (asyncio.CancelledError, ConnectionError):  # the caller left before the whole body arrived
-                calls.records.finish(call, Cancelled.code)
+                calls.finish(call, Cancelled.code)
                 raise
             except Exception as error:
-                problem = calls.records.fault(error)
+                problem = calls.fault(error)
         call.has_items = call.has_items or getattr(exchange.message, "num_requests", 1) > 1
         try:
             with calls.serving(

@@ -257,7 +257,7 @@ class InferenceApi:
         return await self._answering(exchange).whole(inference, exchange.call)
 
     def _answering(self, exchange: Exchange) -> Answering:
-        items = ItemRecords(self._core.calls.records, exchange.call, own_ending)
+        items = ItemRecords(self._core.calls, exchange.call, own_ending)
         return Answering(self._core, items, lambda: exchange.remaining_seconds, self._max_message_bytes)
 
 

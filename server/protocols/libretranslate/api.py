@@ -197,7 +197,7 @@ class LibreTranslateApi:
         """Return each sentence's answers, best first; `num_kept` untranslated characters count toward the size limit."""
         call, loop = exchange.call, asyncio.get_running_loop()
         call.is_counted = False  # its sentences are counted
-        items = ItemRecords(self._core.calls.records, call, own_ending)
+        items = ItemRecords(self._core.calls, call, own_ending)
         seconds, _ = self._generation.deadlines(call).time_left(call.arrival, exchange.remaining_seconds)
         end = None if seconds is None else loop.time() + seconds
         num_bytes = 0

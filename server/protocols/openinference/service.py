@@ -174,7 +174,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         if inference.is_streamed:
             raise InvalidRequest(STREAM, "goes with ModelStreamInfer only")
         call = current_call.get()
-        items = ItemRecords(self._core.calls.records, call, partial(own_ending, context, call.arrival))
+        items = ItemRecords(self._core.calls, call, partial(own_ending, context, call.arrival))
         return await Answering(self._core, items, context.time_remaining, self._max_message_bytes).whole(inference, call)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Context) -> None:
