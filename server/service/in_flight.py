@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from dragoman.server.buckets import Bucket
 from dragoman.server.errors import ConnectionLimit, QueueFull
+from dragoman.server.service.callers import RETRY_SECONDS
 
 T = TypeVar("T")
 
@@ -27,7 +29,6 @@ LARGE_BYTES = 64 * 2**10
 MAX_UNWRITTEN_BYTES = 256 * 2**10
 # Requests of one message started before yielding to other tasks.
 REQUESTS_PER_TURN = 16
-RETRY_SECONDS = 1.0
 
 
 class _Caller:
@@ -249,20 +250,21 @@ class MessageRate:
 
     def __init__(self, messages_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._clock = messages_per_second, clock
-        self._full: OrderedDict[str, float] = OrderedDict()  # time at which the bucket is full; least recently used first
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()  # least recently used first
 
     def count(self, connection: str, num_messages: int = 1, max_seconds: float = float("inf")) -> float:
         """Count messages; return the last one's waiting seconds, or raise `ConnectionLimit`, uncounted, if above `max_seconds`."""
-        now = self._clock()
-        full = max(self._full.get(connection, 0.0), now) + num_messages / self._rate
-        seconds = full - now - self.BURST_SECONDS
+        bucket = self._buckets.get(connection)
+        if bucket is None:
+            bucket = self._buckets[connection] = Bucket(self._rate, self._rate * self.BURST_SECONDS, self._clock)
+            if len(self._buckets) > self.MAX_CONNECTIONS:
+                self._buckets.popitem(last=False)
+        seconds = (num_messages - bucket.level) / self._rate
         if seconds > max_seconds:
             reason = f"max_messages_per_second: {self._rate:g} on one connection"
             raise ConnectionLimit(reason, retry_after_seconds=seconds - max_seconds)
-        self._full[connection] = full
-        self._full.move_to_end(connection)
-        if len(self._full) > self.MAX_CONNECTIONS:
-            self._full.popitem(last=False)
+        bucket.take(num_messages)
+        self._buckets.move_to_end(connection)
         return max(0.0, seconds)
 
     async def wait(self, connection: str) -> None:
