@@ -69,7 +69,7 @@ class OfflineTranslator:
             request = structs.replace(wanted, max_new_tokens=max_new_tokens)
             limit = check_max_new_tokens(request, self.manifest, 0, frame)
             search = (
-                search_options(request, self.manifest, self._max_slots, limit, [], frame)
+                search_options(request, self.manifest, self._max_slots, limit, [], frame.search)
                 if search is None
                 else _framed(search, frame)
             )

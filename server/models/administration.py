@@ -27,7 +27,7 @@ from dragoman.server.models.status import (
 )
 from dragoman.server.service.administration import Listing, ModelStatus, Operator, Order
 from dragoman.server.service.callers import RETRY_SECONDS
-from dragoman.server.service.requests import MAX_NAME_CHARACTERS, check_model_name
+from dragoman.server.service.requests import check_length
 
 log = structlog.get_logger("dragoman.administration")
 
@@ -209,9 +209,8 @@ class Administrator:
     ) -> ModelStatus:
         """Run `work` under the model's lock, to its end even if the caller leaves; `asked` are further parameters for the log."""
         self._check_open()
-        if len(asked.get("version", "")) > MAX_NAME_CHARACTERS:
-            raise InvalidRequest("version", f"{len(asked['version'])} characters; at most {MAX_NAME_CHARACTERS} are allowed")
-        if _may_see(operator, check_model_name(model)) and not self._is_known(model, asked.get("version", "")):
+        check_length("version", asked.get("version", ""))
+        if _may_see(operator, check_length("model", model)) and not self._is_known(model, asked.get("version", "")):
             await self._look()  # it may be new
         self._permitted(operator, model)
         turn = self._turns.setdefault(model, asyncio.Lock())
@@ -284,7 +283,7 @@ class Administrator:
     def _permitted(self, operator: Operator, model: str) -> ModelReconciler:
         """Return a model of an operator; raise `InvalidRequest` for an invalid name, `NotInRepository` for an unknown one."""
         names = sorted(name for name in self._manager.models if _may_see(operator, name))
-        if check_model_name(model) not in names:
+        if check_length("model", model) not in names:
             raise NotInRepository("model", shown(model), names)
         return self._manager.models[model]
 

@@ -19,6 +19,7 @@ from dragoman.server.engine.messages import ANYBODY, Share
 from dragoman.server.errors import Cancelled, Draining, InvalidRequest, ServiceError, Unavailable, UnexpectedFault
 from dragoman.server.service.callers import RETRY_SECONDS, Caller, Callers, Metadata
 from dragoman.server.service.in_flight import Window
+from dragoman.server.service.requests import check_length
 from dragoman.server.telemetry.logs import Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.trace_context import read_trace_context
@@ -27,7 +28,6 @@ if TYPE_CHECKING:  # imports OpenTelemetry
     from dragoman.server.telemetry.tracing import CallSpan, Tracer
 
 REQUEST_ID_KEY = "x-request-id"
-MAX_ID_CHARACTERS = 128
 # Seeded once by the system: system randomness for each request would cost a system call.
 _ids = random.Random()
 
@@ -49,8 +49,7 @@ def choose_request_id(given: str, metadata: Metadata | None) -> str:
 
 def check_request_id(field: str, value: str) -> str:
     """Return a caller's request id unchanged; raise `InvalidRequest` if it is too long or not printable ASCII."""
-    if len(value) > MAX_ID_CHARACTERS:
-        raise InvalidRequest(field, f"{len(value)} characters; at most {MAX_ID_CHARACTERS} are allowed")
+    check_length(field, value)
     if not (value.isascii() and value.isprintable()):
         raise InvalidRequest(field, "only printable ASCII characters are allowed")
     return value

@@ -20,12 +20,11 @@ from dragoman.server.service.context import Call
 from dragoman.server.service.languages import (
     MAX_LISTED_CHARACTERS,
     PromptTemplate,
-    check_language,
     detokenizer_after,
     listed,
     shown,
 )
-from dragoman.server.service.requests import GenerateRequest, ScoreRequest, check_model_name, check_model_version
+from dragoman.server.service.requests import GenerateRequest, ScoreRequest, check_length
 from dragoman.server.service.score import Scores, to_scores
 from dragoman.server.service.validation import Validator
 from dragoman.server.telemetry.metrics import Metrics
@@ -133,7 +132,7 @@ class Generation:
         """Return a context that holds the request's model, loading it if needed; check permission and priority first."""
         if call.not_entered is not None:
             raise call.not_entered
-        name, version = self._name_of(request, call.caller), check_model_version(request.model_version)
+        name, version = self._name_of(request, call.caller), check_length("model_version", request.model_version)
         model = self._models.get(name, version)
         call.model = model.name
         bind_contextvars(model=model.name)
@@ -214,7 +213,7 @@ class Generation:
             UnknownVersion: If the model is not served in this version.
             NotReady: If no version can answer for now, and this may be one of them.
         """
-        return self._models.get(self._permitted(name, caller), check_model_version(version))
+        return self._models.get(self._permitted(name, caller), check_length("model_version", version))
 
     def model_for(self, request: GenerateRequest | ScoreRequest, caller: Caller | None = None) -> "LoadedModel":
         """Return the model for a request; errors as `model` and `choose_model`."""
@@ -228,7 +227,7 @@ class Generation:
 
     def _permitted(self, name: str, caller: Caller | None) -> str:
         """Return the permitted model name; raises as `model`."""
-        name = check_model_name(name)
+        name = check_length("model", name)
         if caller is None or caller.models is None:
             return name
         names = [model.name for model in self.models(caller)]
@@ -260,8 +259,8 @@ async def _in_time(outcome: Awaitable[Outcome], sequence: messages.Request | mes
 
 def choose_model(models: "Sequence[LoadedModel]", source_language: str, target_language: str) -> "LoadedModel":
     """Return the only model for a language pair, or for just this pair; raise `InvalidRequest` for several, else `UnknownPair`."""
-    check_language("source_language", source_language)
-    check_language("target_language", target_language)
+    check_length("source_language", source_language)
+    check_length("target_language", target_language)
     able = [model for model in models if model.frames.is_able(source_language, target_language)]
     if len(able) > 1 and source_language:
         able = [model for model in able if is_of_one_pair(model)] or able

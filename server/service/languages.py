@@ -11,12 +11,12 @@ from dragoman.model.languages import LanguageTable
 from dragoman.model.text.tokenizer import Detokenizer, Tokenizer
 from dragoman.server.engine.messages import Request, ScoreRequest, SearchOptions
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.requests import default_search
+from dragoman.server.service.requests import check_length
+from dragoman.server.service.search_options import default_options
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
 
-MAX_LANGUAGE_CHARACTERS = 128
 # For languages listed in an error: a model may have hundreds, and gRPC status travels in headers.
 MAX_LISTED_CHARACTERS = 400
 MAX_SHOWN_CHARACTERS = 32
@@ -136,7 +136,7 @@ class PromptTemplates:
 
     def _language(self, field: str, asked: str, verb: str) -> Language | None:
         """Return the language of one side, None if the model takes none."""
-        check_language(field, asked)
+        check_length(field, asked)
         table, codes, name = self._sides[verb], self._codes[verb], self._manifest.name
         if not asked:
             if verb in self._needed:
@@ -149,7 +149,7 @@ class PromptTemplates:
         return language
 
     def _make(self, source: Language | None, target: Language | None) -> PromptTemplate:
-        template, defaults = self._manifest.template, self._manifest.defaults
+        template = self._manifest.template
         given = around(template, source, target, self._manifest.eos_id)
         source_prefix, source_suffix, start = given.source_prefix, given.source_suffix, given.decoder_start_id
         if self._manifest.has_prompts:
@@ -163,17 +163,10 @@ class PromptTemplates:
             source_suffix=source_suffix,
             target_prefix=given.target_prefix,
             decoder_start_id=start,
-            search=default_search(defaults, given.target_prefix),
+            search=default_options(self._manifest, given.target_prefix),
             num_around=len(source_prefix) + len(source_suffix),
             has_prompts=self._manifest.has_prompts,
         )
-
-
-def check_language(field: str, asked: str) -> str:
-    """Return the language unchanged; raise `InvalidRequest` if it is too long."""
-    if len(asked) > MAX_LANGUAGE_CHARACTERS:
-        raise InvalidRequest(field, f"{len(asked)} characters; at most {MAX_LANGUAGE_CHARACTERS} are allowed")
-    return asked
 
 
 def shown(language: str) -> str:

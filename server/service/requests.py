@@ -5,19 +5,19 @@ Protocol adapters convert and type-check messages. docs/api.md defines the field
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct, structs
 
 from dragoman.model.generation import Defaults
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.server.engine.messages import GREEDY, Sampling, SearchOptions
 from dragoman.server.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
 
-MAX_NAME_CHARACTERS = 128
+# Of names of models, versions and languages, and of ids.
+MAX_CHARACTERS = 128
 MAX_PRIORITY = 10
 MAX_SUPPRESSED_TOKENS = 256
 NO_DEFAULTS = Defaults()
@@ -25,6 +25,9 @@ NO_DEFAULTS = Defaults()
 # the request's, and a forced end is no request field.
 _OTHER_DEFAULTS = ("max_new_tokens", "suppressed_tokens", "is_end_forced", "special_tokens_in_text")
 DEFAULT_FIELDS = tuple(name for name in Defaults.__struct_fields__ if name not in _OTHER_DEFAULTS)
+
+
+Number = TypeVar("Number", int, float)
 
 
 class GenerateRequest(Struct, frozen=True):
@@ -82,27 +85,19 @@ class ScoreRequest(Struct, frozen=True):
     special_tokens_in_text: bool | None = None
 
 
-def check_model_name(name: str) -> str:
-    """Return the model name unchanged; raise `InvalidRequest` if it is too long."""
-    return _check_name("model", name)
+def check_length(field: str, text: str) -> str:
+    """Return a name or id unchanged; raise `InvalidRequest` if it is too long."""
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequest(field, f"{len(text)} characters; at most {MAX_CHARACTERS} are allowed")
+    return text
 
 
-def check_model_version(version: str) -> str:
-    """Return the version unchanged; raise `InvalidRequest` if it is too long."""
-    return _check_name("model_version", version)
-
-
-def _check_name(field: str, name: str) -> str:
-    if len(name) > MAX_NAME_CHARACTERS:
-        raise InvalidRequest(field, f"{len(name)} characters; at most {MAX_NAME_CHARACTERS} are allowed")
-    return name
-
-
-def check_priority(priority: int) -> int:
-    """Return the priority unchanged; raise `InvalidRequest` if it is out of range."""
-    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise InvalidRequest("priority", f"{priority} is not in {-MAX_PRIORITY} to {MAX_PRIORITY}")
-    return priority
+def check_range(field: str, value: Number, least: Number, most: Number, limit: str = "") -> Number:
+    """Return a number unchanged; raise `InvalidRequest` if it is not in `least` to `most`, which `limit` explains."""
+    if not least <= value <= most:  # NaN is refused too
+        found = f"{value:g}" if isinstance(value, float) else value
+        raise InvalidRequest(field, f"{found} is not in {least} to {most}{limit and ', '}{limit}")
+    return value
 
 
 def check_num_suppressed(count: int) -> None:
@@ -157,29 +152,3 @@ def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max
     if not defaults.is_end_forced or eos_id in request.suppressed_tokens:
         return False
     return not (request.return_alternatives and max_new_tokens == 1)
-
-
-def default_search(defaults: Defaults, target_prefix: list[int]) -> SearchOptions:
-    """Return the search options of a request without any, for an answer of any length; `target_prefix` ids are forced."""
-
-    def given(name: str, otherwise: Any) -> Any:
-        value = getattr(defaults, name)
-        return otherwise if value is None else value
-
-    num_beams = given("num_beams", 1)
-    sampling = Sampling(0, given("temperature", 1.0), given("top_k", 0), given("top_p", 1.0)) if defaults.do_sample else None
-    options = SearchOptions(
-        num_beams=num_beams,
-        num_answers=given("num_return_sequences", 1),
-        length_penalty=given("length_penalty", 1.0),
-        is_stopped_early=given("early_stopping", False) and num_beams > 1,
-        sampling=sampling,
-        min_new_tokens=given("min_new_tokens", 0),
-        repetition_penalty=given("repetition_penalty", 1.0),
-        no_repeat_ngram_size=given("no_repeat_ngram_size", 0),
-        suppressed_tokens=sorted(set(defaults.suppressed_tokens)),
-        forced_prefix=target_prefix,
-        num_forced=len(target_prefix),
-        is_end_forced=defaults.is_end_forced,
-    )
-    return GREEDY if options == GREEDY else options

@@ -4,6 +4,7 @@ An option that conflicts with others is refused like one out of range; nothing i
 """
 
 import secrets
+import sys
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -12,12 +13,11 @@ from msgspec import structs
 
 from dragoman.server.engine import messages
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.languages import PromptTemplate
 from dragoman.server.service.requests import (
     NO_DEFAULTS,
     GenerateRequest,
     ScoreRequest,
-    check_num_suppressed,
+    check_range,
     is_end_forced,
     with_defaults,
 )
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0
-MAX_LENGTH_PENALTY = 10.0
+MAX_LENGTH_PENALTY = 10
 MAX_TOP_LOG_PROBS = 20
 SEED_BITS = 64
 SAMPLING_FIELDS = ("seed", "temperature", "top_p", "top_k")
@@ -60,25 +60,39 @@ def search_options(
     max_slots: int,
     max_new_tokens: int,
     prefix_ids: Sequence[int],
-    template: PromptTemplate,
+    default: messages.SearchOptions,
 ) -> messages.SearchOptions:
-    """Return a request's search options; the template's if it has none (`messages.GREEDY` itself for most models).
+    """Return a request's search options; if it has none, `default` of `default_options` (`messages.GREEDY` for most models).
 
     `max_slots` limits one request, `prefix_ids` are the tokens of `forced_prefix`. Raises `InvalidRequest`, naming field and limit.
     """
-    check_num_suppressed(len(request.suppressed_tokens))
     if request.temperature == 0:  # greedy, as in vLLM
         request = structs.replace(request, do_sample=False, **dict.fromkeys(SAMPLING_FIELDS))
-    defaults = manifest.defaults
     asked = _options_of(request)
-    if asked == _NO_OPTIONS or (asked == _ONE_BEAM and defaults == NO_DEFAULTS):
-        return _default_options(template, max_new_tokens)
+    if asked == _NO_OPTIONS or (asked == _ONE_BEAM and manifest.defaults == NO_DEFAULTS):
+        return _limited(default, max_new_tokens)
+    return _options(request, manifest, max_slots, max_new_tokens, [*default.forced_prefix, *prefix_ids], default.num_forced)
+
+
+def default_options(manifest: "Manifest", target_prefix: list[int]) -> messages.SearchOptions:
+    """Return the options of a request without any, for the longest answer; the seed of a `Sampling` is drawn for each request."""
+    return _options(GenerateRequest(), manifest, sys.maxsize, manifest.max_target_tokens, target_prefix, len(target_prefix))
+
+
+def _options(
+    request: GenerateRequest,
+    manifest: "Manifest",
+    max_slots: int,
+    max_new_tokens: int,
+    forced_prefix: list[int],
+    num_forced: int,  # by the template
+) -> messages.SearchOptions:
+    defaults = manifest.defaults
     is_forced = is_end_forced(request, defaults, manifest.eos_id, max_new_tokens)
     has_penalty = request.repetition_penalty is not None
     request = with_defaults(request, defaults, max_new_tokens)
     num_beams = 1 if request.num_beams is None else request.num_beams
-    if not 1 <= num_beams <= max_slots:
-        raise InvalidRequest("num_beams", f"{num_beams} is not in 1 to {max_slots}, max_slots_per_request of model {manifest.name}")
+    check_range("num_beams", num_beams, 1, max_slots, f"max_slots_per_request of model {manifest.name}")
     _check_combination(request, num_beams)
     # The repetition penalty differs with and without beams, in Transformers too.
     penalty = defaults.repetition_penalty or 1
@@ -93,12 +107,16 @@ def search_options(
         sampling=_sampling(request, manifest) if request.do_sample else None,
         has_alternatives=request.return_alternatives,
         min_new_tokens=_check_min_new_tokens(request, max_new_tokens),
-        repetition_penalty=_check_repetition_penalty(request),
-        no_repeat_ngram_size=_check_ngram_size(request, manifest),
+        repetition_penalty=_positive("repetition_penalty", request.repetition_penalty, MAX_REPETITION_PENALTY),
+        no_repeat_ngram_size=check_range(
+            "no_repeat_ngram_size",
+            request.no_repeat_ngram_size or 0,
+            *(0, manifest.max_target_tokens, f"max_target_tokens of model {manifest.name}"),
+        ),
         suppressed_tokens=_check_suppressed_tokens(request, manifest),
-        forced_prefix=[*template.target_prefix, *prefix_ids],
-        num_top_log_probs=_check_top_log_probs(request),
-        num_forced=len(template.target_prefix),
+        forced_prefix=forced_prefix,
+        num_top_log_probs=check_range("top_log_probs", request.top_log_probs, 0, MAX_TOP_LOG_PROBS),
+        num_forced=num_forced,
         is_end_forced=is_forced,
     )
     return messages.GREEDY if options == messages.GREEDY else options
@@ -108,14 +126,11 @@ def check_length_penalty(request: GenerateRequest | ScoreRequest, default: float
     """Return the request's length penalty, else the default, else 1; raise `InvalidRequest` if out of range."""
     if request.length_penalty is None:
         return 1.0 if default is None else default
-    value = request.length_penalty
-    if not -MAX_LENGTH_PENALTY <= value <= MAX_LENGTH_PENALTY:  # NaN is refused too
-        raise InvalidRequest("length_penalty", f"{value:g} is not in {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}")
-    return value
+    return check_range("length_penalty", request.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
 
 
-def _default_options(template: PromptTemplate, max_new_tokens: int) -> messages.SearchOptions:
-    search = template.search
+def _limited(search: messages.SearchOptions, max_new_tokens: int) -> messages.SearchOptions:
+    """Return the default options for an answer of at most `max_new_tokens`, with a seed."""
     if search.sampling is not None:
         search = structs.replace(search, sampling=structs.replace(search.sampling, seed=secrets.randbits(SEED_BITS)))
     if search.min_new_tokens >= max_new_tokens:
@@ -149,8 +164,7 @@ def _check_num_answers(request: GenerateRequest, manifest: "Manifest", max_slots
         limit, name = max_slots, f"max_slots_per_request of model {manifest.name}"
     else:
         limit, name = 1, "unless num_beams is at least as many, or do_sample or return_alternatives is set"
-    if not 1 <= count <= limit:
-        raise InvalidRequest("num_return_sequences", f"{count} is not in 1 to {limit}, {name}")
+    check_range("num_return_sequences", count, 1, limit, name)
     choices = min(manifest.target_vocab_size - len(set(request.suppressed_tokens)), manifest.num_choices)
     if request.return_alternatives and count > choices:
         raise InvalidRequest(
@@ -161,19 +175,18 @@ def _check_num_answers(request: GenerateRequest, manifest: "Manifest", max_slots
 
 def _sampling(request: GenerateRequest, manifest: "Manifest") -> messages.Sampling:
     """Return the sampling options, with a random seed if the request has none."""
-    temperature = 1.0 if request.temperature is None else request.temperature
-    if not 0 < temperature <= MAX_TEMPERATURE:
-        raise InvalidRequest("temperature", f"{temperature:g} is not above 0 and at most {MAX_TEMPERATURE:g}")
-    top_p = 1.0 if request.top_p is None else request.top_p
-    if not 0 < top_p <= 1:
-        raise InvalidRequest("top_p", f"{top_p:g} is not above 0 and at most 1")
-    vocabulary, top_k = manifest.target_vocab_size, request.top_k or 0
-    if not 0 <= top_k <= vocabulary:
-        raise InvalidRequest("top_k", f"{top_k} is not in 0 to {vocabulary}, target_vocab_size of model {manifest.name}")
+    temperature, top_p = _positive("temperature", request.temperature, MAX_TEMPERATURE), _positive("top_p", request.top_p, 1.0)
+    limit = f"target_vocab_size of model {manifest.name}"
+    top_k = check_range("top_k", request.top_k or 0, 0, manifest.target_vocab_size, limit)
     seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
-    if not 0 <= seed < 2**SEED_BITS:
-        raise InvalidRequest("seed", f"{seed} is not in 0 to {2**SEED_BITS - 1}")
-    return messages.Sampling(seed, temperature, top_k, top_p)
+    return messages.Sampling(check_range("seed", seed, 0, 2**SEED_BITS - 1), temperature, top_k, top_p)
+
+
+def _positive(field: str, value: float | None, most: float) -> float:
+    """Return a number above 0, by default 1."""
+    if value is not None and not 0 < value <= most:
+        raise InvalidRequest(field, f"{value:g} is not above 0 and at most {most:g}")
+    return 1.0 if value is None else value
 
 
 def _check_min_new_tokens(request: GenerateRequest, max_new_tokens: int) -> int:
@@ -183,20 +196,6 @@ def _check_min_new_tokens(request: GenerateRequest, max_new_tokens: int) -> int:
     if count >= max_new_tokens:
         raise InvalidRequest("min_new_tokens", f"{count} is not less than max_new_tokens, which is {max_new_tokens}")
     return count
-
-
-def _check_repetition_penalty(request: GenerateRequest) -> float:
-    value = 1.0 if request.repetition_penalty is None else request.repetition_penalty
-    if not 0 < value <= MAX_REPETITION_PENALTY:
-        raise InvalidRequest("repetition_penalty", f"{value:g} is not above 0 and at most {MAX_REPETITION_PENALTY:g}")
-    return value
-
-
-def _check_ngram_size(request: GenerateRequest, manifest: "Manifest") -> int:
-    limit, size = manifest.max_target_tokens, request.no_repeat_ngram_size or 0
-    if not 0 <= size <= limit:
-        raise InvalidRequest("no_repeat_ngram_size", f"{size} is not in 0 to {limit}, max_target_tokens of model {manifest.name}")
-    return size
 
 
 def _check_suppressed_tokens(request: GenerateRequest, manifest: "Manifest") -> list[int]:
@@ -215,9 +214,3 @@ def _check_suppressed_tokens(request: GenerateRequest, manifest: "Manifest") -> 
     if num_left < 1:
         raise InvalidRequest("suppressed_tokens", f"they leave no token of the {vocabulary} that model {manifest.name} has")
     return tokens
-
-
-def _check_top_log_probs(request: GenerateRequest) -> int:
-    if not 0 <= request.top_log_probs <= MAX_TOP_LOG_PROBS:
-        raise InvalidRequest("top_log_probs", f"{request.top_log_probs} is not in 0 to {MAX_TOP_LOG_PROBS}")
-    return request.top_log_probs

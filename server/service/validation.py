@@ -19,10 +19,11 @@ from dragoman.server.service.answers import AnswerLimit, TokenSizes, check_answe
 from dragoman.server.service.context import Call
 from dragoman.server.service.languages import PromptTemplate, encode_after
 from dragoman.server.service.requests import (
+    MAX_PRIORITY,
     GenerateRequest,
     ScoreRequest,
     check_num_suppressed,
-    check_priority,
+    check_range,
     default_max_new_tokens,
     has_special_tokens,
 )
@@ -60,7 +61,7 @@ class Validator:
         """
         manifest = model.manifest
         _check_deadline(call)
-        check_priority(request.priority)
+        check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
         template = model.frames.find(request.source_language, request.target_language)
         if not request.truncate:
             self.check_source_length(request.text, model)
@@ -78,7 +79,7 @@ class Validator:
             kept, max_new_tokens = _fit_prompt(ids, len(prefix_ids), max_new_tokens, request, manifest, template)
             is_truncated |= len(kept) < len(ids)
             ids = kept
-        search = search_options(request, manifest, model.max_slots_per_request, max_new_tokens, prefix_ids, template)
+        search = search_options(request, manifest, model.max_slots_per_request, max_new_tokens, prefix_ids, template.search)
         if limit is not None and (request.has_log_probs or search.num_answers > 1):
             sizes = self.sizes_of(model.tokenizers.target)
             check_answer(search, max_new_tokens, request.has_log_probs, sizes, manifest.target_vocab_size, limit)
@@ -107,7 +108,7 @@ class Validator:
         """Return the engine's score request and the template around its texts; raises as `validate`."""
         manifest, tokenizers = model.manifest, model.tokenizers
         _check_deadline(call)
-        check_priority(request.priority)
+        check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
         check_length_penalty(request)
         layer = _check_layer(request, manifest)
         template = model.frames.find(request.source_language, request.target_language)
@@ -298,13 +299,8 @@ def _check_layer(request: ScoreRequest, manifest: "Manifest") -> int | None:
         return None
     if not asked:
         raise InvalidRequest("alignment_layer", "goes with return_alignment or return_word_alignment only")
-    if not 0 <= request.alignment_layer < num_layers:
-        raise InvalidRequest(
-            "alignment_layer",
-            f"{request.alignment_layer} is not in 0 to {num_layers - 1}, the layers of model {manifest.name} that attend to a "
-            "source",
-        )
-    return request.alignment_layer
+    layers = f"the layers of model {manifest.name} that attend to a source"
+    return check_range("alignment_layer", request.alignment_layer, 0, num_layers - 1, layers)
 
 
 def _check_deadline(call: Call) -> None:

@@ -6,6 +6,7 @@ gRPC assembles a message before parsing, and keeps its bytes as long as the call
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from google.protobuf import message_factory
@@ -16,8 +17,7 @@ from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.protocols.bulk import BulkEnvelope, both_ends
 from dragoman.server.service.context import check_request_id
 from dragoman.server.service.in_flight import LARGE_BYTES
-from dragoman.server.service.languages import check_language
-from dragoman.server.service.requests import check_model_name, check_model_version, check_num_suppressed
+from dragoman.server.service.requests import check_length, check_num_suppressed
 
 CANNOT_BE_PARSED = "cannot be parsed; is every string UTF-8?"
 # Size of the last large message read in the current task; 0 for none.
@@ -36,12 +36,9 @@ _FILE = FileDescriptorProto(name="dragoman/bulk.proto", message_type=[Descriptor
 _Bulk: Any = message_factory.GetMessages([_FILE])["Bulk"]
 # Checks of fields that are kept whole, the id first; other texts are cut.
 CHECKS: dict[str, Callable[[Any], object]] = {
-    "request_id": lambda value: check_request_id("request_id", value),
-    "model": check_model_name,
-    "model_version": check_model_version,
+    "request_id": partial(check_request_id, "request_id"),
+    **{name: partial(check_length, name) for name in ("model", "model_version", "source_language", "target_language")},
     "suppressed_tokens": lambda values: check_num_suppressed(len(values)),
-    "source_language": lambda value: check_language("source_language", value),
-    "target_language": lambda value: check_language("target_language", value),
 }
 
 

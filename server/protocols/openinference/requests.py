@@ -13,7 +13,7 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.bulk import BulkEnvelope, both_ends
 from dragoman.server.protocols.openinference.tensors import FLOATS, INTEGERS, Input, Tensor, read_tensors, shown
 from dragoman.server.service.answers import Answer, Generated, TokenLogProb
-from dragoman.server.service.requests import GenerateRequest, check_model_name, check_model_version, check_num_suppressed
+from dragoman.server.service.requests import GenerateRequest, check_length, check_num_suppressed
 
 MAX_TEXTS = 1024
 # Bounds of protobuf's integers; JSON has none.
@@ -159,7 +159,7 @@ def check_counts(num_inputs: int, num_outputs: int, num_parameters: int) -> None
 
 def to_inference(raw: RawRequest, num_bytes: int, max_characters: int | None = None) -> Inference:
     """Convert a message that passed `check_counts`, or raise `InvalidRequest`; keep `max_characters` at each end of a text."""
-    name, version = check_model_name(raw.model), check_model_version(raw.version)
+    name, version = check_length("model", raw.model), check_length("model_version", raw.version)
     outputs = _outputs(raw.outputs)
     tensors = read_tensors(raw.inputs, INPUTS, MAX_TEXTS)
     if TEXT_INPUT not in tensors:

@@ -9,7 +9,7 @@ from dragoman.export.bundle import BundleError
 from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.languages import MAX_KEPT, MAX_LANGUAGE_CHARACTERS, PromptTemplates
+from dragoman.server.service.languages import MAX_KEPT, PromptTemplates
 
 EOS, START = 1, 2
 GERMAN = Language(
@@ -30,6 +30,7 @@ def frames(template: Template = TEMPLATE, has_prompts: bool = False, **languages
         template=template,
         languages=Languages(**given),
         defaults=Defaults(),
+        max_target_tokens=48,
     )
     return PromptTemplates(manifest)
 
@@ -116,9 +117,8 @@ def test_names_that_callers_send_are_shown_as_plain_text_and_not_at_length(asked
     assert message.isascii() and message.isprintable() and len(message) < 400
     assert message.startswith("source_language: '")
     for side in ("source", "target"):
-        name = "x" * (MAX_LANGUAGE_CHARACTERS + 1)
-        message = refusal(frames(), **{"source": "de", side: name})
-        assert message == f"{side}_language: {len(name)} characters; at most {MAX_LANGUAGE_CHARACTERS} are allowed"
+        message = refusal(frames(), **{"source": "de", side: "x" * 129})
+        assert message == f"{side}_language: 129 characters; at most 128 are allowed"
 
 
 def test_a_long_list_of_languages_is_cut_with_the_number_left_out() -> None:

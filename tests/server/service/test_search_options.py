@@ -24,7 +24,7 @@ DRAWN = {"do_sample": True, "seed": 1}
 
 def options(model: Any, max_new_tokens: int = MAX_NEW, prefix_ids: tuple[int, ...] = (), **fields: Any) -> SearchOptions:
     request, template = GenerateRequest(text="a", **fields), model.frames.find()
-    return search_options(request, model.manifest, model.max_slots_per_request, max_new_tokens, prefix_ids, template)
+    return search_options(request, model.manifest, model.max_slots_per_request, max_new_tokens, prefix_ids, template.search)
 
 
 def refusal(model: Any, **fields: Any) -> str:
@@ -105,7 +105,6 @@ def test_every_option_reaches_the_engine_up_to_its_limit(make_model: MakeModel, 
             ({"no_repeat_ngram_size": n}, f"no_repeat_ngram_size: {n} is not in 0 to 48, max_target_tokens of model en-de")
             for n in (-1, 49)
         ],
-        ({"suppressed_tokens": [3] * 257}, "suppressed_tokens: 257 tokens; at most 256 are allowed"),
         *[
             ({"suppressed_tokens": [4, n]}, f"suppressed_tokens: {n} is not in 0 to 329, the target vocabulary of model en-de")
             for n in (-1, 330)
@@ -227,7 +226,9 @@ def test_forced_tokens_of_languages_come_before_the_callers(make_model: MakeMode
     german = Language(code="de", target_prefix=[50, 51])
     model = make_model(languages=Languages(target=[german]), template=Template(target_prefix=[49]), defaults=Defaults(num_beams=2))
     assert options(model) == SearchOptions(num_beams=2, forced_prefix=[49, 50, 51], num_forced=3)
-    found = search_options(GenerateRequest(text="a", forced_prefix="x"), model.manifest, 8, 9, [7, 8], model.frames.find("", "de"))
+    found = search_options(
+        GenerateRequest(text="a", forced_prefix="x"), model.manifest, 8, 9, [7, 8], model.frames.find("", "de").search
+    )
     assert found == SearchOptions(num_beams=2, forced_prefix=[49, 50, 51, 7, 8], num_forced=3)
 
 

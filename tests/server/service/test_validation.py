@@ -99,6 +99,7 @@ def language_model(make_model: Callable[..., Any]) -> Any:
         ({"text": "x" * 63}, "text: 65 tokens, end-of-sequence included; max_source_tokens of model en-de is 64"),
         ({"forced_prefix": "x" * 10, "max_new_tokens": 38}, "forced_prefix: 11 tokens and max_new_tokens of 38 are more than 48, "),
         ({"forced_prefix": "x" * 47}, "forced_prefix: 48 tokens leave none to generate; max_target_tokens of model en-de is 48"),
+        ({"suppressed_tokens": [3] * 257}, "suppressed_tokens: 257 tokens; at most 256 are allowed"),
         ({"max_new_tokens": 6, "min_new_tokens": 6}, "min_new_tokens: 6 is not less than max_new_tokens, which is 6"),
         ({"forced_prefix": "x" * 27, "min_new_tokens": 20}, "min_new_tokens: 20 is not less than max_new_tokens, which is 20"),
     ],
