@@ -15,6 +15,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dragoman.server.engine import messages
 from dragoman.server.engine.snapshot import CallerUse, EngineSnapshot, SlotUse, Snapshot, summed_up
 from dragoman.server.errors import ConnectionLimit, Unavailable
 from dragoman.server.service.callers import Caller
@@ -32,7 +33,7 @@ MAX_WATCHERS = 16
 MAX_WATCHERS_PER_CALLER = 4
 RETRY_SECONDS = 5.0
 
-log = structlog.get_logger("dragoman.viewing")
+log = structlog.get_logger("dragoman.live_statistics")
 
 
 class SlotStatistics(Struct, frozen=True, rename="camel"):
@@ -255,29 +256,35 @@ def _describe(model: "LoadedModel", is_default: bool, version: _Version) -> Mode
     """Return the statistics of a version; without an engine only its description."""
     state = "asleep" if model.is_asleep else "serving" if model.engine.is_ready else "starting"
     manifest, num_engines = model.manifest, model.num_engines
-    named = (model.name, model.version, model.label, state, is_default, model.device, manifest.precision, num_engines)
     snapshot = version.snapshot or Snapshot([], [])
     pace = version.pace.update(snapshot.engines)
     try:
         statistics = model.engine.statistics()
     except Unavailable:
-        return ModelStatistics(*named, model.max_slots)
+        statistics = messages.Statistics()
     return ModelStatistics(
-        *named,
-        model.max_slots,
-        statistics.num_slots,
-        statistics.num_running,
-        statistics.num_waiting,
-        statistics.num_waiting_tokens,
-        statistics.queue_seconds,
-        pace.rows_per_step,
-        pace.step_seconds,
-        pace.steps_per_second,
-        pace.rows_per_second,
-        statistics.cache_bytes_reserved,
-        statistics.cache_bytes_used,
-        [_slot(engine, slot, model.max_slots // num_engines) for engine in snapshot.engines for slot in engine.slots],
-        [CallerStatistics(use.name, use.num_waiting, use.num_running) for use in snapshot.callers],
+        name=model.name,
+        version=model.version,
+        label=model.label,
+        state=state,
+        is_default=is_default,
+        device=model.device,
+        precision=manifest.precision,
+        num_engines=num_engines,
+        num_slots=model.max_slots,
+        num_slots_in_use=statistics.num_slots,
+        num_running=statistics.num_running,
+        num_waiting=statistics.num_waiting,
+        num_waiting_tokens=statistics.num_waiting_tokens,
+        queue_seconds=statistics.queue_seconds,
+        rows_per_step=pace.rows_per_step,
+        step_seconds=pace.step_seconds,
+        steps_per_second=pace.steps_per_second,
+        tokens_per_second=pace.rows_per_second,
+        cache_bytes_reserved=statistics.cache_bytes_reserved,
+        cache_bytes_used=statistics.cache_bytes_used,
+        slots=[_slot(engine, slot, model.max_slots // num_engines) for engine in snapshot.engines for slot in engine.slots],
+        callers=[CallerStatistics(use.name, use.num_waiting, use.num_running) for use in snapshot.callers],
     )
 
 

@@ -16,6 +16,8 @@ from dragoman.server.errors import InvalidRequest
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
 
+Number = TypeVar("Number", int, float)
+
 # Of names of models, versions and languages, and of ids.
 MAX_CHARACTERS = 128
 MAX_PRIORITY = 10
@@ -25,9 +27,6 @@ NO_DEFAULTS = Defaults()
 # the request's, and a forced end is no request field.
 _OTHER_DEFAULTS = ("max_new_tokens", "suppressed_tokens", "is_end_forced", "special_tokens_in_text")
 DEFAULT_FIELDS = tuple(name for name in Defaults.__struct_fields__ if name not in _OTHER_DEFAULTS)
-
-
-Number = TypeVar("Number", int, float)
 
 
 class GenerateRequest(Struct, frozen=True):
