@@ -69,7 +69,7 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
     source.fetch()
     found = find_models(source.folder, config.model_files)
     with asyncio.Runner() as runner:
-        end_process(runner.run(Service(config, source, found, keys, terminal, sampler).run()))
+        end_process(runner.run(Server(config, source, found, keys, terminal, sampler).run()))
 
 
 def _before_start(terminal: Terminal, number: int, _: object) -> None:
@@ -81,7 +81,7 @@ def _before_start(terminal: Terminal, number: int, _: object) -> None:
     sys.exit(0)
 
 
-class Service:
+class Server:
     """One server process."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Core service used by every protocol adapter: generation, running calls, readiness and drain."""
+"""Service used by every protocol adapter: generation, running calls, readiness and drain."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ class Readiness:
         return [model for model in models if self._rule.needs(model.name, model.traits.is_ready_needed)]
 
 
-class Core:
+class Service:
     """Service of one frontend process; `callers` is None without authentication and limits."""
 
     def __init__(

@@ -19,7 +19,7 @@ from dragoman.server.protocols.http.server import HttpServer
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import Callers, Deadlines, OwnUsage, Usage
 from dragoman.server.service.callers_file import read_callers_book
-from dragoman.server.service.service import Core, Readiness
+from dragoman.server.service.service import Readiness, Service
 from dragoman.server.telemetry.logs import TELL_SECONDS, Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.watching import Source
@@ -34,7 +34,7 @@ log = structlog.get_logger("dragoman")
 
 
 class Frontend:
-    """The protocols' servers and the service (`core`) below them."""
+    """The protocols' servers and the service below them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Frontend:
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
         book = read_callers_book(config)
         self._callers = None if book is None else Callers(book, metrics.callers, deadlines, usage_of=usage_of)
-        self.core = Core(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
+        self.service = Service(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
         self._operators = operators
         self._face: GrpcServer | None = None
         self._http: HttpServer | None = None
@@ -62,7 +62,7 @@ class Frontend:
     @property
     def is_ready(self) -> bool:
         """Whether requests are accepted, and `ready_when` is met."""
-        return self.core.is_ready
+        return self.service.is_ready
 
     @property
     def face(self) -> GrpcServer:
@@ -82,9 +82,9 @@ class Frontend:
 
     async def start(self) -> None:
         """Listen and answer; raise `ConfigError` if a port is taken or credentials cannot be used."""
-        self._face = GrpcServer(self._config, self.core)
+        self._face = GrpcServer(self._config, self.service)
         if self._config.http:
-            self._http = HttpServer(self._config, self.core, self._face.tls, self._operators, self._face.port)
+            self._http = HttpServer(self._config, self.service, self._face.tls, self._operators, self._face.port)
             await self._http.start()
         await self._face.start()
         self._telling = asyncio.create_task(self._tell_suppressed())
@@ -115,7 +115,7 @@ class Frontend:
 
     async def adopt(self, model: LoadedModel) -> None:
         """Prepare for requests for a version, before it is published."""
-        await asyncio.to_thread(self.core.generation.prepare, model)
+        await asyncio.to_thread(self.service.generation.prepare, model)
 
     async def publish(self, name: str, route: Route | None) -> None:
         """Route later requests for a model."""
@@ -153,19 +153,19 @@ class Frontend:
 
     async def drain(self, seconds: float) -> None:
         """Reject new requests and let the others finish, at most for some seconds."""
-        log.info("draining", num_running=self.core.num_running, seconds=seconds)
-        if not await self.core.drain(seconds, self.face.tell_health):
-            log.warning("drain time is over", num_running=self.core.num_running)
+        log.info("draining", num_running=self.service.num_running, seconds=seconds)
+        if not await self.service.drain(seconds, self.face.tell_health):
+            log.warning("drain time is over", num_running=self.service.num_running)
 
     async def end(self) -> None:
         """End the calls that still run, and log the suppressed lines."""
         if self._telling is not None:
             self._telling.cancel()
-        await self.core.end_calls()
+        await self.service.end_calls()
         if self._http is not None:
             await self._http.stop()
         self._sampler.tell()
-        self.core.calls.tell_suppressed()
+        self.service.calls.tell_suppressed()
 
     async def flush(self) -> None:
         """Send the last spans, after `end`, for at most `FLUSH_SECONDS`."""
@@ -176,4 +176,4 @@ class Frontend:
         while True:
             await asyncio.sleep(TELL_SECONDS)
             self._sampler.tell()
-            self.core.calls.tell_suppressed()
+            self.service.calls.tell_suppressed()

@@ -76,7 +76,7 @@ class FrontendWorker:
         self._served = ServedVersions(
             self._repository,
             self._attach,
-            prepare=lambda model: self._front.core.generation.prepare(model),
+            prepare=lambda model: self._front.service.generation.prepare(model),
             on_change=self._on_other_models,
             send=self._send,
         )

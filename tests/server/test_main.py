@@ -26,7 +26,7 @@ def check_for_long(*_):
     return []
 
 main.find_models = check_for_long
-main.Service = lambda *_: sys.exit("it would go on")
+main.Server = lambda *_: sys.exit("it would go on")
 sys.exit(main.serve({"models": "."}, None))
 """
 

@@ -15,7 +15,7 @@ from dragoman.server.protocols.http.requests import Endpoint, Exchange
 from dragoman.server.protocols.http.responses import JSON, NATIVE_ERRORS
 from dragoman.server.protocols.v1.descriptions import Descriptions
 from dragoman.server.service.sentences import on_thread
-from dragoman.server.service.service import Core
+from dragoman.server.service.service import Service
 from dragoman.v1 import generation_pb2
 
 # A stream ends if its client takes no event for this long.
@@ -25,9 +25,9 @@ SEND_SECONDS = 10.0
 class ConsoleData:
     """Endpoints of the console's Engine and Models tabs; they never include a request's text."""
 
-    def __init__(self, core: Core, max_message_bytes: int) -> None:
-        self._core = core
-        self._descriptions = Descriptions(core.models, max_message_bytes)
+    def __init__(self, service: Service, max_message_bytes: int) -> None:
+        self._service = service
+        self._descriptions = Descriptions(service.models, max_message_bytes)
 
     def endpoints(self) -> Iterable[Endpoint]:
         """Return the endpoints; `/console/engine` counts toward its caller's streams and does not delay a drain."""
@@ -40,7 +40,7 @@ class ConsoleData:
     async def watch(self, exchange: Exchange) -> web.StreamResponse:
         """Send statistics four times a second until the caller leaves, loses access, or the server drains."""
         response: web.StreamResponse | None = None
-        async with aclosing(self._core.live_statistics.watch(exchange.call.caller, is_operator=exchange.is_operator)) as views:
+        async with aclosing(self._service.live_statistics.watch(exchange.call.caller, is_operator=exchange.is_operator)) as views:
             async for view in views:
                 try:
                     async with asyncio.timeout(SEND_SECONDS):
@@ -53,8 +53,8 @@ class ConsoleData:
 
     async def models(self, exchange: Exchange) -> web.Response:
         """Return all versions of the models that the caller may use."""
-        names = {model.name for model in self._core.generation.models(exchange.call.caller)}
-        models = [(self._descriptions.of(model), model) for model in self._core.models.versions() if model.name in names]
+        names = {model.name for model in self._service.generation.models(exchange.call.caller)}
+        models = [(self._descriptions.of(model), model) for model in self._service.models.versions() if model.name in names]
         return web.Response(body=await on_thread(_write, models), content_type=JSON)
 
 

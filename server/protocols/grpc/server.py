@@ -16,7 +16,7 @@ from dragoman.server.protocols.grpc.health import Health, Reflection
 from dragoman.server.protocols.grpc.interceptors import OWN_METHODS, CallInterceptor
 from dragoman.server.protocols.openinference.service import OPEN_INFERENCE_METHODS, InferenceServicer
 from dragoman.server.protocols.tls import Contents, TlsFiles
-from dragoman.server.service.service import CLOSE_SECONDS, TELL_SECONDS, Core
+from dragoman.server.service.service import CLOSE_SECONDS, TELL_SECONDS, Service
 from dragoman.v1 import generation_pb2_grpc
 
 # Limit of calls that queue while the event loop is busy, each of some 20 KB.
@@ -46,18 +46,18 @@ class _Unregistered:
 class GrpcServer:
     """The gRPC server: binds its port when created, in the event loop, and serves once started; `tls` is None without TLS."""
 
-    def __init__(self, config: ServerConfig, core: Core) -> None:
+    def __init__(self, config: ServerConfig, service: Service) -> None:
         """Bind the port; raise `ConfigError` if it is taken or credentials cannot be used."""
-        self._core = core
+        self._service = service
         self.tls = TlsFiles.of(config)
         interceptor = CallInterceptor(
-            core.calls,
+            service.calls,
             {**OWN_METHODS, **OPEN_INFERENCE_METHODS},
-            core.generation,
-            core.in_flight,
+            service.generation,
+            service.in_flight,
             config.max_messages_per_second,
         )
-        if core.callers is not None and core.callers.has_tokens and self.tls is None:
+        if service.callers is not None and service.callers.has_tokens and self.tls is None:
             structlog.get_logger().warning(
                 "bearer tokens travel unencrypted: set tls_certificate and tls_key, or end TLS before us"
             )
@@ -65,8 +65,8 @@ class GrpcServer:
         self.health = Health()
         unregistered = _Unregistered(self._server)
         generation, inference = (
-            GenerationServicer(core, config.max_message_bytes),
-            InferenceServicer(core, config.max_message_bytes),
+            GenerationServicer(service, config.max_message_bytes),
+            InferenceServicer(service, config.max_message_bytes),
         )
         generation_pb2_grpc.add_GenerationServicer_to_server(generation, unregistered)  # type: ignore[no-untyped-call]
         inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, unregistered)  # type: ignore[no-untyped-call]
@@ -82,9 +82,9 @@ class GrpcServer:
 
     def update_health(self) -> None:
         """Publish the models' states; call it whenever one is added, removed, or changes readiness."""
-        core = self._core
-        core.note_models()
-        self.health.update(core.models.all(), is_ready=core.is_ready, is_draining=core.is_draining)
+        service = self._service
+        service.note_models()
+        self.health.update(service.models.all(), is_ready=service.is_ready, is_draining=service.is_draining)
 
     async def tell_health(self) -> None:
         """Publish the models' states, and wait up to `TELL_SECONDS` until watchers have them."""

@@ -22,7 +22,7 @@ from dragoman.server.protocols.v1.messages import to_message
 from dragoman.server.service.callers import RETRY_SECONDS
 from dragoman.server.service.context import Call, check_request_id
 from dragoman.server.service.in_flight import REQUESTS_PER_TURN
-from dragoman.server.service.service import Core
+from dragoman.server.service.service import Service
 from dragoman.v1 import generation_pb2
 
 # Size limit for answers batched in one GenerateBulk message; a larger answer is sent alone.
@@ -35,12 +35,12 @@ Request = TypeVar("Request")
 class RequestStream(ABC, Generic[Request]):
     """One stream of requests; create it in the RPC's task."""
 
-    def __init__(self, core: Core, context: Context, max_together_bytes: int = 0) -> None:  # 0: one answer per message
+    def __init__(self, service: Service, context: Context, max_together_bytes: int = 0) -> None:  # 0: one answer per message
         call = current_call.get()
         assert call.window is not None
         self.call, self.window, self.context = call, call.window, context
-        self.items = ItemRecords(core.calls, call, partial(own_ending, context, call.arrival))
-        self._draining = core.calls.draining
+        self.items = ItemRecords(service.calls, call, partial(own_ending, context, call.arrival))
+        self._draining = service.calls.draining
         self._max_together_bytes = max_together_bytes
         self._num_read = 0
         self._answers: list[bytes] = []  # not written yet
@@ -140,8 +140,8 @@ class Batch(RequestStream[GenerateRequest]):
     `generate` writes a request's answer into a message. Answers carry the request's index on the stream, but never an invalid id.
     """
 
-    def __init__(self, generate: Generate, core: Core, context: Context, max_together_bytes: int = 0) -> None:
-        super().__init__(core, context, max_together_bytes)
+    def __init__(self, generate: Generate, service: Service, context: Context, max_together_bytes: int = 0) -> None:
+        super().__init__(service, context, max_together_bytes)
         self._generate = generate
         self._ids = RecentIds()
 

@@ -23,7 +23,7 @@ from dragoman.server.protocols.http.responses import (
 )
 from dragoman.server.protocols.libretranslate.api import LibreTranslateApi
 from dragoman.server.service.administration import OperatorCalls
-from dragoman.server.service.service import Core
+from dragoman.server.service.service import Service
 
 # Headers of every response: no media type sniffing, no caching.
 HEADERS = {"Server": "dragoman", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
@@ -34,22 +34,22 @@ ELSEWHERE = (
 )
 
 
-def make_application(config: ServerConfig, core: Core, operators: OperatorCalls | None, grpc_port: int) -> web.Application:
+def make_application(config: ServerConfig, service: Service, operators: OperatorCalls | None, grpc_port: int) -> web.Application:
     """Return the application; `operators` is None without the admin service over HTTP, and the console shows `grpc_port`."""
     max_bytes, origins = config.max_message_bytes, Origins(config.http_allowed_origins)
-    native = NativeApi(core, max_bytes)
-    libretranslate = LibreTranslateApi(core, max_bytes)
-    inference = InferenceApi(core, max_bytes)
+    native = NativeApi(service, max_bytes)
+    libretranslate = LibreTranslateApi(service, max_bytes)
+    inference = InferenceApi(service, max_bytes)
     errors = HttpErrors(frozenset(config.http_allowed_hosts), {endpoint.path for endpoint in libretranslate.endpoints()})
     app = web.Application(middlewares=[errors.handle, origins.answer_preflight], handler_args=None)
-    middleware = Middleware(core, max_bytes, origins, operators)
+    middleware = Middleware(service, max_bytes, origins, operators)
     middleware.add(app, *native.endpoints(), *libretranslate.endpoints(), *inference.endpoints(operators))
     for path, probe in inference.probes():
         app.router.add_get(path, probe)
     if operators is not None:
         middleware.add(app, *repository_endpoints(operators))
     if config.console:
-        middleware.add(app, *ConsoleData(core, max_bytes).endpoints())
+        middleware.add(app, *ConsoleData(service, max_bytes).endpoints())
         ConsolePage(grpc_port, operators is not None).add_to(app)
     app.router.add_get(documents.PATH, documents.answer_document)
     app.router.add_get(documents.PAGE_PATH, documents.answer_page)

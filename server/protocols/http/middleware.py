@@ -13,7 +13,7 @@ from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import NO_DEADLINES
 from dragoman.server.service.context import Call, RunningCalls
 from dragoman.server.service.in_flight import LARGE_BYTES, InFlight
-from dragoman.server.service.service import Core
+from dragoman.server.service.service import Service
 
 
 def own_ending(error: BaseException) -> str | None:
@@ -25,8 +25,8 @@ def own_ending(error: BaseException) -> str | None:
 class Middleware:
     """Serves requests as calls of the service, or of operators on their endpoints."""
 
-    def __init__(self, core: Core, max_message_bytes: int, origins: Origins, operators: OperatorCalls | None) -> None:
-        self._core, self._origins = core, origins
+    def __init__(self, service: Service, max_message_bytes: int, origins: Origins, operators: OperatorCalls | None) -> None:
+        self._service, self._origins = service, origins
         self._bodies = BodyReader(max_message_bytes)
         self._unknown = InFlight(lambda: 1)  # bodies whose callers are not known yet, where callers have to be
         self._operators = None if operators is None else operators.calls
@@ -44,12 +44,12 @@ class Middleware:
             is_awaited=endpoint.is_awaited,
         )
         exchange = Exchange(request, call, [(key.lower(), value) for key, value in request.headers.items()])
-        calls = self._core.calls
+        calls = self._service.calls
         if self._operators is not None and self._is_for_operators(endpoint, exchange, self._operators):
             exchange.is_operator, calls = True, self._operators
         with ExitStack() as in_flight:
             response = await self._serve(endpoint, exchange, calls, in_flight)
-        if self._core.is_draining:
+        if self._service.is_draining:
             response.force_close()
         if not response.prepared:
             response.headers[ID_KEY] = call.request_id
@@ -87,7 +87,7 @@ class Middleware:
                 if problem is not None:
                     raise problem
                 if call.has_items and call.window is None:
-                    call.window = in_flight.enter_context(self._core.in_flight.window(exchange.owner))
+                    call.window = in_flight.enter_context(self._service.in_flight.window(exchange.owner))
                 return await endpoint.handler(exchange)
         except ServiceError as error:
             if exchange.events is None:
@@ -106,11 +106,11 @@ class Middleware:
         self._origins.check(exchange.http)
         call, window = exchange.call, None
         if (num_bytes := self._bodies.size(exchange.http)) > LARGE_BYTES:
-            is_known = self._core.callers is None or call.caller is not None
-            in_flight_bodies = self._core.in_flight if is_known else self._unknown
+            is_known = self._service.callers is None or call.caller is not None
+            in_flight_bodies = self._service.in_flight if is_known else self._unknown
             window = in_flight.enter_context(in_flight_bodies.window(exchange.owner, num_bytes))
             call.window = window if is_known else None
-        deadlines = self._core.generation.deadlines(call)
+        deadlines = self._service.generation.deadlines(call)
         seconds, limit = exchange.remaining_seconds, ""
         if deadlines != NO_DEADLINES:
             seconds, limit = deadlines.time_left(call.arrival, seconds)

@@ -25,7 +25,7 @@ from dragoman.server.protocols.v1.messages import (
     write_response,
 )
 from dragoman.server.service.administration import CarryOut, Listing, Operator, OperatorCalls, Order, Verb
-from dragoman.server.service.service import Core
+from dragoman.server.service.service import Service
 from dragoman.v1 import generation_pb2, repository_pb2
 
 # Limit of a list in a request, above that of any field.
@@ -45,10 +45,10 @@ M = TypeVar("M", bound=Message)
 class NativeApi:
     """Endpoints below `/v1`; `max_message_bytes` limits a response's size in gRPC's encoding."""
 
-    def __init__(self, core: Core, max_message_bytes: int) -> None:
-        self._generation = core.generation
+    def __init__(self, service: Service, max_message_bytes: int) -> None:
+        self._generation = service.generation
         self._limit = MessageLimit(max_message_bytes)
-        self._descriptions = Descriptions(core.models, max_message_bytes)
+        self._descriptions = Descriptions(service.models, max_message_bytes)
 
     def endpoints(self) -> Iterable[Endpoint]:
         """Return the callers' endpoints."""

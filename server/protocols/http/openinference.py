@@ -46,7 +46,7 @@ from dragoman.server.service.administration import OperatorCalls, Order
 from dragoman.server.service.callers import RETRY_SECONDS
 from dragoman.server.service.context import check_request_id
 from dragoman.server.service.in_flight import LARGE_BYTES
-from dragoman.server.service.service import Core
+from dragoman.server.service.service import Service
 
 ROOT = "/v2"
 MODEL = f"{ROOT}/models/{{model}}"
@@ -132,9 +132,9 @@ class Posted:
 class InferenceApi:
     """Endpoints below `/v2`; `max_message_bytes` limits a response's size in gRPC's encoding."""
 
-    def __init__(self, core: Core, max_message_bytes: int) -> None:
-        self._core, self._max_message_bytes = core, max_message_bytes
-        self._descriptions = Descriptions(core.models, core.generation)
+    def __init__(self, service: Service, max_message_bytes: int) -> None:
+        self._service, self._max_message_bytes = service, max_message_bytes
+        self._descriptions = Descriptions(service.models, service.generation)
 
     def endpoints(self, operators: OperatorCalls | None) -> Iterable[Endpoint]:
         """Yield the endpoints; without `operators`, loading and unloading are refused."""
@@ -173,13 +173,13 @@ class InferenceApi:
 
     async def ready(self, _: web.Request) -> web.Response:
         """Report whether the server is ready."""
-        return json_response({"ready": True}) if self._core.is_ready else _not_ready("the server")
+        return json_response({"ready": True}) if self._service.is_ready else _not_ready("the server")
 
     async def model_ready(self, request: web.Request) -> web.Response:
         """Report whether a model is ready; an unknown model is not."""
         name, version = _model_of(request)
         try:
-            is_ready = self._core.generation.model(name, version=version).engine.is_ready and not self._core.is_draining
+            is_ready = self._service.generation.model(name, version=version).engine.is_ready and not self._service.is_draining
         except ServiceError:
             is_ready = False
         return json_response({"name": name, "ready": True}) if is_ready else _not_ready("the model")
@@ -191,7 +191,7 @@ class InferenceApi:
 
     async def models(self, exchange: Exchange) -> web.Response:
         """Return the names of the models that the caller may use."""
-        return json_response({"models": [model.name for model in self._core.generation.models(exchange.call.caller)]})
+        return json_response({"models": [model.name for model in self._service.generation.models(exchange.call.caller)]})
 
     async def metadata(self, exchange: Exchange) -> web.Response:
         """Return a model's inputs and outputs."""
@@ -247,7 +247,7 @@ class InferenceApi:
         return await self._read(request, body, decode_generate)
 
     async def _read(self, request: web.Request, body: bytes, decode: Callable[..., Posted], *more: object) -> Posted:
-        longest = self._core.generation.max_characters() if len(body) > LARGE_BYTES else None
+        longest = self._service.generation.max_characters() if len(body) > LARGE_BYTES else None
         return await run_by_size(len(body), decode, body, _model_of(request), longest, *more)
 
     async def _whole(self, exchange: Exchange) -> Response:
@@ -257,8 +257,8 @@ class InferenceApi:
         return await self._answering(exchange).whole(inference, exchange.call)
 
     def _answering(self, exchange: Exchange) -> Answering:
-        items = ItemRecords(self._core.calls, exchange.call, own_ending)
-        return Answering(self._core, items, lambda: exchange.remaining_seconds, self._max_message_bytes)
+        items = ItemRecords(self._service.calls, exchange.call, own_ending)
+        return Answering(self._service, items, lambda: exchange.remaining_seconds, self._max_message_bytes)
 
 
 def _model_of(request: web.Request) -> tuple[str, str]:

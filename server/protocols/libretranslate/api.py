@@ -27,7 +27,7 @@ from dragoman.server.service.generate import is_of_one_pair
 from dragoman.server.service.in_flight import REQUESTS_PER_SLOT
 from dragoman.server.service.requests import GenerateRequest
 from dragoman.server.service.sentences import Slices, join_sentences, split_sentences
-from dragoman.server.service.service import Core
+from dragoman.server.service.service import Service
 
 AUTO = "auto"
 # Limits of one call: sentences, and sentence ends without a sentence.
@@ -67,8 +67,8 @@ class Wanted(NamedTuple):
 class LibreTranslateApi:
     """Endpoints of LibreTranslate's API; `max_message_bytes` limits the answers of a call together."""
 
-    def __init__(self, core: Core, max_message_bytes: int) -> None:
-        self._core, self._generation = core, core.generation
+    def __init__(self, service: Service, max_message_bytes: int) -> None:
+        self._service, self._generation = service, service.generation
         self._max_bytes, self._limit = max_message_bytes, MessageLimit(max_message_bytes)
         self._languages = LibreLanguages()
         self._detector = Detector()
@@ -121,7 +121,7 @@ class LibreTranslateApi:
         known = self._known(exchange)
         source = next((each for each in known if each.targets), None)
         target = next((each for each in known if source is not None and each.code in source.targets), None)
-        is_closed = self._core.callers is not None
+        is_closed = self._service.callers is not None
         return json_response(
             {
                 "apiKeys": is_closed,
@@ -140,7 +140,7 @@ class LibreTranslateApi:
 
     async def health(self, _: Exchange) -> web.Response:
         """Report readiness, as `/readyz` does."""
-        if not self._core.is_ready:
+        if not self._service.is_ready:
             raise NotReady("the server is not ready", RETRY_SECONDS)
         return json_response({"status": "ok"})
 
@@ -197,7 +197,7 @@ class LibreTranslateApi:
         """Return each sentence's answers, best first; `num_kept` untranslated characters count toward the size limit."""
         call, loop = exchange.call, asyncio.get_running_loop()
         call.is_counted = False  # its sentences are counted
-        items = ItemRecords(self._core.calls, call, own_ending)
+        items = ItemRecords(self._service.calls, call, own_ending)
         seconds, _ = self._generation.deadlines(call).time_left(call.arrival, exchange.remaining_seconds)
         end = None if seconds is None else loop.time() + seconds
         num_bytes = 0

@@ -29,7 +29,7 @@ from dragoman.server.protocols.v1.messages import TOKENS_PER_SLICE, check_size, 
 from dragoman.server.service.answers import Answer, AnswerShape, Generated, Piece, ScoresShape
 from dragoman.server.service.context import Call
 from dragoman.server.service.in_flight import Window
-from dragoman.server.service.service import Core
+from dragoman.server.service.service import Service
 
 FINAL = "triton_final_response"
 RETRY_AFTER = "retry_after_seconds"
@@ -40,8 +40,8 @@ Response: TypeAlias = inference_pb2.ModelInferResponse
 class Answering:
     """Answers the messages of one call; `remaining` returns the seconds until the call's deadline, None for none."""
 
-    def __init__(self, core: Core, items: ItemRecords, remaining: Callable[[], float | None], max_message_bytes: int) -> None:
-        self._generation = core.generation
+    def __init__(self, service: Service, items: ItemRecords, remaining: Callable[[], float | None], max_message_bytes: int) -> None:
+        self._generation = service.generation
         self._items = items
         self._remaining = remaining
         self._max_message_bytes = max_message_bytes

@@ -30,7 +30,7 @@ from dragoman.server.protocols.openinference.requests import STREAM, Inference, 
 from dragoman.server.protocols.openinference.tensors import Datatype, Input, from_contents, from_raw, shown
 from dragoman.server.service.administration import Order
 from dragoman.server.service.context import Call, check_request_id, new_incident
-from dragoman.server.service.service import Core
+from dragoman.server.service.service import Service
 
 # HTTP parameters that KServe's client sends over gRPC too.
 REST_PARAMETERS = ("binary_data", "binary_data_output", "binary_data_size")
@@ -118,10 +118,10 @@ OPEN_INFERENCE_METHODS: Methods = declared(
 class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     """Serves every RPC of the service; the protocol defines the method names."""
 
-    def __init__(self, core: Core, max_message_bytes: int) -> None:
-        self._core = core
+    def __init__(self, service: Service, max_message_bytes: int) -> None:
+        self._service = service
         self._max_message_bytes = max_message_bytes
-        self._descriptions = Descriptions(core.models, core.generation)
+        self._descriptions = Descriptions(service.models, service.generation)
         for name, reason in NOT_OFFERED.items():
             setattr(self, name, _refusing(reason))
 
@@ -131,15 +131,15 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ServerReady(self, _: inference_pb2.ServerReadyRequest, context: Context) -> inference_pb2.ServerReadyResponse:
         """Report whether the server is ready."""
-        return inference_pb2.ServerReadyResponse(ready=self._core.is_ready)
+        return inference_pb2.ServerReadyResponse(ready=self._service.is_ready)
 
     async def ModelReady(self, request: inference_pb2.ModelReadyRequest, context: Context) -> inference_pb2.ModelReadyResponse:
         """Report whether a model is ready; an unknown model is not."""
         try:
-            is_ready = self._core.generation.model(request.name, version=request.version).engine.is_ready
+            is_ready = self._service.generation.model(request.name, version=request.version).engine.is_ready
         except ServiceError:
             is_ready = False
-        return inference_pb2.ModelReadyResponse(ready=is_ready and not self._core.is_draining)
+        return inference_pb2.ModelReadyResponse(ready=is_ready and not self._service.is_draining)
 
     async def ServerMetadata(
         self, _: inference_pb2.ServerMetadataRequest, context: Context
@@ -174,12 +174,12 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         if inference.is_streamed:
             raise InvalidRequest(STREAM, "goes with ModelStreamInfer only")
         call = current_call.get()
-        items = ItemRecords(self._core.calls, call, partial(own_ending, context, call.arrival))
-        return await Answering(self._core, items, context.time_remaining, self._max_message_bytes).whole(inference, call)
+        items = ItemRecords(self._service.calls, call, partial(own_ending, context, call.arrival))
+        return await Answering(self._service, items, context.time_remaining, self._max_message_bytes).whole(inference, call)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Context) -> None:
         """Write the answers to a stream's requests as they complete."""
-        await InferStream(self._core, context, self._max_message_bytes).serve(requests)
+        await InferStream(self._service, context, self._max_message_bytes).serve(requests)
 
 
 def _refusing(reason: str) -> Callable[[Any, Context], Awaitable[NoReturn]]:
@@ -192,10 +192,10 @@ def _refusing(reason: str) -> Callable[[Any, Context], Awaitable[NoReturn]]:
 class InferStream(RequestStream[Message]):
     """A ModelStreamInfer call: requests with one text are answered in pieces."""
 
-    def __init__(self, core: Core, context: Context, max_message_bytes: int) -> None:
-        super().__init__(core, context)
+    def __init__(self, service: Service, context: Context, max_message_bytes: int) -> None:
+        super().__init__(service, context)
         self._max_message_bytes = max_message_bytes
-        self._answering = Answering(core, self.items, context.time_remaining, max_message_bytes)
+        self._answering = Answering(service, self.items, context.time_remaining, max_message_bytes)
         self._ids: set[str] = set()  # of requests in flight
 
     async def begin(self, message: Message, tasks: asyncio.TaskGroup) -> None:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from dragoman.server.errors import InvalidRequest, NotReady, ServiceError, Unavailable
 from dragoman.server.service.context import Call
 from dragoman.server.service.requests import GenerateRequest, ScoreRequest
-from dragoman.server.service.service import Core
+from dragoman.server.service.service import Service
 from dragoman.server.telemetry.metrics import Metrics
 from tests.server.scripted import LoadedModels
 
@@ -18,14 +18,14 @@ TEXT = "A dog runs."
 
 
 class World:
-    """A core with one model of a scripted engine, and what is counted."""
+    """A service with one model of a scripted engine, and what is counted."""
 
     def __init__(self, *models: Any, tracer: Any = None) -> None:
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry)
         for model in models:
             metrics.add_model(model.name, model.version, "fp32", "cpu", 8)
-        self.core, self.engine = Core(LoadedModels(*models), metrics, tracer), models[0].engine
+        self.service, self.engine = Service(LoadedModels(*models), metrics, tracer), models[0].engine
 
     def counted(self, name: str) -> dict[str, float]:
         """Return a counter's values that are not 0, by their last label."""
@@ -35,14 +35,14 @@ class World:
     async def error(self, method: str) -> ServiceError:
         """Return the error that a call ends with; it is counted once, and nothing stays behind."""
         request: Any = ScoreRequest(text=TEXT) if method == "score" else GenerateRequest(text=TEXT)
-        with pytest.raises(ServiceError) as caught, self.core.calls.serving(call := Call.begin("toy/a")):
+        with pytest.raises(ServiceError) as caught, self.service.calls.serving(call := Call.begin("toy/a")):
             if method == "stream":
-                async with self.core.generation.stream(request, call) as pieces:
+                async with self.service.generation.stream(request, call) as pieces:
                     async for _ in pieces:
                         pass
             else:
-                await getattr(self.core.generation, method)(request, call)
-        assert self.counted("requests_failed_total") == {caught.value.code: 1} and self.core.num_running == 0
+                await getattr(self.service.generation, method)(request, call)
+        assert self.counted("requests_failed_total") == {caught.value.code: 1} and self.service.num_running == 0
         return caught.value
 
 
@@ -87,7 +87,7 @@ async def test_errors_of_the_engines_connection_and_of_programs(world: World, lo
         (NotReady("x"), {"not_ready": 1}),
         (KeyError("a"), {}),
     ):
-        fresh = World(*world.core.models.all())
+        fresh = World(*world.service.models.all())
         fresh.engine.error = error
         found = await fresh.error(method)
         assert fresh.counted("requests_rejected_total") == refusal
@@ -101,23 +101,23 @@ async def test_a_full_queue_refuses_before_any_work_and_a_stream_needs_an_end(wo
     world.engine.has_places, world.engine.retry_after_seconds = False, 0.5
     error = await world.error("stream")
     assert (error.code, error.retry_after_seconds, world.engine.requests) == ("RESOURCE_EXHAUSTED", 0.5, [])
-    silent = World(*world.core.models.all())
+    silent = World(*world.service.models.all())
     silent.engine.has_places, silent.engine.reason = True, "silence"
     assert (await silent.error("stream")).code == "INTERNAL"
 
 
 async def test_streamed_tokens_count_when_the_engine_is_lost(world: World, logged: Any) -> None:
     world.engine.reason = "lost"
-    with pytest.raises(Unavailable), world.core.calls.serving(call := Call.begin("toy/a")):
-        async with world.core.generation.stream(GenerateRequest(text=TEXT), call) as pieces:
+    with pytest.raises(Unavailable), world.service.calls.serving(call := Call.begin("toy/a")):
+        async with world.service.generation.stream(GenerateRequest(text=TEXT), call) as pieces:
             async for _ in pieces:
                 pass
     assert call.generated_tokens == len(world.engine.answer)
 
 
 async def test_an_answer_that_cannot_be_sent_is_no_success(world: World, logged: Any) -> None:
-    with pytest.raises(InvalidRequest), world.core.calls.serving(call := Call.begin("toy/a")):
-        await world.core.generation.generate(GenerateRequest(text=TEXT), call)
+    with pytest.raises(InvalidRequest), world.service.calls.serving(call := Call.begin("toy/a")):
+        await world.service.generation.generate(GenerateRequest(text=TEXT), call)
         raise InvalidRequest("request", "its answer is too long")
     assert (world.counted("request_success_total"), world.counted("requests_failed_total")) == ({}, {"INVALID_ARGUMENT": 1})
 
@@ -127,7 +127,7 @@ async def test_a_stream_that_is_left_frees_its_slots_at_once(world: World, logge
     """Not when the garbage collector runs, which it does not in this test."""
 
     async def serve() -> None:
-        async with world.core.generation.stream(GenerateRequest(text=TEXT), Call.begin("toy/a")) as pieces:
+        async with world.service.generation.stream(GenerateRequest(text=TEXT), Call.begin("toy/a")) as pieces:
             async for piece in pieces:
                 last = piece
                 if end == "raise":
@@ -153,7 +153,7 @@ async def test_a_stream_that_is_left_frees_its_slots_at_once(world: World, logge
 
 
 async def test_the_end_of_the_server_waits_for_sent_answers_and_tells_the_others(world: World, logged: Any) -> None:
-    calls, may_send, told = world.core.calls, asyncio.Event(), list[str]()
+    calls, may_send, told = world.service.calls, asyncio.Event(), list[str]()
 
     async def send(is_sent_later: bool) -> None:
         with calls.serving(Call.begin("toy/a"), is_sent_later=is_sent_later):
@@ -171,7 +171,7 @@ async def test_the_end_of_the_server_waits_for_sent_answers_and_tells_the_others
 
     sending = [asyncio.create_task(send(is_sent_later)) for is_sent_later in (False, True)]
     await asyncio.sleep(0)
-    assert world.core.num_running == 1, "the answer that is sent later"
+    assert world.service.num_running == 1, "the answer that is sent later"
     calls.end_all()
     assert not await calls.wait_idle(0) and not any(task.done() for task in sending)
     may_send.set()
@@ -179,7 +179,7 @@ async def test_the_end_of_the_server_waits_for_sent_answers_and_tells_the_others
     assert await calls.wait_idle(0)
     running = [asyncio.create_task(run(method)) for method in ("toy/a", "toy/describe")]
     await asyncio.sleep(0)
-    await world.core.end_calls()
+    await world.service.end_calls()
     assert all(task.done() for task in running) and told == ["the server is shutting down"] * 2
 
 
@@ -188,12 +188,12 @@ async def test_all_tokens_of_a_prompt_are_counted(make_model: Any, logged: Any) 
     model = make_model("story", has_prompts=True, architecture="decoder", attention_layers=0)
     world, told = World(model), 0
     for text in ("", TEXT):
-        with world.core.calls.serving(call := Call.begin("toy/a")):
-            told += (await world.core.generation.generate(GenerateRequest(text=text), call)).source_tokens
+        with world.service.calls.serving(call := Call.begin("toy/a")):
+            told += (await world.service.generation.generate(GenerateRequest(text=text), call)).source_tokens
     assert told == 2 + len(model.tokenizers.source.encode(TEXT))
     assert world.counted("prompt_tokens_total") == world.counted("request_prompt_tokens_sum") == {"story": told}
-    with world.core.calls.serving(call := Call.begin("toy/a")):
-        scores = await world.core.generation.score(ScoreRequest(text=TEXT, target=" It"), call)
+    with world.service.calls.serving(call := Call.begin("toy/a")):
+        scores = await world.service.generation.score(ScoreRequest(text=TEXT, target=" It"), call)
     assert world.counted("score_tokens_total") == {"story": scores.source_tokens + len(scores.tokens)}
 
 
