@@ -12,9 +12,8 @@ from dragoman.export.evidence import Origin, Parity
 from dragoman.model.generation import Defaults, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Share, Statistics, Tokens
-from dragoman.server.engine.snapshot import EngineSnapshot, Snapshot
-from dragoman.server.errors import QueueFull, Unavailable, UnknownModel
+from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Share, Tokens
+from dragoman.server.errors import QueueFull, UnknownModel
 from dragoman.server.models.model_file import Traits
 from dragoman.server.models.registry import ServedVersion
 from dragoman.server.models.use import Use
@@ -27,41 +26,21 @@ class ScriptedEngine:
     def __init__(self, answer: list[int]) -> None:
         self.answer = answer
         self.reason: Any = "eos"
-        self.incident = self.limit = ""
+        self.incident = ""
         self.retry_after_seconds = self.needed_seconds = 0.0
-        self.num_running = self.max_running = self.num_in_last_message = self.num_watches = 0
         self.error: BaseException | None = None
         self.is_ready = self.has_places = True
         self.requests: list[Request] = []
-        self.pairs: list[ScoreRequest] = []
         self.cancelled: list[int] = []
-        self.shares: list[Share] = []
-        self.arrived, self.left, self.gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.arrived, self.gate = asyncio.Event(), asyncio.Event()
         self.gate.set()
-        self.snapshot: Snapshot | None = Snapshot([EngineSnapshot(0.0)], [])
 
     def next_id(self) -> int:
         return len(self.requests) + 1
 
     def ensure_place(self, share: Share) -> None:
-        self.shares.append(share)
         if not self.has_places:
-            raise QueueFull("too many requests are waiting", self.retry_after_seconds, limit=self.limit)
-
-    def statistics(self) -> Statistics:
-        if not self.is_ready:
-            raise Unavailable("it is not there")
-        return Statistics(num_running=self.num_running, num_slots=self.num_running)
-
-    def watch(self) -> "asyncio.Future[Snapshot]":
-        """Answer at once: with `snapshot`, or not at all where there is none."""
-        self.num_watches += 1
-        if not self.is_ready:
-            raise Unavailable("it is not there")
-        future: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
-        if self.snapshot is not None:
-            future.set_result(self.snapshot)
-        return future
+            raise QueueFull("too many requests are waiting", self.retry_after_seconds)
 
     def hold(self) -> None:
         """Let requests wait until `gate` is set."""
@@ -70,12 +49,7 @@ class ScriptedEngine:
     async def generate(self, request: Request) -> Finished:
         self.requests.append(request)
         self.arrived.set()
-        self.num_running += 1
-        self.max_running = max(self.max_running, self.num_running)
-        try:
-            await self._pass_gate(request.id)
-        finally:
-            self.num_running -= 1
+        await self._pass_gate(request.id)
         return self._finished(request)
 
     async def _pass_gate(self, request_id: int) -> None:
@@ -83,7 +57,6 @@ class ScriptedEngine:
             await self.gate.wait()
         except asyncio.CancelledError:
             self.cancelled.append(request_id)
-            self.left.set()
             raise
         if self.error is not None:
             raise self.error
@@ -93,8 +66,7 @@ class ScriptedEngine:
         self.arrived.set()
         is_complete = False
         try:
-            tokens = [*request.search.forced_prefix, *self.answer]
-            for token in tokens[: len(tokens) - self.num_in_last_message]:
+            for token in (*request.search.forced_prefix, *self.answer):
                 yield Tokens(request.id, [token])
             await self.gate.wait()
             if self.error is not None:
@@ -105,11 +77,9 @@ class ScriptedEngine:
         finally:
             if not is_complete:
                 self.cancelled.append(request.id)
-            self.left.set()
 
     async def score(self, pair: ScoreRequest) -> Scored:
         """Score target token i with -i/2; weights of the alignment count from 0."""
-        self.pairs.append(pair)
         self.arrived.set()
         await self._pass_gate(pair.id)
         ended, rest = pair.arrival + 1.0, (self.incident, self.retry_after_seconds)
@@ -134,7 +104,6 @@ class ScriptedEngine:
             incident=self.incident,
             retry_after_seconds=self.retry_after_seconds,
             needed_seconds=self.needed_seconds,
-            limit=self.limit,
         )
 
     def _answer(self, request: Request, index: int) -> Answer:
@@ -173,9 +142,6 @@ class LoadedModels:
 
     def all(self) -> list[Any]:
         return [self.by_name[name] for name in sorted(self.by_name)]
-
-    def versions(self) -> list[Any]:
-        return self.all()
 
 
 def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields: Any) -> Any:
