@@ -36,7 +36,7 @@ class OfflineTranslator:
         """Load a bundle, or raise `BundleError`; `num_threads` 0 means one thread per core."""
         self.bundle = Bundle.open(directory)
         self.tokenizers = self.bundle.tokenizers()
-        self.frames = PromptTemplates(self.bundle.manifest)
+        self.templates = PromptTemplates(self.bundle.manifest)
         self._max_slots = max_slots
         limits = Limits(max_slots, prefill_tokens_per_step=4096)
         device = DeviceSettings(weights_cache=weights_cache)
@@ -65,30 +65,30 @@ class OfflineTranslator:
             InputError: As `run`, or if `wanted` is not supported by the model.
         """
         try:
-            frame = self.frames.find(wanted.source_language, wanted.target_language)
+            template = self.templates.find(wanted.source_language, wanted.target_language)
             request = structs.replace(wanted, max_new_tokens=max_new_tokens)
-            limit = check_max_new_tokens(request, self.manifest, 0, frame)
+            limit = check_max_new_tokens(request, self.manifest, 0, template)
             search = (
-                search_options(request, self.manifest, self._max_slots, limit, [], frame.search)
+                search_options(request, self.manifest, self._max_slots, limit, [], template.search)
                 if search is None
-                else _framed(search, frame)
+                else _with_prefix(search, template)
             )
             has_special = has_special_tokens(request, self.manifest, self.tokenizers)
         except InvalidRequest as error:
             raise InputError(error.message) from error
-        texts = [frame.task + text for text in texts] if frame.task else texts
+        texts = [template.task + text for text in texts] if template.task else texts
         tokenizers = self.tokenizers
         rows = [*map(tokenizers.encode_with_special_tokens, texts)] if has_special else tokenizers.source.encode_batch(texts)
-        framed = [frame.framed(ids) for ids in rows]
-        limits = [limit] * len(framed)
-        if frame.has_prompts and max_new_tokens is None:
-            limits = [min(limit, self._room(source, search)) for source, _ in framed]
+        sources = [template.surround(ids) for ids in rows]
+        limits = [limit] * len(sources)
+        if template.has_prompts and max_new_tokens is None:
+            limits = [min(limit, self._room(source, search)) for source, _ in sources]
         requests = [
             Request(i, source, most, time.monotonic(), search=search, decoder_start_id=first)
-            for i, ((source, first), most) in enumerate(zip(framed, limits, strict=True))
+            for i, ((source, first), most) in enumerate(zip(sources, limits, strict=True))
         ]
         return [
-            decode_after(self.tokenizers.target, frame.before(request), end.answers[0].token_ids)
+            decode_after(self.tokenizers.target, template.before(request), end.answers[0].token_ids)
             for request, end in zip(requests, self._run(requests), strict=True)
         ]
 
@@ -148,8 +148,8 @@ class OfflineTranslator:
         return self.manifest.max_target_tokens - len(search.forced_prefix) - (len(source) if self.manifest.has_prompts else 0)
 
 
-def _framed(search: SearchOptions, frame: PromptTemplate) -> SearchOptions:
-    if not frame.target_prefix:
+def _with_prefix(search: SearchOptions, template: PromptTemplate) -> SearchOptions:
+    if not template.target_prefix:
         return search
-    prefix = [*frame.target_prefix, *search.forced_prefix]
-    return structs.replace(search, forced_prefix=prefix, num_forced=len(frame.target_prefix))
+    prefix = [*template.target_prefix, *search.forced_prefix]
+    return structs.replace(search, forced_prefix=prefix, num_forced=len(template.target_prefix))

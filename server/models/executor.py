@@ -122,7 +122,7 @@ class Executor:
             case actions.GiveUp():
                 assert loaded.route is not None
                 model = loaded.route.default
-                opened = Opened(model.bundle, model.tokenizers, model.frames)
+                opened = Opened(model.bundle, model.tokenizers, model.templates)
                 await self._tell_frontends(await self._adopt_stand_in(opened, model.label))
             case actions.Refuse(version, refused):
                 self.refuse(version, refused)

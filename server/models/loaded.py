@@ -67,7 +67,7 @@ class LoadedModel:
 
     bundle: Bundle
     tokenizers: Tokenizers
-    frames: PromptTemplates
+    templates: PromptTemplates
     engine: Any
     label: str  # name of the version's folder, or the content hash where the folder has no name
     use: Use = field(default_factory=Use)

@@ -94,7 +94,7 @@ class VersionLoader:
         config, bundle = file.settings.within(self._config), opened.bundle
         plan = self._plan(bundle, config)
         engine = SleepingEngine(bundle.manifest.name, engine_settings(config, bundle, plan)[0], plan.num_replicas, device)
-        return LoadedModel(bundle, opened.tokenizers, opened.frames, engine, label, traits=file.settings.traits)
+        return LoadedModel(bundle, opened.tokenizers, opened.templates, engine, label, traits=file.settings.traits)
 
     def make(
         self,
@@ -124,7 +124,7 @@ class VersionLoader:
             is_observed=is_observed,
             first_replica=replicas.start,
         )
-        return LoadedModel(bundle, opened.tokenizers, opened.frames, engine, label, traits=file.settings.traits)
+        return LoadedModel(bundle, opened.tokenizers, opened.templates, engine, label, traits=file.settings.traits)
 
     async def prove(self, model: LoadedModel) -> None:
         """Self-test a running engine; raise `Refused` if it does not reproduce the sample answers."""

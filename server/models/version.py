@@ -58,7 +58,7 @@ class Opened:
 
     bundle: Bundle
     tokenizers: Tokenizers
-    frames: PromptTemplates
+    templates: PromptTemplates
 
 
 @dataclass(slots=True, eq=False)

@@ -261,7 +261,7 @@ def choose_model(models: "Sequence[LoadedModel]", source_language: str, target_l
     """Return the only model for a language pair, or for just this pair; raise `InvalidRequest` for several, else `UnknownPair`."""
     check_length("source_language", source_language)
     check_length("target_language", target_language)
-    able = [model for model in models if model.frames.is_able(source_language, target_language)]
+    able = [model for model in models if model.templates.is_able(source_language, target_language)]
     if len(able) > 1 and source_language:
         able = [model for model in able if is_of_one_pair(model)] or able
     if len(able) == 1:
@@ -274,16 +274,16 @@ def choose_model(models: "Sequence[LoadedModel]", source_language: str, target_l
 
 def is_of_one_pair(model: "LoadedModel") -> bool:
     """Return whether a model has exactly one source and one target language."""
-    return len(model.frames.source_languages) == len(model.frames.target_languages) == 1
+    return len(model.templates.source_languages) == len(model.templates.target_languages) == 1
 
 
 def pairs_of(models: "Sequence[LoadedModel]") -> str:
     """Return the pairs that models translate, for people: `en to de (en-de)`; models without languages are left out."""
     pairs: list[str] = []
     num_characters = 0
-    translating = [model for model in models if model.frames.target_languages]
+    translating = [model for model in models if model.templates.target_languages]
     for model in translating:
-        sides = (model.frames.source_languages, model.frames.target_languages)
+        sides = (model.templates.source_languages, model.templates.target_languages)
         source, target = (listed([x.code for x in side], MAX_LISTED_CHARACTERS // 4) or "anything" for side in sides)
         pairs.append(f"{source} to {target} ({model.name})")
         num_characters += len(pairs[-1])

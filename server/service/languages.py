@@ -53,7 +53,7 @@ class PromptTemplate(Struct, frozen=True, eq=False):
     num_around: int
     has_prompts: bool = False
 
-    def framed(self, ids: Sequence[int]) -> tuple[list[int], int | None]:
+    def surround(self, ids: Sequence[int]) -> tuple[list[int], int | None]:
         """Return the source ids `[S]` for the ids of a text, and the first decoder input (None for the model's own)."""
         whole = [*self.source_prefix, *ids, *self.source_suffix]
         return (whole[:-1], whole[-1]) if self.has_prompts else (whole, self.decoder_start_id)

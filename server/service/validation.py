@@ -62,7 +62,7 @@ class Validator:
         manifest = model.manifest
         _check_deadline(call)
         check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-        template = model.frames.find(request.source_language, request.target_language)
+        template = model.templates.find(request.source_language, request.target_language)
         if not request.truncate:
             self.check_source_length(request.text, model)
         check_num_suppressed(len(request.suppressed_tokens))
@@ -87,7 +87,7 @@ class Validator:
             ids, is_truncated = await self._source_ids(
                 request.text, model, template, may_cut=request.truncate, has_special=has_special
             )
-        source_ids, decoder_start_id = template.framed(ids)
+        source_ids, decoder_start_id = template.surround(ids)
         sequence = messages.Request(
             id=model.engine.next_id(),
             source_ids=source_ids,
@@ -111,12 +111,12 @@ class Validator:
         check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
         check_length_penalty(request)
         layer = _check_layer(request, manifest)
-        template = model.frames.find(request.source_language, request.target_language)
+        template = model.templates.find(request.source_language, request.target_language)
         self._check_target_length("target", request.target, model)
         self.check_source_length(request.text, model)
         has_special = has_special_tokens(request, manifest, tokenizers)
         ids, _ = await self._source_ids(request.text, model, template, has_special=has_special)
-        source_ids, decoder_start_id = template.framed(ids)
+        source_ids, decoder_start_id = template.surround(ids)
         sequence = messages.ScoreRequest(
             id=model.engine.next_id(),
             source_ids=source_ids,

@@ -137,7 +137,7 @@ class ServedVersions:
         engine, directory = self._attach(name, version), Path(version.bundle)
         for model in list(self._models.values()):
             if model.bundle.directory == directory:
-                return LoadedModel(model.bundle, model.tokenizers, model.frames, engine, version.label, traits=version.traits)
+                return LoadedModel(model.bundle, model.tokenizers, model.templates, engine, version.label, traits=version.traits)
         return LoadedModel.of(open_copy(directory), engine, version.label, version.traits)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

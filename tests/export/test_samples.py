@@ -80,14 +80,14 @@ def test_sources_have_what_is_said_around_a_text_in_every_language(make_checkpoi
     checkpoint = replace(make_checkpoint(max_source_positions=100), template=TEMPLATE, languages=LANGUAGES)
     bundle = exported_from(checkpoint, tmp_path)
     assert_answers_are_the_models(checkpoint, bundle)
-    frames = [PromptTemplates(bundle.manifest).find(source, target) for target in ("de", "fr", "fi") for source in ("en", "is")]
+    templates = [PromptTemplates(bundle.manifest).find(source, target) for target in ("de", "fr", "fi") for source in ("en", "is")]
     told = set()
     for sample in samples_of(bundle).samples:
-        for frame in frames:
-            head, tail = [*frame.source_prefix], [*frame.source_suffix]
+        for template in templates:
+            head, tail = [*template.source_prefix], [*template.source_suffix]
             is_around = sample.source[: len(head)] == head and sample.source[len(sample.source) - len(tail) :] == tail
-            if is_around and (sample.target_prefix, sample.decoder_start_id) == (frame.target_prefix, frame.decoder_start_id):
-                told |= {frame.source_language, frame.target_language}
+            if is_around and (sample.target_prefix, sample.decoder_start_id) == (template.target_prefix, template.decoder_start_id):
+                told |= {template.source_language, template.target_language}
                 break
     assert told == {"de", "fr", "fi", "en", "is"}
 

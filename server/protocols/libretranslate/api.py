@@ -169,7 +169,7 @@ class LibreTranslateApi:
         """Return whether source and target are one language that no model is dedicated to."""
         models = self._generation.models(caller)
         is_one = self._languages.find(models, source) == self._languages.find(models, target)
-        return is_one and not any(is_of_one_pair(model) and model.frames.is_able(source, target) for model in models)
+        return is_one and not any(is_of_one_pair(model) and model.templates.is_able(source, target) for model in models)
 
     async def _answers(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange) -> list[list[str]]:
         """Return each text's translation and alternatives, joined from its sentences."""

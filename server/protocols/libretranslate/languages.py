@@ -62,7 +62,7 @@ class LibreLanguages:
         names: dict[str, str] = {}
         targets: dict[str, set[str]] = {}
         for model in models:
-            source, target = self._of(model.frames)
+            source, target = self._of(model.templates)
             if not source:  # requests must name a source language
                 continue
             names = target | source | names
@@ -72,22 +72,22 @@ class LibreLanguages:
 
     def sources_of(self, models: Sequence[LoadedModel], target: str) -> list[str]:
         """Return the codes of the source languages for a target in any spelling."""
-        able = (model for model in models if model.frames.writes(target) is not None)
-        return sorted({code for model in able for code in self._of(model.frames).source} - {self.find(models, target)})
+        able = (model for model in models if model.templates.writes(target) is not None)
+        return sorted({code for model in able for code in self._of(model.templates).source} - {self.find(models, target)})
 
     def find(self, models: Iterable[LoadedModel], spelling: str) -> str:
         """Return the code of a language in any spelling; empty if no model has it."""
         for model in models:
-            language = model.frames.reads(spelling) or model.frames.writes(spelling)
+            language = model.templates.reads(spelling) or model.templates.writes(spelling)
             if language is not None:
                 return code_of(language)
         return ""
 
-    def _of(self, frames: PromptTemplates) -> _Codes:
-        codes = self._codes.get(frames)
+    def _of(self, templates: PromptTemplates) -> _Codes:
+        codes = self._codes.get(templates)
         if codes is None:
-            sides = (frames.source_languages, frames.target_languages)
-            codes = self._codes[frames] = _Codes(*({code_of(x): name_of(x) for x in side} for side in sides))
+            sides = (templates.source_languages, templates.target_languages)
+            codes = self._codes[templates] = _Codes(*({code_of(x): name_of(x) for x in side} for side in sides))
         return codes
 
 

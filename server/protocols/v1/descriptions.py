@@ -39,7 +39,7 @@ class Descriptions:
     def _described(self, model: LoadedModel) -> generation_pb2.Model:
         manifest = model.manifest
         described = generation_pb2.Model()
-        described.CopyFrom(self._with_languages(model.frames))
+        described.CopyFrom(self._with_languages(model.templates))
         described.MergeFrom(
             generation_pb2.Model(
                 name=model.name,
@@ -66,15 +66,15 @@ class Descriptions:
         )
         return described
 
-    def _with_languages(self, frames: PromptTemplates) -> generation_pb2.Model:
+    def _with_languages(self, templates: PromptTemplates) -> generation_pb2.Model:
         """Return a description with a model's languages only, to be copied."""
-        written = self._languages.get(frames)
+        written = self._languages.get(templates)
         if written is None:
-            written = self._languages[frames] = generation_pb2.Model(
-                source_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in frames.source_languages],
-                target_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in frames.target_languages],
-                default_source_language=frames.default_source_language,
-                default_target_language=frames.default_target_language,
+            written = self._languages[templates] = generation_pb2.Model(
+                source_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in templates.source_languages],
+                target_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in templates.target_languages],
+                default_source_language=templates.default_source_language,
+                default_target_language=templates.default_target_language,
             )
         return written
 

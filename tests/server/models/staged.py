@@ -231,7 +231,7 @@ class Stage:
         assert not taken.intersection(replicas)
         engine: Any = StagedEngine(self, label, on_death, is_observed)
         self.engines.append(engine)
-        return LoadedModel(opened.bundle, opened.tokenizers, opened.frames, engine, label)
+        return LoadedModel(opened.bundle, opened.tokenizers, opened.templates, engine, label)
 
     async def prove(self, model: LoadedModel) -> None:
         await self.reach("prove", model.label)
@@ -261,7 +261,7 @@ class Stage:
         if file == self.misfit:
             raise ConfigError("max_slots_per_request: 4 is above max_slots")
         settings: Any = None
-        return LoadedModel(opened.bundle, opened.tokenizers, opened.frames, SleepingEngine(MODEL, settings, 1, device), label)
+        return LoadedModel(opened.bundle, opened.tokenizers, opened.templates, SleepingEngine(MODEL, settings, 1, device), label)
 
     # Front.
 

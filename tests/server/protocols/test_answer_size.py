@@ -201,7 +201,7 @@ def test_models_are_described_with_defaults_and_limits(make_model: Any) -> None:
     assert told.defaults.HasField("early_stopping") and not told.defaults.HasField("do_sample")
     assert (told.shortlist_tokens, told.default_max_new_tokens, told.weight_bits, told.cache_precision) == (100, 9, 7, "int8")
     assert {field.name for field in generation_pb2.Defaults.DESCRIPTOR.fields} == set(Defaults.__struct_fields__)
-    model.frames.source_languages, model.engine.is_ready = None, False
+    model.templates.source_languages, model.engine.is_ready = None, False
     second, (third, other) = descriptions.of(model), descriptions.of_all([model, plain]).models
     assert second == third and not second.is_ready and second.source_languages and not other.source_languages
     assert (other.weight_bits, other.cache_precision, other.shortlist_tokens, other.is_ready) == (0, "fp32", 0, True)

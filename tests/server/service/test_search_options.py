@@ -23,7 +23,7 @@ DRAWN = {"do_sample": True, "seed": 1}
 
 
 def options(model: Any, max_new_tokens: int = MAX_NEW, prefix_ids: tuple[int, ...] = (), **fields: Any) -> SearchOptions:
-    request, template = GenerateRequest(text="a", **fields), model.frames.find()
+    request, template = GenerateRequest(text="a", **fields), model.templates.find()
     return search_options(request, model.manifest, model.max_slots_per_request, max_new_tokens, prefix_ids, template.search)
 
 
@@ -227,7 +227,7 @@ def test_forced_tokens_of_languages_come_before_the_callers(make_model: MakeMode
     model = make_model(languages=Languages(target=[german]), template=Template(target_prefix=[49]), defaults=Defaults(num_beams=2))
     assert options(model) == SearchOptions(num_beams=2, forced_prefix=[49, 50, 51], num_forced=3)
     found = search_options(
-        GenerateRequest(text="a", forced_prefix="x"), model.manifest, 8, 9, [7, 8], model.frames.find("", "de").search
+        GenerateRequest(text="a", forced_prefix="x"), model.manifest, 8, 9, [7, 8], model.templates.find("", "de").search
     )
     assert found == SearchOptions(num_beams=2, forced_prefix=[49, 50, 51, 7, 8], num_forced=3)
 
