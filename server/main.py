@@ -253,12 +253,12 @@ class Server:
             self._watcher.add(source)
         if (access := self._metrics_access).paths:
 
-            def tell_expiry(_: object = None) -> None:
+            def update_expiry(_: object = None) -> None:
                 if access.context is not None:
                     self.metrics.reloads.set_expiry("metrics", access.expires)
 
-            tell_expiry()
-            self._watcher.add(Source("metrics_access", access.paths, access.reload, tell_expiry))
+            update_expiry()
+            self._watcher.add(Source("metrics_access", access.paths, access.reload, update_expiry))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

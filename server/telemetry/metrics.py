@@ -9,7 +9,6 @@ Nothing is done per token: an engine step costs a few histogram observations, ga
 docs/metrics.md from these declarations.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -18,7 +17,7 @@ from prometheus_client import CollectorRegistry, Info, disable_created_metrics
 from dragoman.server.engine import messages
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.families import Families
-from dragoman.server.telemetry.processes import GpuReading, GpuSource, ProcessReading, open_gpu_source, read_process
+from dragoman.server.telemetry.processes import ProcessReading, read_process
 from dragoman.server.telemetry.series import Series, SummedRegistry
 from dragoman.server.telemetry.server_metrics import ReloadMetrics, VersionMetrics
 
@@ -51,7 +50,6 @@ STATISTICS: dict[str, tuple[str, Callable[[messages.Statistics], float]]] = {
     "estimated_queue_seconds": ("Expected wait for a slot of a request that arrives now.", lambda of: of.queue_seconds),
     "slots_in_use": ("Rows of the decode batch that hold a sequence.", lambda of: of.num_slots),
     "cache_reserved_bytes": ("Memory allocated for key and value caches.", lambda of: of.cache_bytes_reserved),
-    "cache_used_bytes": ("Cache memory that the sequences in slots use.", lambda of: of.cache_bytes_used),
 }
 COUNTERS = {
     "requests_admitted_total": "Requests admitted to slots.",
@@ -159,7 +157,6 @@ def add_up(several: Sequence[messages.Statistics]) -> messages.Statistics:
         num_slots=sum(each.num_slots for each in several),
         queue_seconds=max((each.queue_seconds for each in several), default=0.0),
         cache_bytes_reserved=sum(each.cache_bytes_reserved for each in several),
-        cache_bytes_used=sum(each.cache_bytes_used for each in several),
     )
 
 
@@ -187,7 +184,6 @@ class Metrics:
         self._registry, self._clock = registry, clock
         self._models: dict[str, ModelSeries] = {}
         self._engines: dict[tuple[str, int], EngineSeries] = {}
-        self._gpus: dict[str, GpuSource] = {}
         self._front_ends: Callable[[], Iterable[tuple[int, bool, int]]] = tuple
         self._families = families = Families(registry)
         self.labels = families.labels
@@ -216,11 +212,6 @@ class Metrics:
         self._read_processes("engine_cpu_seconds_total", "CPU time of the engine's process.", lambda of: of.cpu_seconds)
         self._read_front_ends("front_end_up", "1 while a frontend worker answers callers, else 0; where there are several.", 1)
         self._read_front_ends("front_end_restarts_total", "Restarts of a frontend worker.", 2)
-        self._read_gpus("gpu_memory_used_bytes", "GPU memory in use, by all processes.", lambda of: of.memory_used_bytes)
-        self._read_gpus("gpu_memory_total_bytes", "Memory of the GPU.", lambda of: of.memory_total_bytes)
-        self._read_gpus(
-            "gpu_utilization_ratio", "Share of the last second or less in which a kernel ran.", lambda of: of.utilization_ratio
-        )
         self.counters = {name: families.counter(name, text, "model") for name, text in COUNTERS.items()}
         self.success = families.counter("request_success_total", "Requests answered.", "model", "finish_reason")
         self.failed = families.counter(
@@ -244,8 +235,6 @@ class Metrics:
         `num_slots` is the total of all engines; `device` is empty if not known yet.
         """
         self._info.labels(name).info({"version": version, "precision": precision, "device": device})
-        if device not in self._gpus and (gpu := open_gpu_source(device, os.environ.get("CUDA_VISIBLE_DEVICES", ""))) is not None:
-            self._gpus[device] = gpu
         if name in self._models:
             self._models[name].num_slots = num_slots
         else:
@@ -362,8 +351,3 @@ class Metrics:
 
     def _read_front_ends(self, name: str, text: str, index: int) -> None:
         self._families.read(name, text, ("front_end",), lambda: {(str(each[0]),): each[index] for each in self._front_ends()})
-
-    def _read_gpus(self, name: str, text: str, value: Callable[[GpuReading], float]) -> None:
-        self._families.read(
-            name, text, ("device",), lambda: {(device,): value(gpu.read()) for device, gpu in list(self._gpus.items())}
-        )

@@ -55,9 +55,9 @@ class Frontend:
         self._callers = None if book is None else Callers(book, metrics.callers, deadlines, usage_of=usage_of)
         self.service = Service(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
         self._operators = operators
-        self._face: GrpcServer | None = None
+        self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -65,15 +65,15 @@ class Frontend:
         return self.service.is_ready
 
     @property
-    def face(self) -> GrpcServer:
+    def grpc(self) -> GrpcServer:
         """The gRPC server, once started."""
-        assert self._face is not None
-        return self._face
+        assert self._grpc is not None
+        return self._grpc
 
     @property
     def port(self) -> int:
         """Port of gRPC."""
-        return self.face.port
+        return self.grpc.port
 
     @property
     def http_port(self) -> int | None:
@@ -82,29 +82,29 @@ class Frontend:
 
     async def start(self) -> None:
         """Listen and answer; raise `ConfigError` if a port is taken or credentials cannot be used."""
-        self._face = GrpcServer(self._config, self.service)
+        self._grpc = GrpcServer(self._config, self.service)
         if self._config.http:
-            self._http = HttpServer(self._config, self.service, self._face.tls, self._operators, self._face.port)
+            self._http = HttpServer(self._config, self.service, self._grpc.tls, self._operators, self._grpc.port)
             await self._http.start()
-        await self._face.start()
-        self._telling = asyncio.create_task(self._tell_suppressed())
+        await self._grpc.start()
+        self._reporting = asyncio.create_task(self._report_suppressed())
 
     async def until_ready(self) -> None:
         """Return at once: the frontend is ready when the models are."""
 
     def sources(self) -> Iterator[Source]:
         """Yield the watched files."""
-        if (tls := self.face.tls) is not None:
+        if (tls := self.grpc.tls) is not None:
 
-            def tell_expiry(_: object = None) -> None:
+            def update_expiry(_: object = None) -> None:
                 self._metrics.reloads.set_expiry("server", tls.expires)
 
             def use(_: object = None) -> None:
-                tell_expiry()
+                update_expiry()
                 if self._http is not None:
                     self._http.renew()
 
-            tell_expiry()
+            update_expiry()
             yield Source("tls", tls.paths, tls.reload, use)
         if (path := self._config.auth_tokens_file) is not None and self._callers is not None:
             yield Source("callers", (path,), partial(read_callers_book, self._config), self._callers.replace)
@@ -148,19 +148,19 @@ class Frontend:
 
     def update_health(self) -> None:
         """Publish the state of the models to health watchers."""
-        if self._face is not None:
-            self._face.update_health()
+        if self._grpc is not None:
+            self._grpc.update_health()
 
     async def drain(self, seconds: float) -> None:
         """Reject new requests and let the others finish, at most for some seconds."""
         log.info("draining", num_running=self.service.num_running, seconds=seconds)
-        if not await self.service.drain(seconds, self.face.tell_health):
+        if not await self.service.drain(seconds, self.grpc.tell_health):
             log.warning("drain time is over", num_running=self.service.num_running)
 
     async def end(self) -> None:
         """End the calls that still run, and log the suppressed lines."""
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
         await self.service.end_calls()
         if self._http is not None:
             await self._http.stop()
@@ -172,7 +172,7 @@ class Frontend:
         if self._tracer is not None and not await asyncio.to_thread(self._tracer.close, FLUSH_SECONDS):
             log.warning("the collector takes no spans, the last ones are lost", endpoint=self._config.tracing_endpoint)
 
-    async def _tell_suppressed(self) -> None:
+    async def _report_suppressed(self) -> None:
         while True:
             await asyncio.sleep(TELL_SECONDS)
             self._sampler.tell()

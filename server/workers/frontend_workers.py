@@ -34,7 +34,7 @@ from dragoman.server.workers.frontend_supervisor import FrontendSupervisor
 from dragoman.server.workers.messages import Files, LoadFailed, ModelRoute, Routes, Start, UsageReport, VersionAddress
 from dragoman.server.workers.operators import answer_admin_request
 from dragoman.server.workers.pool import ReplicaPool
-from dragoman.server.workers.port import HeldPort
+from dragoman.server.workers.port import BoundPort
 from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import CannotStart, RestartPolicy
 
@@ -83,8 +83,8 @@ class FrontendWorkers:
         self._files = read_files(config, ("auth_tokens_file",)) | ({} if self._tls is None else _tls_files(self._tls))
         if operators is not None:
             self._files |= self._read_operators()
-        self._grpc_port = HeldPort(config.host, config.port)
-        self._http_port = HeldPort(config.http_host, config.http_port, "http_port") if config.http else None
+        self._grpc_port = BoundPort(config.host, config.port)
+        self._http_port = BoundPort(config.http_host, config.http_port, "http_port") if config.http else None
         self._table = UsageTable.open(config.front_ends)
         self._workers: list[FrontendSupervisor] = []
         self._adopted: dict[LoadedModel, _Adopted] = {}

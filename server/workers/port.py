@@ -14,7 +14,7 @@ from dragoman.server.listening import addresses_of, cannot_listen
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
-class HeldPort:
+class BoundPort:
     """A port that is bound until it is closed."""
 
     def __init__(self, host: str, port: int, setting: str = "port") -> None:

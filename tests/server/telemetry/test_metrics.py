@@ -152,14 +152,13 @@ def test_gauges_show_the_last_statistics_while_the_model_is_ready(shown: Shown, 
         num_slots=8,
         queue_seconds=0.25,
         cache_bytes_reserved=4096,
-        cache_bytes_used=1024,
     )
     shown.has(model_ready=0)
     metrics.set_ready("en-de", True)
     observe(metrics, Statistics(num_waiting=1, num_waiting_tokens=2, num_running=3, num_slots=4))
     observe(metrics, last)
     shown.has(num_requests_waiting=5, num_tokens_waiting=6, num_requests_running=7, slots_in_use=8, slots=16)
-    shown.has(kv_cache_usage_ratio=0.5, estimated_queue_seconds=0.25, cache_reserved_bytes=4096, cache_used_bytes=1024)
+    shown.has(kv_cache_usage_ratio=0.5, estimated_queue_seconds=0.25, cache_reserved_bytes=4096)
     shown.has(model_ready=1)
     metrics.set_ready("en-de", False)
     metrics.observe_restart("en-de")
