@@ -13,8 +13,7 @@ from dragoman.server.engine.messages import GREEDY, Finished, Request, SearchOpt
 from dragoman.server.engine.settings import DeviceSettings, Limits
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.service.languages import PromptTemplate, PromptTemplates, decode_after
-from dragoman.server.service.requests import GenerateRequest, default_max_new_tokens, has_special_tokens
-from dragoman.server.service.search_options import search_options
+from dragoman.server.service.requests import GenerateRequest, default_max_new_tokens, has_special_tokens, search_options
 from dragoman.server.service.validation import check_max_new_tokens
 from dragoman.server.workers.processors import available_cores
 

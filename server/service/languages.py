@@ -11,8 +11,7 @@ from dragoman.model.languages import LanguageTable
 from dragoman.model.text.tokenizer import Detokenizer, Tokenizer
 from dragoman.server.engine.messages import Request, ScoreRequest, SearchOptions
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.requests import check_length
-from dragoman.server.service.search_options import default_options
+from dragoman.server.service.requests import check_length, default_options
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest

@@ -25,8 +25,7 @@ from dragoman.server.engine import messages
 from dragoman.server.service.answers import TokenLogProb, token_log_probs
 from dragoman.server.service.context import Call
 from dragoman.server.service.languages import PromptTemplate
-from dragoman.server.service.requests import ScoreRequest
-from dragoman.server.service.search_options import check_length_penalty
+from dragoman.server.service.requests import ScoreRequest, check_length_penalty
 
 if TYPE_CHECKING:
     from dragoman.server.models.loaded import LoadedModel

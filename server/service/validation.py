@@ -22,12 +22,13 @@ from dragoman.server.service.requests import (
     MAX_PRIORITY,
     GenerateRequest,
     ScoreRequest,
+    check_length_penalty,
     check_num_suppressed,
     check_range,
     default_max_new_tokens,
     has_special_tokens,
+    search_options,
 )
-from dragoman.server.service.search_options import check_length_penalty, search_options
 from dragoman.server.service.sentences import on_thread
 
 if TYPE_CHECKING:

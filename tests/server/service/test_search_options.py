@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.server.engine.messages import GREEDY, Sampling, SearchOptions
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.requests import GenerateRequest, default_max_new_tokens
-from dragoman.server.service.search_options import search_options
+from dragoman.server.service.requests import GenerateRequest, default_max_new_tokens, search_options
 from tests.examples import num_examples
 
 NAN, INFINITY, EOS, MAX_NEW = float("nan"), float("inf"), 2, 32
