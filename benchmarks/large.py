@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.harness.page import Page, output, parser
 from benchmarks.harness.processes import Finished, memory_mib, run_python
-from dragoman.server.workers.processors import available_cores
+from dragoman.server.system import available_cores
 
 EXPORTS = {"fp32": ["--precision", "fp32"], "int8": ["--precision", "int8"], "int8, shortlist": ["--precision", "int8"]}
 ROWS, SOURCE_TOKENS, WARM_STEPS, NUM_STEPS, FIRST_ID = (1, 8, 64), 20, 8, 24, 10

@@ -38,7 +38,7 @@ from dragoman.model.corpus import read_lines
 from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
 from dragoman.server.offline import OfflineTranslator
 from dragoman.server.runtime.runner import Candidates, Runner
-from dragoman.server.workers.processors import available_cores
+from dragoman.server.system import available_cores
 
 PARTS = ("growth", "searches", "replicas")
 FIRST_ID = 3
@@ -213,9 +213,9 @@ class Stopwatch:
         """See `Runner`."""
         return self._timed(self._runner.step, tokens, positions, num_candidates)
 
-    def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+    def refetch(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
         """See `Runner`."""
-        return self._timed(self._runner.look, tokens, positions, num_candidates, first_row)
+        return self._timed(self._runner.refetch, tokens, positions, num_candidates, first_row)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """See `Runner`."""

@@ -44,7 +44,7 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.corpus import read_parallel
 from dragoman.model.networks.transformer import transformer_of
 from dragoman.model.quality import score
-from dragoman.server.workers.processors import available_cores
+from dragoman.server.system import available_cores
 
 DRAGOMAN = "dragoman"
 NAMES = (DRAGOMAN, *(kind.name for kind in KINDS))

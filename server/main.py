@@ -31,6 +31,7 @@ from dragoman.server.models.reconciler import ModelReconciler
 from dragoman.server.models.registry import Repository
 from dragoman.server.models.source import ModelSource
 from dragoman.server.operators import Operators
+from dragoman.server.system import Terminal, end_process, freeze_heap, return_large_blocks
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminAccess, AdminServer
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
@@ -41,7 +42,6 @@ from dragoman.server.watching import Source, Watcher
 from dragoman.server.workers.engines import plan_engines
 from dragoman.server.workers.frontend import Frontend
 from dragoman.server.workers.frontend_workers import FrontendWorkers
-from dragoman.server.workers.processors import Terminal, end_process, freeze_heap, give_back_large_blocks
 from dragoman.server.workers.supervisor import CannotStart, EngineCannotStart
 
 # Time for which a closing terminal may still exist after its SIGHUP.
@@ -59,7 +59,7 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
     """
     config = settings.load(overrides, config_file)
     sampler = logs.configure_logging(config.log_level, config.log_format)
-    give_back_large_blocks()
+    return_large_blocks()
     terminal = Terminal()
     for number in _signals():
         if number != signal.SIGINT:
@@ -151,7 +151,7 @@ class Server:
                 if await self._unless(stopping, self._open(admin)) and await self._unless(stopping, self._start_engines()):
                     self._spawn(self.manager.run())
                     if self._source.is_followed:
-                        self._spawn(self._source.follow(self.manager.look, self.manager.uses))
+                        self._spawn(self._source.follow(self.manager.scan, self.manager.uses))
                     self._operators.begin()
                     models = self.repository.all()
                     engines = {model.name: f"{model.engine.num_replicas} x {model.engine.settings.num_threads}" for model in models}
@@ -239,14 +239,14 @@ class Server:
             async with self._reading_again:  # signals until then count as one
                 self._is_hang_up_due = False
                 log.info("reading again what has changed")
-                await asyncio.gather(self._watcher.check(), self._look_for_models())
+                await asyncio.gather(self._watcher.check(), self._scan_models())
             await asyncio.sleep(HANGUP_SECONDS)
         if self._terminal.is_gone:
             stopping.set()
 
-    async def _look_for_models(self) -> None:
-        await self._source.look(self.manager.look)
-        await self.manager.look()
+    async def _scan_models(self) -> None:
+        await self._source.sync(self.manager.scan)
+        await self.manager.scan()
 
     def _watch(self) -> None:
         for source in (*self.front.sources(), *self._operators.sources()):

@@ -15,7 +15,7 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.service.languages import PromptTemplate, PromptTemplates, decode_after
 from dragoman.server.service.requests import GenerateRequest, default_max_new_tokens, has_special_tokens, search_options
 from dragoman.server.service.validation import check_max_new_tokens
-from dragoman.server.workers.processors import available_cores
+from dragoman.server.system import available_cores
 
 ANYTHING = GenerateRequest()
 

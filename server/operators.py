@@ -76,4 +76,4 @@ class Operators:
         self.drain()
         await self._administrator.end()
         await self._calls.wait_ended(CLOSE_SECONDS)
-        self._calls.tell_suppressed()
+        self._calls.log_suppressed()

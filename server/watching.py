@@ -57,11 +57,11 @@ class Watcher:
         while True:
             await asyncio.sleep(self._poll_seconds)
             try:
-                await self.look()
+                await self.poll()
             except Exception:  # for example no memory for a thread; the next poll may succeed
                 log.exception("cannot look whether files have changed")
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Poll once."""
         async with self._checking:
             for source in self._sources:

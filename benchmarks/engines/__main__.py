@@ -38,7 +38,7 @@ from benchmarks.harness.page import Page, commit, output, parser
 from benchmarks.harness.processes import Setting
 from dragoman.model.corpus import read_parallel
 from dragoman.model.quality import score
-from dragoman.server.workers.processors import available_cores
+from dragoman.server.system import available_cores
 
 PARTS = ("requests", "throughput", "captions")
 SEARCHES = {"greedy": 1, "beam 4": 4}

@@ -23,7 +23,7 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.networks.transformer import transformer_of
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.offline import OfflineTranslator
-from dragoman.server.workers.processors import keep_blocks
+from dragoman.server.system import keep_freed_memory
 
 ENGINE, SERVED, BULK, BEFORE, CT2, TRANSFORMERS = "engine", "gRPC", "gRPC in bulk", "before, gRPC", "CTranslate2", "Transformers"
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
@@ -89,7 +89,7 @@ class DragomanEngine:
     def __init__(self, bundle: Path, num_threads: int, max_slots: int, cores: Sequence[int], weights_cache: str) -> None:
         if cores:
             os.sched_setaffinity(0, cores)
-        keep_blocks()
+        keep_freed_memory()
         translator = OfflineTranslator(bundle, max_slots, num_threads, weights_cache=weights_cache, is_warmed_up=True)
         self._engine, self._eos_id = translator.engine, translator.manifest.eos_id
 

@@ -184,8 +184,8 @@ class Dispatcher(Calls):
             return
         now, entries, requests, scores = self._clock(), self._entries, self._requests, self._scores
         statistics = engine.statistics = report.statistics
-        requests.heard(index, now, len(statistics.steps))
-        scores.heard(index, now, 0)
+        requests.note_report(index, now, len(statistics.steps))
+        scores.note_report(index, now, 0)
         if steps := statistics.steps:
             requests.forecast.observe_steps(sum(step.seconds for step in steps), len(steps))
         for prefill in statistics.prefills:
@@ -281,7 +281,7 @@ class Dispatcher(Calls):
         waiting: Counter[str] = Counter()
         for queue in self._queues:
             waiting.update(dict(queue.waiting_by_caller()))
-            for entry in queue.given():
+            for entry in queue.running():
                 (running if entry.request.id in in_slots else waiting)[entry.request.share.caller] += 1
         uses = [CallerUse(name, waiting[name], running[name]) for name in waiting.keys() | running.keys()]
         watching.set_result(Snapshot(snapshots, summed_up(uses)))
@@ -312,9 +312,9 @@ class Dispatcher(Calls):
             if queue.next_deadline <= now:
                 for entry in queue.expire(now):
                     self._end(entry, "deadline")
-        if requests := self._requests.hand_over(now):
+        if requests := self._requests.assign(now):
             self._send(requests, Submit)
-        if scores := self._scores.hand_over(now):
+        if scores := self._scores.assign(now):
             self._send(scores, Score)
         for engine in self._engines.values():
             if engine.cancelled:

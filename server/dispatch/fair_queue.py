@@ -288,7 +288,7 @@ class FairQueue(Generic[T]):
             self._update_turn(queue)
         self._update_held_back(queue)
 
-    def give_back(self, caller: str, num_slots: int) -> None:
+    def release(self, caller: str, num_slots: int) -> None:
         """Release slots held by a caller."""
         queue = self._queues[caller]
         assert 0 <= num_slots <= queue.num_slots

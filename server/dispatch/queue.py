@@ -88,8 +88,8 @@ class RequestQueue:
         self._has_slots = has_slots
         self._fair: FairQueue[Entry] = FairQueue()
         self._loads: dict[int, Load] = {}
-        self._given: dict[Entry, None] = {}
-        self._handed: list[Entry] = []
+        self._running: dict[Entry, None] = {}
+        self._assigned: list[Entry] = []
         self._deadlines: list[tuple[float, int, Entry]] = []
         self._num_deadlines = self._num_steps = 0
 
@@ -111,7 +111,7 @@ class RequestQueue:
     @property
     def has_work(self) -> bool:
         """Whether a request waits or runs."""
-        return bool(self._given) or len(self._fair) > 0
+        return bool(self._running) or len(self._fair) > 0
 
     @property
     def next_deadline(self) -> float:
@@ -128,12 +128,12 @@ class RequestQueue:
         """Remove an engine; remove and return its requests."""
         load = self._loads.pop(index)
         self.capacity -= load.capacity
-        lost = [entry for entry in self._given if entry.load is load]
+        lost = [entry for entry in self._running if entry.load is load]
         for entry in lost:
             self.remove(entry)
         return lost
 
-    def heard(self, index: int, now: float, num_steps: int) -> None:
+    def note_report(self, index: int, now: float, num_steps: int) -> None:
         """Record a report; callers are charged a tick for every as many steps as there are engines, which step independently."""
         self._loads[index].last_heard = now
         num_ticks, self._num_steps = divmod(self._num_steps + num_steps, len(self._loads))
@@ -151,7 +151,7 @@ class RequestQueue:
             raise QueueIsFull("max_slots")
         load = None if len(self._fair) or self.num_places <= 0 else self._choose(entry.num_units, now)
         if load is not None and self._fair.charge(share, entry.num_tokens, entry.num_slots):
-            self._give(entry, load)
+            self._assign_to(entry, load)
             return []
         evicted = self._make_place(share, entry.num_tokens)
         for other in evicted:
@@ -163,18 +163,18 @@ class RequestQueue:
             self._add_deadline(request.deadline, entry)
         return evicted
 
-    def hand_over(self, now: float) -> list[Entry]:
+    def assign(self, now: float) -> list[Entry]:
         """Assign the next requests to engines with room; return all assigned since the last call, in order."""
         while (entry := self._fair.first()) is not None and (load := self._choose(entry.num_units, now)) is not None:
             self._fair.take(entry, entry.request.share.caller)
-            self._give(entry, load)
-        handed, self._handed = self._handed, []
-        return handed
+            self._assign_to(entry, load)
+        assigned, self._assigned = self._assigned, []
+        return assigned
 
     def shrink(self, entry: Entry, num_slots: int) -> None:
         """Release slots that a running request no longer needs."""
         assert entry.load is not None and num_slots <= entry.num_slots
-        self._give_back(entry, entry.load, entry.num_slots - num_slots)
+        self._release(entry, entry.load, entry.num_slots - num_slots)
         entry.num_slots = num_slots
 
     def remove(self, entry: Entry) -> None:
@@ -184,9 +184,9 @@ class RequestQueue:
             self._fair.remove(entry, entry.request.share.caller)
         elif (load := entry.load) is not None:
             entry.load = None
-            del self._given[entry]
+            del self._running[entry]
             load.num_tokens -= entry.num_tokens
-            self._give_back(entry, load, entry.num_units)
+            self._release(entry, load, entry.num_units)
 
     def expire(self, now: float) -> list[Entry]:
         """Remove and return the waiting requests past their deadline; engines expire those they run."""
@@ -200,14 +200,14 @@ class RequestQueue:
 
     def remove_all(self) -> list[Entry]:
         """Remove and return all requests."""
-        entries = [*self._given, *self._fair]
+        entries = [*self._running, *self._fair]
         for entry in entries:
             self.remove(entry)
         return entries
 
-    def given(self) -> Iterator[Entry]:
+    def running(self) -> Iterator[Entry]:
         """Yield the requests assigned to engines."""
-        yield from self._given
+        yield from self._running
 
     def waiting_by_caller(self) -> Iterator[tuple[str, int]]:
         """Yield callers with waiting requests, and how many."""
@@ -278,19 +278,19 @@ class RequestQueue:
             return min(able, key=lambda load: load.order(num_units), default=None)
         return next((load for load in loads if load.takes(num_units, has_lookahead=has_lookahead)), None)
 
-    def _give(self, entry: Entry, load: Load) -> None:
+    def _assign_to(self, entry: Entry, load: Load) -> None:
         entry.is_waiting, entry.load = False, load
-        self._given[entry] = None
-        self._handed.append(entry)
+        self._running[entry] = None
+        self._assigned.append(entry)
         load.num_tokens += entry.num_tokens
         load.num_units += entry.num_units
         self.num_used += entry.num_units
 
-    def _give_back(self, entry: Entry, load: Load, num_units: int) -> None:
+    def _release(self, entry: Entry, load: Load, num_units: int) -> None:
         load.num_units -= num_units
         self.num_used -= num_units
         if entry.num_slots:
-            self._fair.give_back(entry.request.share.caller, num_units)
+            self._fair.release(entry.request.share.caller, num_units)
 
     def _make_place(self, share: Share, num_tokens: int) -> list[Entry]:
         if share.max_waiting and eviction.is_at_limit(self._fair, share, self._num_free):

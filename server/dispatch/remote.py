@@ -151,7 +151,7 @@ class DispatcherServer:
 
     def _report(self) -> None:
         """Send reports to frontends with events or old statistics, after any change of readiness."""
-        self._tell_readiness()
+        self._publish_readiness()
         now, next_report = self._loop.time(), math.inf
         statistics: Statistics | None = None
         for front_end in self._attached.values():
@@ -167,7 +167,7 @@ class DispatcherServer:
         self._timer = None
         self._report()
 
-    def _tell_readiness(self) -> None:
+    def _publish_readiness(self) -> None:
         if self._is_ready == self._dispatcher.is_ready:
             return
         self._is_ready = not self._is_ready

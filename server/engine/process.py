@@ -26,8 +26,8 @@ from dragoman.server.engine.messages import Cancel, Command, Event, Fatal, Hello
 from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine.snapshot import Watch
+from dragoman.server.system import keep_freed_memory, trim_memory
 from dragoman.server.telemetry import logs
-from dragoman.server.workers.processors import give_back_blocks, keep_blocks
 
 # Linux option of `prctl`: signal sent to the process when its parent ends.
 PR_SET_PDEATHSIG = 1
@@ -181,7 +181,7 @@ class EngineLoop:
         # Rounded up, so that the work is due after the poll.
         milliseconds = min(HEARTBEAT_MILLISECONDS, seconds * 1000 + 1)
         if not (ready := dict(self._poller.poll(int(milliseconds)))):
-            give_back_blocks()
+            trim_memory()
         if self._wake_up.fileno() in ready:
             self._wake_up.clear()
         return self._socket in ready
@@ -249,8 +249,8 @@ def _known_reason(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
         return f"onnxruntime is not installed: {install_command('cpu')}"
     if isinstance(error, MemoryError):  # of the device or the host
-        told = f" ({error})" if str(error) else ""
-        return f"there is not enough memory to load it{told}: lower max_slots or gpu_memory_gib, and see who else is there"
+        detail = f" ({error})" if str(error) else ""
+        return f"there is not enough memory to load it{detail}: lower max_slots or gpu_memory_gib, and see who else is there"
     return str(error) if isinstance(error, InputError) else None
 
 
@@ -282,7 +282,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     exit_with_parent(settings.endpoint)
-    keep_blocks()
+    keep_freed_memory()
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
     loop = EngineLoop(settings)

@@ -111,14 +111,14 @@ class TopKRefetch:
         sequences = list(dict.fromkeys(place.sequence for place in places))
         part = slice(first, first + len(places))
         try:
-            candidates = self._runner.look(self._rows.tokens[part], self._rows.positions[part], places[0].num_candidates, first)
+            candidates = self._runner.refetch(self._rows.tokens[part], self._rows.positions[part], places[0].num_candidates, first)
         except Exception:
             fail(sequences)  # calls `discard` for each
             return []
         for i, place in enumerate(places):
             try:
                 if (search := self._waiting.get(place.sequence)) is not None:
-                    search.look(place.hypothesis, Candidates(candidates.ids[i : i + 1], candidates.log_probs[i : i + 1]))
+                    search.refetch(place.hypothesis, Candidates(candidates.ids[i : i + 1], candidates.log_probs[i : i + 1]))
             except Exception:
                 fail([place.sequence])
         able: list[Sequence] = []

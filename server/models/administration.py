@@ -103,10 +103,10 @@ class Administrator:
                 asked = replace(asked, is_unloaded=False, pinned=None, unloaded=frozenset())
                 if one.target(asked).default is None:
                     raise NotPossible(why_not_served(one, asked))
-                await self._lead(one, asked, lambda: one.route is not None, is_undone=False)
+                await self._apply(one, asked, lambda: one.route is not None, is_undone=False)
                 return
             asked = replace(asked, is_unloaded=False, loaded=asked.loaded | {name}, unloaded=asked.unloaded - {name})
-            await self._lead(one, asked, lambda: is_served(one, name), name)
+            await self._apply(one, asked, lambda: is_served(one, name), name)
 
         return await self._change(operator, "load", model, load, version=version)
 
@@ -117,17 +117,17 @@ class Administrator:
             asked = one.overrides
             name = version if version in asked.loaded else resolve_version(one, version) if version else ""
             if not name:
-                await self._lead(one, replace(asked, is_unloaded=True), lambda: one.route is None)
+                await self._apply(one, replace(asked, is_unloaded=True), lambda: one.route is None)
                 return
             check_loaded(one)
             if name not in version_names_of(one):  # it was loaded, and its files are gone
-                await self._lead(one, replace(asked, loaded=asked.loaded - {name}), lambda: True)
+                await self._apply(one, replace(asked, loaded=asked.loaded - {name}), lambda: True)
                 return
             pinned = None if asked.pinned == name else asked.pinned
             asked = replace(asked, loaded=asked.loaded - {name}, unloaded=asked.unloaded | {name}, pinned=pinned)
             if one.target(asked).default is None:
                 raise NotPossible(f"version: {name} is the last that can be served; unload the model to have none")
-            await self._lead(one, asked, lambda: not is_name_served(one, name))
+            await self._apply(one, asked, lambda: not is_name_served(one, name))
 
         return await self._change(operator, "unload", model, unload, version=version)
 
@@ -135,7 +135,7 @@ class Administrator:
         """Scan the folder, and retry refused versions."""
 
         async def reload(one: ModelReconciler) -> None:
-            await self._look()
+            await self._scan()
             one.retry_refused()
             await one.settled()
             wanted = one.target(one.overrides, version_names_of(one))
@@ -159,7 +159,7 @@ class Administrator:
             if not name:
                 raise NotPossible("version: the model's folder holds one version, and there is none to go back to")
             asked = replace(asked, pinned=name, unloaded=asked.unloaded - {name})
-            await self._lead(one, asked, lambda: is_served(one, name, is_default=True), name)
+            await self._apply(one, asked, lambda: is_served(one, name, is_default=True), name)
 
         return await self._change(operator, "rollback", model, rollback, version=version)
 
@@ -181,13 +181,13 @@ class Administrator:
                 if label not in there:
                     raise NotInRepository("label", label, there)
                 without: dict[str, str | None] = {label: None} if label in file.labels else {}
-                await self._lead(one, replace(asked, labels=labels | without), lambda: not stands_for(one, label, None))
+                await self._apply(one, replace(asked, labels=labels | without), lambda: not stands_for(one, label, None))
                 return
             if not (name := resolve_version(one, version)):
                 raise NotPossible("version: the model's folder holds one version, which needs no label")
             if name in asked.unloaded:
                 raise NotPossible(f"version: {name} was unloaded; load it first")
-            await self._lead(one, replace(asked, labels=labels | {label: name}), lambda: stands_for(one, label, name), name)
+            await self._apply(one, replace(asked, labels=labels | {label: name}), lambda: stands_for(one, label, name), name)
 
         return await self._change(operator, "set_label", model, set_label, label=label, version=version)
 
@@ -195,7 +195,7 @@ class Administrator:
         """Scan the folder, and return the status of all models once they are reconciled."""
         self._check_open()
         log.info("a change is asked for", change="refresh", by=operator.name)
-        await self._look()
+        await self._scan()
         await self._manager.settled()
         return self.list(operator)
 
@@ -211,7 +211,7 @@ class Administrator:
         self._check_open()
         check_length("version", asked.get("version", ""))
         if _may_see(operator, check_length("model", model)) and not self._is_known(model, asked.get("version", "")):
-            await self._look()  # it may be new
+            await self._scan()  # it may be new
         self._permitted(operator, model)
         turn = self._turns.setdefault(model, asyncio.Lock())
         await turn.acquire()
@@ -233,22 +233,22 @@ class Administrator:
         work: Callable[[ModelReconciler], Awaitable[None]],
         asked: dict[str, str],
     ) -> ModelStatus:
-        told = {"change": change, "model": model, **{key: value for key, value in asked.items() if value}, "by": operator.name}
+        fields = {"change": change, "model": model, **{key: value for key, value in asked.items() if value}, "by": operator.name}
         try:
             self._check_open()
             one = self._permitted(operator, model)
-            log.info("a change is asked for", **told)
+            log.info("a change is asked for", **fields)
             await work(one)
         except ServiceError as error:
-            log.warning("a change cannot be made", **told, reason=error.message)
+            log.warning("a change cannot be made", **fields, reason=error.message)
             raise
         except asyncio.CancelledError:
-            log.warning("a change is not made to its end, for the server ends", **told)
+            log.warning("a change is not made to its end, for the server ends", **fields)
             raise _draining() from None
-        log.info("a change is made", **told)
+        log.info("a change is made", **fields)
         return status_of(one)
 
-    async def _lead(
+    async def _apply(
         self,
         one: ModelReconciler,
         asked: Overrides,
@@ -270,9 +270,9 @@ class Administrator:
             one.override(before)
         raise NotPossible(reason)
 
-    async def _look(self) -> None:
+    async def _scan(self) -> None:
         """Scan the models folder; raise `NotPossible` if that fails."""
-        await self._manager.look()
+        await self._manager.scan()
         if self._manager.problem:
             raise NotPossible(f"the folder of models cannot be looked at: {self._manager.problem}")
 

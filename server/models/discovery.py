@@ -38,7 +38,7 @@ class FoundVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class FileLook:
+class FileState:
     """State of a model's `model.toml` between scans."""
 
     used: Stamp | None = None  # stamp of the file in use; None for none
@@ -58,7 +58,7 @@ class FoundModel:
     problem: str = ""  # reason why the folder cannot be used; empty if it can
     file_problem: str = ""  # reasons, a line each, why the present `model.toml` is not in use
     left_out: tuple[str, ...] = ()  # entries that are not versions, a line each with the reason
-    look: FileLook = FileLook()  # state of `model.toml`, for the next scan
+    file_state: FileState = FileState()  # state of `model.toml`, for the next scan
 
 
 @dataclass(slots=True)
@@ -179,13 +179,13 @@ def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = Tru
     if files is not None:
         _list(files)  # without this check all models would fall back on their own files
     if MANIFEST_FILE in listing.names:
-        model = _look(folder, known.get(folder), is_at_once, files)
-        return [] if model is None else [_tellable(model)]
+        model = _find_model(folder, known.get(folder), is_at_once, files)
+        return [] if model is None else [_describable(model)]
     found: list[FoundModel] = []
     links: list[FoundModel] = []
     for name in sorted(listing.folders):
         directory = folder / name
-        if (model := _look(directory, known.get(directory), is_at_once, files)) is None:
+        if (model := _find_model(directory, known.get(directory), is_at_once, files)) is None:
             continue
         if name in listing.links and (target := find_beside(folder, name, listing)) is not None:
             links.append(FoundModel(name, directory, problem=f"{directory}: a link to {target}, which is looked at itself"))
@@ -194,10 +194,10 @@ def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = Tru
     found = _each_once(found, known)
     names = {model.name for model in found}
     found += [link for link in links if link.name not in names]
-    return sorted(map(_tellable, found), key=lambda model: model.name)
+    return sorted(map(_describable, found), key=lambda model: model.name)
 
 
-def _tellable(model: FoundModel) -> FoundModel:
+def _describable(model: FoundModel) -> FoundModel:
     """Return a model with texts that messages can encode; file names may contain undecodable bytes."""
     name, problem, file_problem, *left_out = map(tellable, (model.name, model.problem, model.file_problem, *model.left_out))
     return replace(model, name=name, problem=problem, file_problem=file_problem, left_out=tuple(left_out))
@@ -214,7 +214,7 @@ def refuse_damaged_files(models: Iterable[FoundModel]) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def _look(directory: Path, before: FoundModel | None, is_at_once: bool, files: Path | None) -> FoundModel | None:
+def _find_model(directory: Path, before: FoundModel | None, is_at_once: bool, files: Path | None) -> FoundModel | None:
     try:
         listing = list_folder(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -239,9 +239,9 @@ def _look(directory: Path, before: FoundModel | None, is_at_once: bool, files: P
         versions = [flat]
     if problem:
         versions = list(before.versions) if before is not None else []
-    file, file_problem, look = _find_file(place_of_file(directory, name, files), before, is_at_once)
-    found = tuple(versions) if look.is_usable else ()
-    return FoundModel(name, directory, found, file, problem, file_problem, (*filter(None, [reason]), *left_out), look)
+    file, file_problem, state = _find_file(place_of_file(directory, name, files), before, is_at_once)
+    found = tuple(versions) if state.is_usable else ()
+    return FoundModel(name, directory, found, file, problem, file_problem, (*filter(None, [reason]), *left_out), state)
 
 
 def _unreadable(directory: Path, before: FoundModel | None, problem: str) -> FoundModel | None:
@@ -274,9 +274,9 @@ def place_of_file(directory: Path, name: str, files: Path | None) -> Path:
     return directory / MODEL_FILE
 
 
-def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple[ModelFile, str, FileLook]:
+def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple[ModelFile, str, FileState]:
     """Return the file to use, the problem of the present one, and its state."""
-    last = before.look if before is not None else FileLook()
+    last = before.file_state if before is not None else FileState()
     file = before.file if before is not None else ModelFile()
     try:
         status = os.stat(path)
@@ -284,7 +284,7 @@ def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple
         stamp: Stamp | None = None
     except OSError as error:
         problem = f"{path}: cannot be read: {error.strerror}"
-        return file, problem, FileLook(UNREAD, UNREAD, before is not None and last.is_usable)
+        return file, problem, FileState(UNREAD, UNREAD, before is not None and last.is_usable)
     else:
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
     if before is not None and (stamp == last.used or (stamp is not None and stamp == last.refused and not is_at_once)):
@@ -292,14 +292,14 @@ def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple
     if before is not None and not is_at_once and stamp != last.seen:
         return file, before.file_problem, replace(last, seen=stamp)
     if stamp is None:
-        return ModelFile(), "", FileLook()
+        return ModelFile(), "", FileState()
     try:
-        return read_model_file(path), "", FileLook(stamp, stamp)
+        return read_model_file(path), "", FileState(stamp, stamp)
     except ConfigError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            return ModelFile(), "", FileLook()
+            return ModelFile(), "", FileState()
         refused = None if isinstance(error.__cause__, OSError) else stamp  # permissions may change without the file
-        return file, str(error), FileLook(UNREAD, stamp, before is not None and last.is_usable, refused)
+        return file, str(error), FileState(UNREAD, stamp, before is not None and last.is_usable, refused)
 
 
 def _each_once(models: list[FoundModel], known: Mapping[Path, FoundModel]) -> list[FoundModel]:

@@ -28,7 +28,7 @@ from dragoman.server.workers.supervisor import EngineCannotStart
 # Pause before a route that a frontend has failed to take is published again.
 RETRY_SECONDS = 10.0
 # Poll interval for an engine that is started again and again.
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 # Transient causes, with the text for clients: the reason itself may name other models, or files.
 PASSING = {Cause.MEMORY: "there is no memory for it now", Cause.START: "its engine cannot be started now"}
 
@@ -123,7 +123,7 @@ class Executor:
                 assert loaded.route is not None
                 model = loaded.route.default
                 opened = Opened(model.bundle, model.tokenizers, model.templates)
-                await self._tell_frontends(await self._adopt_stand_in(opened, model.label))
+                await self._notify_frontends(await self._adopt_stand_in(opened, model.label))
             case actions.Refuse(version, refused):
                 self.refuse(version, refused)
                 versions.swapped(self._name, "refused")
@@ -158,7 +158,7 @@ class Executor:
         was_asleep = before is not None and before.default.is_asleep
         is_asleep = route is not None and route.default.is_asleep
         try:
-            await self._tell_frontends(route)
+            await self._notify_frontends(route)
         except CannotServe as error:
             if is_asleep:  # the serving versions stay, and unloading is tried again
                 log.error("a front end does not let a model sleep", model=self._name, reason=str(error))
@@ -185,7 +185,7 @@ class Executor:
 
     async def _publish_again(self) -> bool:
         try:
-            await self._tell_frontends(self.loaded.route)
+            await self._notify_frontends(self.loaded.route)
         except CannotServe as error:
             log.error("a front end still does not serve as it is to", model=self._name, reason=str(error))
             self.wake_later()
@@ -193,7 +193,7 @@ class Executor:
         self._update_states()
         return True
 
-    async def _tell_frontends(self, route: Route | None) -> None:
+    async def _notify_frontends(self, route: Route | None) -> None:
         """Publish a route to the frontends; no version ends until all have taken it."""
         self.loaded.route = route
         self._is_published.clear()
@@ -212,7 +212,7 @@ class Executor:
         for version in versions:
             self.refuse(version, refused)
         try:
-            await self._tell_frontends(route)
+            await self._notify_frontends(route)
         except Exception as error:  # the refused versions end anyway, and the route is published again later
             is_expected = isinstance(error, CannotServe)
             log.error("a front end does not serve as before", model=self._name, reason=str(error), exc_info=not is_expected)
@@ -261,15 +261,15 @@ class Executor:
             others = [one for one in self.loaded.versions if one.is_up]
             route = await self._adopt_stand_in(opened, label)
             self.loaded.canary = None
-            await self._tell_frontends(route)
+            await self._notify_frontends(route)
         for one in others:
             self._drain(one)
         await asyncio.gather(*self._drains.values())
 
     # Load.
 
-    async def load(self, version: Version, mode: LoadMode, *, is_persistent: bool = False, is_told: bool = True) -> None:
-        """Load a version, or refuse it; `is_persistent` retries the start of its engine, `is_told` logs a refusal."""
+    async def load(self, version: Version, mode: LoadMode, *, is_persistent: bool = False, is_logged: bool = True) -> None:
+        """Load a version, or refuse it; `is_persistent` retries the start of its engine, `is_logged` logs a refusal."""
         versions, idle = self._metrics.versions, self.loaded.idle
         try:
             await self._bring_up(version, mode, is_persistent)
@@ -283,7 +283,7 @@ class Executor:
                 version.enter(State.ASLEEP)
                 self._note_failed_wake(refused)
                 return
-            self.refuse(version, refused, is_told=is_told)
+            self.refuse(version, refused, is_logged=is_logged)
             await self._end(version)
             if version.state is not State.REFUSED:  # retried meanwhile
                 self.loaded.remove(version)
@@ -379,14 +379,14 @@ class Executor:
                 is_answered = self.loaded.route is not None and not self.loaded.route.is_stand_in
                 if not is_persistent or is_answered or version.found not in self.found.versions:
                     raise
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
 
-    def refuse(self, version: Version, refused: Refused, *, is_told: bool = True) -> None:
+    def refuse(self, version: Version, refused: Refused, *, is_logged: bool = True) -> None:
         """Refuse a version; its engine, if any, is stopped elsewhere."""
         version.refuse(refused)
         if version.loaded is None:
             version.let_go()
-        if is_told:
+        if is_logged:
             names = {"model": self._name, "version": version.label or None, "directory": str(version.found.directory)}
             log.error("a version is refused", **names, cause=refused.cause.value, reason=refused.reason)
 

@@ -18,11 +18,11 @@ from dragoman.server.models.model_file import ModelFile
 from dragoman.server.models.self_test import PROOF_SECONDS, ProofFailed, prove
 from dragoman.server.models.version import Cause, Opened, Refused
 from dragoman.server.service.languages import PromptTemplates
+from dragoman.server.system import trim_memory_soon
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.processes import read_process
 from dragoman.server.workers.engines import EnginePlan, engine_settings, make_engine, plan_engine
 from dragoman.server.workers.pool import ReplicaPool
-from dragoman.server.workers.processors import give_back_blocks_soon
 
 log = structlog.get_logger("dragoman.repository")
 
@@ -142,7 +142,7 @@ class VersionLoader:
     def forget(self, model: str, replicas: range) -> None:
         """Remove the metrics of engines that have been stopped."""
         self.metrics.remove_engines(model, replicas)
-        give_back_blocks_soon()  # tokenizers are read on many threads, which fragments the heap
+        trim_memory_soon()  # tokenizers are read on many threads, which fragments the heap
 
     def _plan(self, bundle: Bundle, config: ServerConfig) -> EnginePlan:
         plan = self._pinned.get(bundle.manifest.name)

@@ -48,11 +48,11 @@ class ModelManager:
             while True:
                 await asyncio.sleep(self._poll_seconds or 3600.0)
                 if self._poll_seconds:
-                    await self.look(is_at_once=False)
+                    await self.scan(is_at_once=False)
         finally:
             await self._leave()
 
-    async def look(self, *, is_at_once: bool = True) -> None:
+    async def scan(self, *, is_at_once: bool = True) -> None:
         """Scan the folder once; `is_at_once` is as in `scan`."""
         async with self._scanning:
             try:

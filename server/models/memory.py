@@ -143,7 +143,7 @@ MIN_BUSY_STAY_SECONDS = 5.0
 # Time for an evicted model to end before another is evicted too: a request may hold it for longer.
 LEAVE_SECONDS = 2.0
 # Poll interval while waiting for free memory.
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 MIB = 2**20
 
 
@@ -224,7 +224,7 @@ class Placement:
                 self._evict_next(name, refused, began + self.wait_seconds)
             self._news.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(POLL_SECONDS):
                     await self._news.wait()
 
     def _evict_next(self, name: str, refused: Refused, until: float) -> None:

@@ -149,8 +149,8 @@ class Canary:
         mean, usual_mean = found.seconds / found.num_answered, usual.seconds / usual.num_answered
         if mean <= usual_mean * self.swap.max_latency_factor:
             return None
-        told = f"its answers take {1000 * mean:.0f} ms in the mean, those of the version before {1000 * usual_mean:.0f} ms"
-        return Refused(Cause.LATENCY, f"{told}; max_latency_factor is {self.swap.max_latency_factor:g}")
+        means = f"its answers take {1000 * mean:.0f} ms in the mean, those of the version before {1000 * usual_mean:.0f} ms"
+        return Refused(Cause.LATENCY, f"{means}; max_latency_factor is {self.swap.max_latency_factor:g}")
 
 
 @dataclass(slots=True)

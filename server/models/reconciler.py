@@ -214,7 +214,7 @@ class ModelReconciler:
         """
         executor, is_only = self._executor, len(self.found.versions) == 1
         opened = [version for version in self.loaded.versions if version.state is State.OPENING]
-        how = {"is_persistent": is_persistent and is_only, "is_told": not is_only}
+        how = {"is_persistent": is_persistent and is_only, "is_logged": not is_only}
         await asyncio.gather(*(executor.load(version, "first", **how) for version in opened))
         while missing(self.found, self.overrides, self.loaded) or self._is_any_up():
             async with executor.lock:

@@ -51,12 +51,12 @@ class SampleComparison:
         ids = generated_ids(name, answer, sample.target_prefix, self._eos_id)
         self.found.num_answers += 1
         for place, (token, expected) in enumerate(zip(ids, sample.ids, strict=False)):
-            told = _told(answer, place)
+            listed = _listed(answer, place)
             at, log_prob, wanted = f"{name}, token {place + 1}", answer.log_probs[place], sample.log_probs[place]
-            if self._is_exact and told and told[: len(sample.candidates[place])] != sample.candidates[place]:
-                raise ProofFailed(f"{at}: {_shown(told)} instead of {_shown(sample.candidates[place])}, bit for bit")
+            if self._is_exact and listed and listed[: len(sample.candidates[place])] != sample.candidates[place]:
+                raise ProofFailed(f"{at}: {_shown(listed)} instead of {_shown(sample.candidates[place])}, bit for bit")
             if token != expected:
-                self._check_parting(at, (token, log_prob), (expected, wanted), told, sample.candidates[place])
+                self._check_parting(at, (token, log_prob), (expected, wanted), listed, sample.candidates[place])
                 self.found.num_parted += 1
                 return
             self._check(at, token, log_prob, wanted, self._is_exact)
@@ -80,14 +80,14 @@ class SampleComparison:
             raise ProofFailed(f"{at}: {token} has {log_prob:.6g} instead of {wanted:.6g}; the tolerance is {self._tolerance:.3g}")
 
     def _check_parting(
-        self, at: str, found: Candidate, expected: Candidate, told: Sequence[Candidate], candidates: Sequence[Candidate]
+        self, at: str, found: Candidate, expected: Candidate, listed: Sequence[Candidate], candidates: Sequence[Candidate]
     ) -> None:
         """Reject a different token, unless both runs may be right."""
         off = f"{at}: {found[0]} ({found[1]:.6g}) instead of {expected[0]} ({expected[1]:.6g})"
         if self._is_exact:
             raise ProofFailed(f"{off}, bit for bit")
-        here, there = dict(told), dict(candidates)
-        of_expected = here.get(expected[0], _lowest(told))
+        here, there = dict(listed), dict(candidates)
+        of_expected = here.get(expected[0], _lowest(listed))
         is_far = of_expected < expected[1] - self._tolerance
         is_far |= expected[0] in here and of_expected > expected[1] + self._tolerance
         of_found = there.get(found[0], _lowest(candidates))
@@ -118,7 +118,7 @@ def check_finite(name: str, log_probs: Sequence[float], number: int) -> None:
             raise ProofFailed(f"{name}, token {place}: the log-probability is {value}")
 
 
-def _told(answer: Answer, place: int) -> list[Candidate]:
+def _listed(answer: Answer, place: int) -> list[Candidate]:
     """Return the reported top-k tokens at a position that have a non-zero probability."""
     if place >= len(answer.top_ids) or place >= len(answer.top_log_probs):
         return []

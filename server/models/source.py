@@ -37,7 +37,7 @@ class ModelSource:
     def __init__(self, config: ServerConfig, keys: Keys | None) -> None:
         """Resolve the folder or address `models`; raise `InputError` for an unusable address, setting or credential."""
         self._mirror: Mirror | None = None
-        self._stopping, self._looking = threading.Event(), asyncio.Lock()
+        self._stopping, self._syncing = threading.Event(), asyncio.Lock()
         # Until the served versions are known, all count as served.
         self._is_used: Callable[[Path], bool] = lambda directory: True
         self._poll_seconds, self._files = POLL_SECONDS if config.models_poll_seconds else 0.0, config.model_files
@@ -84,16 +84,16 @@ class ModelSource:
             while True:
                 await asyncio.sleep(self._poll_seconds or 3600.0)
                 if self._poll_seconds:
-                    await self.look(on_change)
+                    await self.sync(on_change)
         finally:
             self._stopping.set()
 
-    async def look(self, on_change: Callable[[], Awaitable[None]]) -> None:
+    async def sync(self, on_change: Callable[[], Awaitable[None]]) -> None:
         """Mirror the store once; without effect for a local folder."""
         if self._mirror is None:
             return
         try:
-            async with self._looking:
+            async with self._syncing:
                 synced = await asyncio.to_thread(self._mirror.sync)
         except StoppedError:
             return

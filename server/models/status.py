@@ -64,8 +64,8 @@ def why_not_served(model: ModelReconciler, asked: Overrides) -> str:
     found = model.found
     problems = (found.problem, found.file_problem, *model.target(asked).problems)
     reasons = [why_refused(model, one.name) for one in reversed(found.versions)]
-    told = "; ".join(dict.fromkeys(filter(None, (*reasons, *problems))))
-    return told or ("the log says why" if found.versions else "its folder holds no version")
+    reason = "; ".join(dict.fromkeys(filter(None, (*reasons, *problems))))
+    return reason or ("the log says why" if found.versions else "its folder holds no version")
 
 
 def is_served(model: ModelReconciler, name: str, *, is_default: bool = False) -> bool:
@@ -116,6 +116,6 @@ def status_of(model: ModelReconciler) -> ModelStatus:
 
 def _version_status(model: ModelReconciler, version: Version, served: ServedVersion | None) -> VersionStatus:
     outcomes, cause = model.outcomes(version), version.cause or ""
-    told = (version.label, version.content, version.state.value, version.since, str(cause), version.reason)
+    reason = (version.label, version.content, version.state.value, version.since, str(cause), version.reason)
     as_served = ((), 0.0, False) if served is None else (served.labels, served.share, served.is_default)
-    return VersionStatus(*told, *as_served, outcomes.num_answered, outcomes.num_failed)
+    return VersionStatus(*reason, *as_served, outcomes.num_answered, outcomes.num_failed)

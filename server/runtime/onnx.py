@@ -173,7 +173,7 @@ class OnnxRunner:
         self._decoder.run_with_iobinding(binding)
         return candidates
 
-    def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+    def refetch(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
         num_rows = len(tokens)
         self._tokens[first_row : first_row + num_rows] = tokens
         self._positions[first_row : first_row + num_rows] = positions

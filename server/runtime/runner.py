@@ -114,7 +114,7 @@ class Runner(Protocol):
         `[N, K]` in buffers that the next step with this K overwrites.
         """
 
-    def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+    def refetch(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
         """Run rows `[first_row, first_row + N)` of the last step again with more candidates, in separate memory."""
 
     def copy_row(self, source: int, target: int, length: int) -> None:

@@ -279,7 +279,7 @@ class RunningCalls:
                 call.not_entered = error
 
     def finish(self, call: Call, code: str, event: str = "call") -> None:
-        """Log the end of a call (failures sampled, see `tell_suppressed`), count its answer or failure, and end its span."""
+        """Log the end of a call (failures sampled, see `log_suppressed`), count its answer or failure, and end its span."""
         call.code = code
         ended = time.monotonic()
         if call.is_entered:
@@ -317,9 +317,9 @@ class RunningCalls:
             self._log.error("unexpected exception", incident=incident, exc_info=error)
         return UnexpectedFault(incident)
 
-    def tell_suppressed(self) -> None:
+    def log_suppressed(self) -> None:
         """Log the number of suppressed lines of failed calls since the last time, one line for each kind."""
-        self._sampler.tell()
+        self._sampler.flush()
 
     def _fail(self, call: Call, error: ServiceError) -> ServiceError:
         call.refusal = error.refusal

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # For sending the last bytes after all calls have ended.
 CLOSE_SECONDS = 0.5
 # For notifying health watchers of the drain.
-TELL_SECONDS = 0.25
+HEALTH_SECONDS = 0.25
 
 
 class Readiness:
@@ -97,15 +97,15 @@ class Service:
         """Running calls that a drain waits for."""
         return self.calls.num_running
 
-    async def drain(self, seconds: float, tell: Callable[[], Awaitable[None]]) -> bool:
+    async def drain(self, seconds: float, publish_health: Callable[[], Awaitable[None]]) -> bool:
         """Refuse new work and wait for running calls; return whether all have finished.
 
-        `tell` notifies health watchers and is cancelled after `TELL_SECONDS`.
+        `publish_health` notifies health watchers and is cancelled after `HEALTH_SECONDS`.
         """
         self.calls.draining.set()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TELL_SECONDS):
-                await tell()
+            async with asyncio.timeout(HEALTH_SECONDS):
+                await publish_health()
         return await self.calls.wait_idle(seconds)
 
     async def end_calls(self) -> None:

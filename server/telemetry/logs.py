@@ -35,9 +35,9 @@ LogFormat = Literal["auto", "json", "console"]
 class Sampler:
     """Rate limit of log lines that clients can cause, by kind; thread-safe. Each kind has a bucket, so kinds must be few."""
 
-    def __init__(self, tell: Callable[[str, int], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: Callable[[str, int], None], clock: Callable[[], float] = time.monotonic) -> None:
         """Start without suppressed lines; `tell` reports a kind and its number of suppressed lines."""
-        self._tell, self._clock = tell, clock
+        self._log, self._clock = log, clock
         self._buckets: dict[str, Bucket] = {}
         self._suppressed: dict[str, int] = {}
         self._last_told = clock()
@@ -55,16 +55,16 @@ class Sampler:
             self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
             is_due = self._clock() - self._last_told >= TELL_SECONDS
         if is_due:
-            self.tell()
+            self.flush()
         return False
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Report the suppressed lines of each kind since the last report."""
         with self._lock:
             suppressed, self._suppressed = self._suppressed, {}
             self._last_told = self._clock()
         for kind, count in suppressed.items():
-            self._tell(kind, count)
+            self._log(kind, count)
 
 
 def configure_logging(
@@ -94,7 +94,7 @@ def configure_logging(
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(target)
-    sampler = Sampler(_tell_suppressed)
+    sampler = Sampler(_log_suppressed)
     handler.addFilter(lambda record: not str(record.msg).startswith(CALLER_LEFT) and sampler.allows(record.name))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -128,7 +128,7 @@ def _adding(fields: Mapping[str, object]) -> Processor:
     return add
 
 
-def _tell_suppressed(kind: str, count: int) -> None:
+def _log_suppressed(kind: str, count: int) -> None:
     structlog.get_logger("dragoman").warning("lines of a library not written", logger=kind, suppressed=count)
 
 

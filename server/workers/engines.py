@@ -12,9 +12,9 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.runtime.weights_cache import weights_folder
+from dragoman.server.system import available_cores
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.workers.pool import ReplicaPool
-from dragoman.server.workers.processors import available_cores
 from dragoman.server.workers.supervisor import RestartPolicy
 
 # Default threads of an engine: in steps of milliseconds or less, more threads mostly wait for each other.

@@ -154,7 +154,7 @@ class Frontend:
     async def drain(self, seconds: float) -> None:
         """Reject new requests and let the others finish, at most for some seconds."""
         log.info("draining", num_running=self.service.num_running, seconds=seconds)
-        if not await self.service.drain(seconds, self.grpc.tell_health):
+        if not await self.service.drain(seconds, self.grpc.publish_health):
             log.warning("drain time is over", num_running=self.service.num_running)
 
     async def end(self) -> None:
@@ -164,8 +164,8 @@ class Frontend:
         await self.service.end_calls()
         if self._http is not None:
             await self._http.stop()
-        self._sampler.tell()
-        self.service.calls.tell_suppressed()
+        self._sampler.flush()
+        self.service.calls.log_suppressed()
 
     async def flush(self) -> None:
         """Send the last spans, after `end`, for at most `FLUSH_SECONDS`."""
@@ -175,5 +175,5 @@ class Frontend:
     async def _report_suppressed(self) -> None:
         while True:
             await asyncio.sleep(TELL_SECONDS)
-            self._sampler.tell()
-            self.service.calls.tell_suppressed()
+            self._sampler.flush()
+            self.service.calls.log_suppressed()

@@ -20,6 +20,7 @@ from dragoman.server.dispatch.calls import Calls
 from dragoman.server.dispatch.remote import RemoteDispatcher
 from dragoman.server.models.loaded import SleepingEngine
 from dragoman.server.models.registry import Repository
+from dragoman.server.system import end_process, freeze_heap, return_large_blocks
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.logs import Sampler
@@ -48,7 +49,6 @@ from dragoman.server.workers.messages import (
     to_bytes,
 )
 from dragoman.server.workers.operators import WorkerOperators
-from dragoman.server.workers.processors import end_process, freeze_heap, give_back_large_blocks
 from dragoman.server.workers.served import ServedVersions
 from dragoman.server.workers.shared_counters import UsageTable
 from dragoman.server.workers.supervisor import RESTART_RETRY_SECONDS
@@ -224,7 +224,7 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     output = os.dup(1)
     os.dup2(2, 1)  # libraries that print must not write into the message pipe
-    give_back_large_blocks()
+    return_large_blocks()
     with asyncio.Runner() as runner:
         end_process(runner.run(serve(output)))
 

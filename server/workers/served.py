@@ -14,9 +14,9 @@ from dragoman.server.dispatch.remote import RemoteDispatcher
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import Repository, Route
 from dragoman.server.models.use import Outcomes
+from dragoman.server.system import trim_memory_soon
 from dragoman.server.workers.files import open_copy
 from dragoman.server.workers.messages import FromWorker, ModelRoute, Released, Routes, RoutesTaken, UsageReport, VersionAddress
-from dragoman.server.workers.processors import give_back_blocks_soon
 
 # Bound, since a model that was ready in the message may no longer be.
 ATTACH_SECONDS = 5.0
@@ -118,7 +118,7 @@ class ServedVersions:
             model.engine.close()
         self._releasing.discard(endpoint)
         self._send(Released(endpoint))
-        give_back_blocks_soon()
+        trim_memory_soon()
 
     def _publish(self, routes: Routes) -> None:
         names = {route.name for route in routes.models}

@@ -39,7 +39,7 @@ class Watched:
         if text is not None:
             self.path.write_text(text)
         for _ in range(times):
-            await self.watcher.look()
+            await self.watcher.poll()
         return self.used
 
     @property

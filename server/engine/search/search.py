@@ -67,7 +67,7 @@ class Search(ABC):
             self._seen = candidates.kept(self.options.num_top_log_probs)
         return self.resume()
 
-    def look(self, hypothesis: int, candidates: Candidates) -> None:
+    def refetch(self, hypothesis: int, candidates: Candidates) -> None:
         """Process the `[1, K]` candidates of a hypothesis in `wanted`."""
         del self.wanted[hypothesis]
         self._see(hypothesis, candidates.ids[0], candidates.log_probs[0])

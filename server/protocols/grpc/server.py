@@ -16,7 +16,7 @@ from dragoman.server.protocols.grpc.health import Health, Reflection
 from dragoman.server.protocols.grpc.interceptors import OWN_METHODS, CallInterceptor
 from dragoman.server.protocols.openinference.service import OPEN_INFERENCE_METHODS, InferenceServicer
 from dragoman.server.protocols.tls import Contents, TlsFiles
-from dragoman.server.service.service import CLOSE_SECONDS, TELL_SECONDS, Service
+from dragoman.server.service.service import CLOSE_SECONDS, HEALTH_SECONDS, Service
 from dragoman.v1 import generation_pb2_grpc
 
 # Limit of calls that queue while the event loop is busy, each of some 20 KB.
@@ -86,10 +86,10 @@ class GrpcServer:
         service.note_models()
         self.health.update(service.models.all(), is_ready=service.is_ready, is_draining=service.is_draining)
 
-    async def tell_health(self) -> None:
-        """Publish the models' states, and wait up to `TELL_SECONDS` until watchers have them."""
+    async def publish_health(self) -> None:
+        """Publish the models' states, and wait up to `HEALTH_SECONDS` until watchers have them."""
         self.update_health()
-        await self.health.all_told(TELL_SECONDS)
+        await self.health.all_told(HEALTH_SECONDS)
 
     async def stop(self) -> None:
         """Close the port without ending the process; calls that arrive meanwhile end as `CANCELLED`."""

@@ -141,7 +141,7 @@ class DeviceRunner:
         self._last = step
         return step.ticket.candidates
 
-    def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+    def refetch(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
         """Run rows of the last step again with more candidates; raise `OutOfDeviceMemory` if a single row does not fit."""
         self._forget()
         if first_row == 0 and len(tokens) == self._num_rows:

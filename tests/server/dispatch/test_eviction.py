@@ -48,7 +48,7 @@ def test_a_full_queue_takes_from_the_caller_that_has_most(name: str) -> None:
     waiting, coming = PUSHED_OUT[name]
     policy = queue(1, 6, 60)
     submitted(policy, 1000, Share("holds the slot"))
-    policy.hand_over(0.0)
+    policy.assign(0.0)
     for i, (share, num_tokens) in enumerate(waiting):
         assert submitted(policy, i, share, num_tokens) == []
     for number, share, num_tokens, expected in coming:
@@ -66,7 +66,7 @@ def test_callers_without_a_claim_are_just_those_that_would_be_refused(callers: l
     for share in shares:
         policy = queue(1, 20)
         submitted(policy, 1000, Share("z"))
-        policy.hand_over(0.0)
+        policy.assign(0.0)
         for i, caller in enumerate(callers):
             submitted(policy, i, shares[caller])
         without_claim = policy.without_claim()
@@ -166,7 +166,7 @@ def test_slots_ahead_are_its_callers_own_and_what_others_are_due(
 def test_priority_passes_what_it_is_admitted_before(priority: int, arrival: float, num_slots: int) -> None:
     policy = queue(3)
     policy.submit(entry(0, width=3), 0.0)
-    policy.hand_over(0.0)
+    policy.assign(0.0)
     for i in range(1, 21):
         policy.submit(entry(i, width=3, priority=-10, arrival=98.0), 0.0)
     policy.submit(entry(50, width=3, arrival=95.0), 0.0)
@@ -182,11 +182,11 @@ def test_no_more_is_ahead_than_is_then_admitted_before(sizes: list[tuple[float, 
     """Of requests that cost the same, a new one is not taken to be behind more than it will be."""
     shares = [Share(f"caller {i}", weight) for i, (weight, _) in enumerate(sizes)]
     policy = busy(*((share, num) for share, (_, num) in zip(shares, sizes, strict=True)))
-    (first,) = policy.hand_over(0.0)
+    (first,) = policy.assign(0.0)
     policy.remove(first)
 
     def serve() -> list[int]:
-        admitted = policy.hand_over(0.0)
+        admitted = policy.assign(0.0)
         for one in admitted:
             policy.remove(one)
         return numbers(admitted)

@@ -43,12 +43,12 @@ class Service:
         if not self.policy.capacity:
             self.policy.open(Load(0, self._slots, 0, 0.0))
         for _ in range(times):
-            admitted = self.policy.hand_over(0.0)
-            self.policy.heard(0, 0.0, 1)
+            admitted = self.policy.assign(0.0)
+            self.policy.note_report(0, 0.0, 1)
             self.admitted += admitted
             for one in admitted:
                 self.served[caller_of(one)] += one.num_tokens
-            for one in list(self.policy.given()):
+            for one in list(self.policy.running()):
                 self.served[caller_of(one)] += one.num_slots
                 self._steps_left[one] -= 1
                 if not self._steps_left[one]:
@@ -168,7 +168,7 @@ def test_a_limit_that_was_lowered_does_not_leave_a_wide_request_for_ever() -> No
         policy.submit(entry(i, share, width=1 if i == 2 else 6, arrival=float(i)), 0.0)
     order = []
     for _ in range(3):
-        order.append(numbers(policy.hand_over(0.0)))
-        for each in list(policy.given()):
+        order.append(numbers(policy.assign(0.0)))
+        for each in list(policy.running()):
             policy.remove(each)
     assert order == [[0], [1], [2]] and not policy.has_work, "each alone, as it does not fit"

@@ -21,7 +21,7 @@ def measured(policy: RequestQueue) -> RequestQueue:
 def submitted(policy: RequestQueue, *entries: Entry) -> RequestQueue:
     for one in entries:
         policy.submit(one, 0.0)
-    policy.hand_over(0.0)
+    policy.assign(0.0)
     return policy
 
 

@@ -24,9 +24,9 @@ from tests.server.dispatch.queues import caller_of, entry, numbers, queue
 NAMES = "abcd"
 
 
-def places(handed: list[Entry]) -> list[tuple[int, int]]:
+def places(assigned: list[Entry]) -> list[tuple[int, int]]:
     """Return the engine and the number of each entry."""
-    return [(one.load.index, one.request.id) for one in handed if one.load is not None]
+    return [(one.load.index, one.request.id) for one in assigned if one.load is not None]
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_requests_go_to_the_engine_with_most_room(sizes: list[tuple[int, int]], 
     policy = queue(slots=4, engines=2, lookahead=2)
     for i, (num_tokens, width) in enumerate(sizes):
         policy.submit(entry(i, num_tokens=num_tokens, width=width, arrival=i), 0.0)
-    assert sorted(places(policy.hand_over(0.0)), key=lambda one: one[1]) == [(index, i) for i, index in enumerate(engines)]
+    assert sorted(places(policy.assign(0.0)), key=lambda one: one[1]) == [(index, i) for i, index in enumerate(engines)]
     policy.remove_all()
     for i in range(10, 13):  # one at a time
         policy.submit(one := entry(i), 0.0)
-        assert places(policy.hand_over(0.0)) == [(0, i)]
+        assert places(policy.assign(0.0)) == [(0, i)]
         policy.remove(one)
 
 
@@ -55,21 +55,21 @@ def test_engines_are_given_a_few_requests_beyond_their_slots_and_no_more() -> No
     entries = [entry(i, arrival=i, num_tokens=1) for i in range(100)]
     for one in entries:
         policy.submit(one, 0.0)
-    assert Counter(index for index, _ in places(policy.hand_over(0.0))) == {0: 20, 1: 20}
-    assert policy.hand_over(0.0) == []
+    assert Counter(index for index, _ in places(policy.assign(0.0))) == {0: 20, 1: 20}
+    assert policy.assign(0.0) == []
     policy.remove(entries[7])
-    assert places(policy.hand_over(0.0)) == [(1, 40)], "one for one, where it has ended"
+    assert places(policy.assign(0.0)) == [(1, 40)], "one for one, where it has ended"
 
 
 def test_an_engine_that_is_silent_is_given_nothing_while_another_reports() -> None:
     policy = queue(slots=2, engines=2, lookahead=2)
     now = 2 * SUSPICIOUS_SECONDS
-    policy.heard(1, now, 0)
+    policy.note_report(1, now, 0)
     for i in range(5):
         policy.submit(entry(i, arrival=i), now)
-    assert [index for index, _ in places(policy.hand_over(now))] == [1] * 4
+    assert [index for index, _ in places(policy.assign(now))] == [1] * 4
     now += 2 * SUSPICIOUS_SECONDS
-    assert places(policy.hand_over(now)) == [(0, 4)], "none was heard: this process may have been held up"
+    assert places(policy.assign(now)) == [(0, 4)], "none was heard: this process may have been held up"
 
 
 def test_a_callers_slots_are_counted_over_all_engines() -> None:
@@ -77,9 +77,9 @@ def test_a_callers_slots_are_counted_over_all_engines() -> None:
     entries = [entry(i, Share("a", max_slots=3), arrival=i) for i in range(6)] + [entry(6, Share("b"), arrival=6)]
     for one in entries:
         policy.submit(one, 0.0)
-    assert places(policy.hand_over(0.0)) == [(0, 0), (1, 1), (0, 2), (1, 6)]
+    assert places(policy.assign(0.0)) == [(0, 0), (1, 1), (0, 2), (1, 6)]
     policy.remove(entries[1])
-    assert places(policy.hand_over(0.0)) == [(1, 3)]
+    assert places(policy.assign(0.0)) == [(1, 3)]
 
 
 def test_score_requests_go_by_tokens_and_take_no_place_of_the_queue() -> None:
@@ -91,10 +91,10 @@ def test_score_requests_go_by_tokens_and_take_no_place_of_the_queue() -> None:
         policy.submit(one, 0.0)
     with pytest.raises(QueueIsFull):
         policy.submit(entries[7], 0.0)
-    assert places(policy.hand_over(0.0)) == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    assert places(policy.assign(0.0)) == [(0, 0), (1, 1), (0, 2), (1, 3)]
     policy.remove(entries[1])
     policy.remove(entries[3])
-    assert places(policy.hand_over(0.0)) == [(1, 4), (1, 5)] and policy.num_waiting == 1
+    assert places(policy.assign(0.0)) == [(1, 4), (1, 5)] and policy.num_waiting == 1
 
 
 def test_one_step_of_priority_is_worth_a_second_of_waiting() -> None:
@@ -104,10 +104,10 @@ def test_one_step_of_priority_is_worth_a_second_of_waiting() -> None:
     policy.submit(entry(1, arrival=0.5 * SECONDS_PER_PRIORITY, priority=1), 0.0)
     policy.submit(entry(2, arrival=1.5 * SECONDS_PER_PRIORITY, priority=1), 0.0)
     order = []
-    policy.hand_over(0.0)
+    policy.assign(0.0)
     policy.remove(first)
     while policy.has_work:
-        (admitted,) = policy.hand_over(0.0)
+        (admitted,) = policy.assign(0.0)
         order.append(admitted.request.id)
         policy.remove(admitted)
     assert order == [1, 0, 2]
@@ -117,7 +117,7 @@ def test_deadlines_end_waiting_requests_alone() -> None:
     policy = queue(slots=1)
     for i in range(4):
         policy.submit(entry(i, deadline=5.0 + i), 0.0)
-    assert numbers(policy.hand_over(0.0)) == [0]
+    assert numbers(policy.assign(0.0)) == [0]
     assert policy.next_deadline == 6.0 and policy.expire(5.9) == []
     assert numbers(policy.expire(7.0)) == [1, 2] and policy.num_waiting == 1
 
@@ -212,9 +212,9 @@ class Book:
             assert self.waiting.pop(other.request.id) is other
             assert not other.is_waiting and other.load is None
 
-    def hand_over(self) -> None:
+    def assign(self) -> None:
         before = {name: self.line(name) for name in NAMES}
-        for one in self.policy.hand_over(0.0):
+        for one in self.policy.assign(0.0):
             if one.request.id not in self.waiting:
                 continue  # given when it was submitted
             assert before[caller_of(one)].pop(0) is one, "a caller's own order"
@@ -242,7 +242,7 @@ class Book:
     def check(self) -> None:
         policy, waiting, fair = self.policy, self.waiting.values(), self.policy._fair
         assert {one.request.id: one for one in fair} == self.waiting
-        assert {one.request.id: one for one in policy.given()} == self.running
+        assert {one.request.id: one for one in policy.running()} == self.running
         assert policy.num_used == self.slots - self.num_open == policy._loads[0].num_units
         assert policy._loads[0].num_tokens == sum(one.num_tokens for one in self.running.values())
         assert len(fair) == policy.num_waiting == len(waiting)
@@ -270,7 +270,7 @@ def test_limits_hold_and_everything_ends_once_in_any_history(operations: list[tu
             deadline = None if patience is None else float(number + patience)
             book.submit(entry(number, share, kind, 1 + kind % 3, value, float(number), deadline=deadline))
         elif kind == "hand over":
-            book.hand_over()
+            book.assign()
         elif kind == "expire":
             book.expire(float(number))
         elif kind == "remove" and waiting:
@@ -294,6 +294,6 @@ def test_requests_that_come_and_go_leave_nothing() -> None:
             policy.remove(entries[i - 1])
     line = policy._fair.of("")
     assert line is not None and max(len(line._places), len(policy._fair._turns), len(policy._deadlines)) < 3 * NUM_KEPT
-    assert policy.hand_over(0.0) == [entries[0]]
+    assert policy.assign(0.0) == [entries[0]]
     policy.remove(entries[0])
-    assert numbers(policy.hand_over(0.0)) == [1]
+    assert numbers(policy.assign(0.0)) == [1]

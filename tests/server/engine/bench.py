@@ -221,7 +221,7 @@ class FakeRunner:
         self.looks: list[tuple[int, int, int]] = []
         self.last_step: dict[int, tuple[int, int]] = {}
         self.on_step: Callable[[], None] = lambda: None
-        self.on_look: Callable[[], None] = lambda: None
+        self.on_refetch: Callable[[], None] = lambda: None
         self.on_read: Callable[[int], None] = lambda _: None
         self._num_prefilled = 0
         self._buffers: dict[tuple[int, int], Candidates] = {}
@@ -313,10 +313,10 @@ class FakeRunner:
             buffer.ids[row], buffer.log_probs[row] = everything.ids[:num_candidates], everything.log_probs[:num_candidates]
         return buffer
 
-    def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+    def refetch(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
         self._maybe_fail("look")
         self.looks.append((first_row, len(tokens), num_candidates))
-        self.on_look()
+        self.on_refetch()
         ids: list[NDArray[np.int64]] = []
         log_probs: list[NDArray[np.float32]] = []
         for row, fed in enumerate(zip(tokens.tolist(), positions.tolist(), strict=True), first_row):
@@ -381,7 +381,7 @@ class Bench:
         self.clock = FakeClock()
         self.runner = FakeRunner(max_slots, has_prompts)
         self.runner.on_step = lambda: self.wait(step_seconds)
-        self.runner.on_look = lambda: self.wait(look_seconds)
+        self.runner.on_refetch = lambda: self.wait(look_seconds)
         self.engine = Engine(
             self.runner,
             Limits(max_slots, budget, max_prefetch),

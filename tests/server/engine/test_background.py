@@ -23,14 +23,14 @@ def niceness() -> int:
 def test_the_background_gives_way() -> None:
     before, found = niceness(), list[int]()
 
-    def look() -> None:
+    def load() -> None:
         found.append(niceness())
         inner = threading.Thread(target=lambda: found.append(niceness()))
         inner.start()
         inner.join()
 
     scorer = FakeScorer(is_loaded=False)
-    scorer.check = look  # type: ignore[method-assign]
+    scorer.check = load  # type: ignore[method-assign]
     scoring = Scoring(scorer, 1)
     done = threading.Event()
     scoring.on_done = done.set

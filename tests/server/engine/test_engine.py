@@ -74,7 +74,7 @@ def test_deadlines_end_running_and_waiting_requests_and_no_others() -> None:
     assert bench.finished[0].num_generated == 3 and bench.finished[2].num_generated == 2
 
 
-def look(bench: Bench) -> EngineSnapshot:
+def snapshot_of(bench: Bench) -> EngineSnapshot:
     (engine,) = bench.engine.snapshot().engines
     return engine
 
@@ -84,7 +84,7 @@ def test_a_snapshot_describes_every_slot() -> None:
     bench.submit(1, [30, 1])
     bench.submit(2, [30, 2, 3], search=SearchOptions(num_beams=3, forced_prefix=[9, 9]))
     bench.step(2)
-    assert [slot.num_tokens for slot in look(bench).slots] == [2, 0], "a forced prefix is not generated"
+    assert [slot.num_tokens for slot in snapshot_of(bench).slots] == [2, 0], "a forced prefix is not generated"
     bench.step(3)
     bench.submit(3, [30, 3])
     snapshot = bench.engine.snapshot()
@@ -93,14 +93,14 @@ def test_a_snapshot_describes_every_slot() -> None:
     assert {(slot.request, slot.num_source_tokens, slot.num_tokens) for slot in slots} == {(1, 2, 5), (2, 3, 3)}
     assert {slot.max_new_tokens for slot in slots} == {40} and not any(slot.is_prefill for slot in slots)
     bench.run()
-    assert look(bench).slots == []
+    assert snapshot_of(bench).slots == []
     bench = Bench(max_slots=2, budget=2, has_prompts=True)
     bench.submit(1, [8] * 9)
     bench.step()
-    (slot,) = look(bench).slots
+    (slot,) = snapshot_of(bench).slots
     assert (slot.is_prefill, slot.num_tokens) == (True, 0)
     bench.step(6)
-    (slot,) = look(bench).slots
+    (slot,) = snapshot_of(bench).slots
     assert not slot.is_prefill and slot.num_tokens > 0
 
 
@@ -109,18 +109,18 @@ def test_steps_are_counted_while_somebody_looks() -> None:
     for i in (1, 2):
         bench.submit(i, [30, i])
     bench.step()
-    assert look(bench).totals == StepTotals(), "nothing was counted before"
+    assert snapshot_of(bench).totals == StepTotals(), "nothing was counted before"
     for i in range(6):
         bench.engine.step()
         if i % 2:
             bench.collect()
     bench.engine.step()
-    totals = look(bench).totals
+    totals = snapshot_of(bench).totals
     assert (totals.num_steps, totals.num_rows) == (7, 14)
     bench.wait(WATCH_SECONDS + 0.5)
     bench.step()
     bench.step()
-    assert look(bench).totals.num_steps <= 7, "no more are counted when nobody has looked for a while"
+    assert snapshot_of(bench).totals.num_steps <= 7, "no more are counted when nobody has looked for a while"
 
 
 def test_callers_are_summed_up_and_bounded() -> None:

@@ -103,7 +103,7 @@ class Stage:
 
     async def settle(self) -> None:
         """Scan, and wait until nothing is left to do."""
-        self.look()
+        self.scan()
         async with asyncio.timeout(PATIENCE_SECONDS):
             await self.keeper.settled()
 
@@ -115,7 +115,7 @@ class Stage:
         """Add a version, wait until it reaches a step, and return the event that lets it go on."""
         gate = self.hold(step, name)
         self.put(name)
-        self.look()
+        self.scan()
         await until(lambda: (step, name) in self.told)
         return gate
 

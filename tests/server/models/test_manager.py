@@ -56,7 +56,7 @@ class FakeModel:
 
 
 async def refresh(manager: ModelManager) -> None:
-    await manager.look()
+    await manager.scan()
     await manager.settled()
 
 
@@ -73,7 +73,7 @@ async def reconciled(folder: Path, *names: str, poll_seconds: float = 0.0, early
     keeper: ModelManager = ModelManager(folder, scan(folder), lambda found: FakeModel(found), poll_seconds)  # type: ignore[arg-type, return-value]
     if early:
         put(folder, early)
-        await keeper.look()
+        await keeper.scan()
     running = asyncio.create_task(keeper.run())
     for _ in range(5):
         await asyncio.sleep(0)
@@ -120,18 +120,18 @@ async def test_scan_that_fails_or_finds_nothing_changes_nothing(
         with monkeypatch.context() as context:
             context.setattr(manager_module, "scan", fail)
             for _ in range(4):
-                await keeper.look()
-        await keeper.look()
+                await keeper.scan()
+        await keeper.scan()
         folder.rename(tmp_path / "elsewhere")
         folder.mkdir()  # as where a file system was unmounted
         for _ in range(2):
-            await keeper.look()
+            await keeper.scan()
         assert keeper.problem == f"{folder}: holds no model any more"
         assert [(model.num_lost, model.num_running) for model in models.values()] == [(0, 1), (0, 1)]
         folder.rmdir()
         (tmp_path / "elsewhere").rename(folder)
         shutil.rmtree(folder / "beta")
-        await keeper.look()
+        await keeper.scan()
         assert [model.num_lost for model in models.values()] == [0, 1] and keeper.problem == ""
     told = [line.get("reason") for line in logged() if line["event"] == "cannot look at the models, those that are served stay"]
     assert told == ["gone", "stale file handle", None, f"{folder}: holds no model any more"], "the same reason is told once"

@@ -154,7 +154,7 @@ async def play(stage: Stage, events: str) -> None:
         if event in FAULTS:
             continue
         if event not in ("lose", "begin", "let"):
-            stage.look()
+            stage.scan()
         if not stage.is_held and event != "put":
             async with asyncio.timeout(10):
                 await stage.keeper.settled()
@@ -334,7 +334,7 @@ async def test_start_is_retried_until(ending: str) -> None:
     stage.fail("start", "1")
     async with stage.led(is_persistent=True):
         await until(lambda: "start" in stage.steps("1"))
-        stage.look()
+        stage.scan()
         await asyncio.sleep(0.01)
         assert len(stage.routes) == 1 and stage.serving is None, "an engine that has not been proved is not served"
         if ending == "it is ready":
@@ -342,7 +342,7 @@ async def test_start_is_retried_until(ending: str) -> None:
             await until(lambda: stage.serving == "1" and "prove" in stage.steps("1"))
         elif ending == "another serves":
             stage.put("2")
-            stage.look()
+            stage.scan()
             await until(lambda: stage.shown == {"1": "refused start", "2": "serving"})
             assert stage.steps("1")[-1] == "stop"
         else:
@@ -425,7 +425,7 @@ async def test_route_that_cannot_be_published_is_published_later(
             stage.put("2")
         else:
             stage.engine("2").die()
-        stage.look()
+        stage.scan()
         await until(lambda: stage.steps(label).count("publish") > num_before + (change == "version"))
         await asyncio.sleep(0.02)
         assert stage.steps(label).count("publish") < num_before + 5
@@ -525,5 +525,5 @@ async def test_model_that_could_not_be_loaded_again_with_its_file_stays_loaded()
         await asyncio.sleep(0.06)
         assert (stage.shown, stage.serving, stage.sleeps) == ({"1": "serving"}, "1", [])
         stage.file = kept("20ms")
-        stage.look()
+        stage.scan()
         await until(lambda: stage.sleeps == ["idle"] and not stage.running())

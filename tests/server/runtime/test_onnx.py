@@ -137,7 +137,7 @@ def test_steps_and_looks_give_any_number_of_candidates_and_leave_the_caches_alon
             assert again.log_probs.tobytes() == log_probs[:, :count].tobytes()
         found = runner.step(tokens, positions, NUM_CANDIDATES)
         for first, last in ((1, 3), (3, 4), (0, 4)):
-            seen = runner.look(tokens[first:last], positions[first:last], vocab_size, first)
+            seen = runner.refetch(tokens[first:last], positions[first:last], vocab_size, first)
             np.testing.assert_array_equal(seen.ids, ids[first:last])
             assert seen.log_probs.tobytes() == log_probs[first:last].tobytes()
         assert runner.cache_bytes() == used

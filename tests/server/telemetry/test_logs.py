@@ -98,14 +98,14 @@ def test_a_storm_of_lines_is_sampled_by_kind_and_counted() -> None:
 
     assert storm("invalid", 10_000) == BURST and storm("unauthenticated", 1) == 1, "one kind hides no other"
     for _ in range(2):
-        sampler.tell()
+        sampler.flush()
         assert told == [("invalid", 10_000 - BURST)]
     told.clear()
     written = 0
     for _ in range(1000):
         now[0] += 0.1
         written += storm("invalid", 1000)
-    sampler.tell()
+    sampler.flush()
     assert 100 * PER_SECOND - 1 <= written <= BURST + 100 * PER_SECOND + 1
     assert written + sum(count for _, count in told) == 1_000_000 and len(told) <= 100 / TELL_SECONDS + 1
 
@@ -116,7 +116,7 @@ def test_other_libraries_lines_are_sampled_by_their_logger(_logging_as_it_was: N
     for _ in range(BURST + 50):
         logging.getLogger("grpc.aio._server").error("Unexpected [%s] raised by servicer method", "KeyError")
     logging.getLogger("other").error("rare")
-    sampler.tell()
+    sampler.flush()
     *lines, told = map(json.loads, stream.getvalue().splitlines())
     assert (told["event"], told["logger"]) == ("lines of a library not written", "grpc.aio._server")
     events = [line["event"] for line in lines]

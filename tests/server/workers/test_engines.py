@@ -11,9 +11,9 @@ import pytest
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, load
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
+from dragoman.server.system import available_cores
 from dragoman.server.workers import engines
 from dragoman.server.workers.engines import EnginePlan, divide_cores, engine_settings, plan_engine, plan_engines
-from dragoman.server.workers.processors import available_cores
 
 CORES = len(os.sched_getaffinity(0))
 

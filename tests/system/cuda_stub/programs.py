@@ -143,7 +143,7 @@ class Exercise:
 
     def looks(self) -> None:
         self._step(4, 1, 4)
-        self.runner.look(*rows(3, 1), min(NUM_WIDE, self.bundle.manifest.num_choices), 1)
+        self.runner.refetch(*rows(3, 1), min(NUM_WIDE, self.bundle.manifest.num_choices), 1)
 
     def copies(self) -> None:
         self.runner.copy_row(3, 0, 2)

@@ -163,7 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.num_since_trouble > 4)
     @rule()
-    def fail_look(self) -> None:
+    def fail_refetch(self) -> None:
         """Let the model raise where somebody has to see more of a step, if anybody has to in the next few."""
         self.trouble("fail look")
         self.witness.runner.fail_next = "look"

@@ -49,7 +49,7 @@ class Witness:
             bench.clock.now = self.clock.now
         self.engine, self.runner, self.clock = bench.engine, bench.runner, bench.clock
         self.slots = self.engine.slots
-        self.runner.on_step, self.runner.on_look = self._check_rows_of_step, self._check_look
+        self.runner.on_step, self.runner.on_refetch = self._check_rows_of_step, self._check_refetch
 
     @property
     def outstanding(self) -> list[int]:
@@ -179,7 +179,7 @@ class Witness:
         assert rows == list(range(self.slots.num_rows))
         self.clock.now += 0.01
 
-    def _check_look(self) -> None:
+    def _check_refetch(self) -> None:
         self.seen["look"] += 1
         self.seen["look beside others"] += len(self.engine._refetch) < len(self.engine.running)
         self.clock.now += 0.02

@@ -50,7 +50,7 @@ class Pair:
         np.testing.assert_array_equal(found.ids, expected.ids)
         assert found.log_probs.tobytes() == expected.log_probs.tobytes()
         if num_candidates > 1:
-            self.look(expected.ids.copy(), expected.log_probs.copy())
+            self.refetch(expected.ids.copy(), expected.log_probs.copy())
         self.tokens[: self.num_rows] = expected.ids[:, 0]
         self.positions[: self.num_rows] += 1
 
@@ -59,7 +59,7 @@ class Pair:
         for first in {0, self.num_rows // 2}:
             part = slice(first, self.num_rows)
             for count in (ids.shape[1], 280):
-                looks = [runner.look(self.tokens[part], self.positions[part], count, first) for runner in self.runners]
+                looks = [runner.refetch(self.tokens[part], self.positions[part], count, first) for runner in self.runners]
                 for seen in looks:
                     np.testing.assert_array_equal(seen.ids[:, : ids.shape[1]], ids[part])
                     assert seen.log_probs[:, : ids.shape[1]].tobytes() == log_probs[part].tobytes()

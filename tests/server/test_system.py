@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import resource
-from dragoman.server.workers.processors import give_back_blocks, give_back_large_blocks, keep_blocks
+from dragoman.server.system import trim_memory, return_large_blocks, keep_freed_memory
 
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) // 1024
@@ -16,7 +16,7 @@ def resident():
 def use():
     blocks = [bytearray(b"x") * 16_000_000 for _ in range(4)]
 
-give_back_large_blocks()
+return_large_blocks()
 del_first = bytes(b"x" * 20_000_000)
 del del_first
 before, behind = resident(), []
@@ -24,14 +24,14 @@ blocks = [(b"y" * 4_000_000, behind.append(bytearray(100_000))) for _ in range(2
 del blocks
 given_back = resident() - before
 
-keep_blocks()
+keep_freed_memory()
 for _ in range(3):
     use()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
     use()
 kept, num_faults = resident(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-give_back_blocks()
+trim_memory()
 print(given_back, num_faults, kept - resident())
 """
 

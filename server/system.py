@@ -29,7 +29,7 @@ KEPT_BLOCK_BYTES, KEPT_BYTES = 2**25, 2**28
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # of malloc.h
 
 
-def give_back_large_blocks() -> None:
+def return_large_blocks() -> None:
     """Make the allocator return large freed blocks to the system; no effect without glibc.
 
     glibc raises its threshold to the size of freed blocks, up to 32 MiB: after a few large messages, later ones would be kept.
@@ -38,11 +38,11 @@ def give_back_large_blocks() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
-def keep_blocks() -> None:
+def keep_freed_memory() -> None:
     """Make the allocator keep free blocks for reuse; no effect without glibc.
 
     An engine allocates and frees the same megabytes with every batch; for a small model, clearing new pages would take longer than
-    the computation. `give_back_blocks` returns them when the engine is idle.
+    the computation. `trim_memory` returns them when the engine is idle.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         library = ctypes.CDLL(None)
@@ -50,12 +50,12 @@ def keep_blocks() -> None:
         library.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
-def give_back_blocks_soon() -> None:
-    """Schedule `give_back_blocks` in a second on the event loop, which it blocks for less than a millisecond."""
-    asyncio.get_running_loop().call_later(1.0, give_back_blocks)
+def trim_memory_soon() -> None:
+    """Schedule `trim_memory` in a second on the event loop, which it blocks for less than a millisecond."""
+    asyncio.get_running_loop().call_later(1.0, trim_memory)
 
 
-def give_back_blocks() -> None:
+def trim_memory() -> None:
     """Return free memory to the system; no effect without glibc."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
