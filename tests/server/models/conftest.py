@@ -8,4 +8,4 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll often where the program polls, so that no test waits."""
     monkeypatch.setattr(reconciler, "WATCH_SECONDS", 0.002)
     for module in (executor, memory):
-        monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.001)

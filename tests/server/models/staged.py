@@ -98,7 +98,7 @@ class Stage:
     def remove(self, *names: str) -> None:
         self.versions = [one for one in self.versions if one.name not in names]
 
-    def look(self) -> None:
+    def scan(self) -> None:
         self.keeper.update(self.found)
 
     async def settle(self) -> None:
