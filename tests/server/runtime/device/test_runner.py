@@ -54,16 +54,16 @@ class Pair:
         self.tokens[: self.num_rows] = expected.ids[:, 0]
         self.positions[: self.num_rows] += 1
 
-    def look(self, ids: Any, log_probs: Any) -> None:
-        """Look at all rows of the last step, and at some, with more candidates; the first of them are those of the step."""
+    def refetch(self, ids: Any, log_probs: Any) -> None:
+        """Run all rows of the last step again, and some, with more candidates; the first of them are those of the step."""
         for first in {0, self.num_rows // 2}:
             part = slice(first, self.num_rows)
             for count in (ids.shape[1], 280):
-                looks = [runner.refetch(self.tokens[part], self.positions[part], count, first) for runner in self.runners]
-                for seen in looks:
+                found = [runner.refetch(self.tokens[part], self.positions[part], count, first) for runner in self.runners]
+                for seen in found:
                     np.testing.assert_array_equal(seen.ids[:, : ids.shape[1]], ids[part])
                     assert seen.log_probs[:, : ids.shape[1]].tobytes() == log_probs[part].tobytes()
-                assert looks[0].log_probs.tobytes() == looks[1].log_probs.tobytes()
+                assert found[0].log_probs.tobytes() == looks[1].log_probs.tobytes()
 
     def end(self, row: int) -> None:
         self.num_rows -= 1
