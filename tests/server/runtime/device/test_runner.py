@@ -63,7 +63,7 @@ class Pair:
                 for seen in found:
                     np.testing.assert_array_equal(seen.ids[:, : ids.shape[1]], ids[part])
                     assert seen.log_probs[:, : ids.shape[1]].tobytes() == log_probs[part].tobytes()
-                assert found[0].log_probs.tobytes() == looks[1].log_probs.tobytes()
+                assert found[0].log_probs.tobytes() == found[1].log_probs.tobytes()
 
     def end(self, row: int) -> None:
         self.num_rows -= 1
