@@ -153,7 +153,7 @@ def test_batch_streams_of_a_connection_are_bounded(channel: grpc.Channel) -> Non
     held = [stub.GenerateBatch(stays_open(name)) for name in names]
     assert [next(call).request_id for call in held] == names
     code, message = failure(lambda: list(stub.GenerateBatch(stays_open("one more"))))
-    assert code == "RESOURCE_EXHAUSTED" and message.startswith(f"max_batch_streams_per_connection: {MAX_STREAMS} on one connection")
+    assert code == "RESOURCE_EXHAUSTED" and message.startswith(f"streams of requests: {MAX_STREAMS} on one connection")
     held[0].cancel()
 
     def has_room() -> bool:

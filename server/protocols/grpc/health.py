@@ -50,7 +50,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
 
     def __init__(self) -> None:
         self._watches: set[_Watch] = set()
-        self._limit = StreamLimit("max_watches", MAX_WATCHES, MAX_WATCHES_PER_CONNECTION)
+        self._limit = StreamLimit("health watches", MAX_WATCHES, MAX_WATCHES_PER_CONNECTION)
         self._written = asyncio.Event()
         self.update((), is_ready=False, is_draining=False)
 

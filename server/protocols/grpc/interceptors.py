@@ -116,7 +116,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._max_characters = (lambda: sys.maxsize) if generation is None else generation.max_characters
         self._rate = MessageRate(messages_per_second) if messages_per_second else None
         self._in_flight = in_flight or InFlight(lambda: 1)
-        self._streams = StreamLimit("max_batch_streams_per_connection", math.inf, MAX_STREAMS_PER_CONNECTION)
+        self._streams = StreamLimit("streams of requests", math.inf, MAX_STREAMS_PER_CONNECTION)
         self._receiving = Receiving()
         # Suits every kind of RPC: can answer before it reads a message.
         self._unknown: Handler = grpc.stream_stream_rpc_method_handler(_refuse_unknown)
