@@ -116,6 +116,6 @@ def status_of(model: ModelReconciler) -> ModelStatus:
 
 def _version_status(model: ModelReconciler, version: Version, served: ServedVersion | None) -> VersionStatus:
     outcomes, cause = model.outcomes(version), version.cause or ""
-    reason = (version.label, version.content, version.state.value, version.since, str(cause), version.reason)
+    own = (version.label, version.content, version.state.value, version.since, str(cause), version.reason)
     as_served = ((), 0.0, False) if served is None else (served.labels, served.share, served.is_default)
-    return VersionStatus(*reason, *as_served, outcomes.num_answered, outcomes.num_failed)
+    return VersionStatus(*own, *as_served, outcomes.num_answered, outcomes.num_failed)
