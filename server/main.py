@@ -28,7 +28,7 @@ from dragoman.server.models.loader import VersionLoader
 from dragoman.server.models.manager import ModelManager
 from dragoman.server.models.memory import Placement
 from dragoman.server.models.reconciler import ModelReconciler
-from dragoman.server.models.registry import Repository
+from dragoman.server.models.registry import ModelRegistry
 from dragoman.server.models.source import ModelSource
 from dragoman.server.operators import Operators
 from dragoman.server.system import Terminal, end_process, freeze_heap, return_large_blocks
@@ -101,7 +101,7 @@ class Server:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         self.metrics = Metrics(registry, _version())
-        self.repository: Repository = Repository()
+        self.repository: ModelRegistry = ModelRegistry()
         self._loader = VersionLoader(
             config, self.metrics, keys, num_models=lambda: len(self.manager.models), on_change=self._on_change
         )

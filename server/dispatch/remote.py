@@ -49,7 +49,7 @@ REPORT_SECONDS = 0.05
 
 
 @dataclass(slots=True, eq=False)
-class _FrontEnd:
+class _Frontend:
     """Attached frontend process: in-flight requests (its ids to the dispatcher's) and its next report."""
 
     send: Callable[[Event], None]
@@ -87,7 +87,7 @@ class DispatcherServer:
         self._loop = asyncio.get_running_loop()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Command)
-        self._attached: dict[bytes, _FrontEnd] = {}
+        self._attached: dict[bytes, _Frontend] = {}
         self._is_ready = dispatcher.is_ready
         self._timer: asyncio.TimerHandle | None = None
         self._socket = Socket(zmq.ROUTER, self._receive)
@@ -101,8 +101,8 @@ class DispatcherServer:
 
     def detach(self, name: str) -> None:
         """Cancel all requests of a frontend process that has ended."""
-        if (front_end := self._attached.pop(name.encode(), None)) is not None:
-            for request_id in front_end.ids.values():
+        if (frontend := self._attached.pop(name.encode(), None)) is not None:
+            for request_id in frontend.ids.values():
                 self._dispatcher.cancel(request_id)
 
     def close(self) -> None:
@@ -118,48 +118,48 @@ class DispatcherServer:
         command = self._decoder.decode(payload)
         if isinstance(command, Hello):
             self.detach(origin.decode(errors="replace"))  # a frontend that attaches again
-            self._attached[origin] = _FrontEnd(partial(self._send, origin))
+            self._attached[origin] = _Frontend(partial(self._send, origin))
             if (ready := self._dispatcher.ready) is not None:
                 self._send(origin, ready)
             return
-        if (front_end := self._attached.get(origin)) is None:
+        if (frontend := self._attached.get(origin)) is None:
             return
         match command:
             case Submit(requests):
-                front_end.num_received += len(requests)
+                frontend.num_received += len(requests)
                 for request in requests:
-                    self._submit(front_end, request)
+                    self._submit(frontend, request)
             case Score(score_requests):
                 for score_request in score_requests:
-                    self._submit(front_end, score_request)
+                    self._submit(frontend, score_request)
             case Cancel(ids):
                 for request_id in ids:
-                    if (own_id := front_end.ids.pop(request_id, None)) is not None:
+                    if (own_id := frontend.ids.pop(request_id, None)) is not None:
                         self._dispatcher.cancel(own_id)
             case Watch():
                 with contextlib.suppress(NotReady):
                     self._dispatcher.watch().add_done_callback(lambda future: self._send(origin, future.result()))
         self._report()
 
-    def _submit(self, front_end: _FrontEnd, request: Request | ScoreRequest) -> None:
+    def _submit(self, frontend: _Frontend, request: Request | ScoreRequest) -> None:
         own_id = self._dispatcher.next_id()
-        front_end.ids[request.id] = own_id
+        frontend.ids[request.id] = own_id
         try:
-            self._dispatcher.submit(replace(request, id=own_id), partial(front_end.deliver, request.id))
+            self._dispatcher.submit(replace(request, id=own_id), partial(frontend.deliver, request.id))
         except NotReady:
-            front_end.deliver(request.id, ending(request, "lost", self._loop.time(), retry_after_seconds=LOST_RETRY_SECONDS))
+            frontend.deliver(request.id, ending(request, "lost", self._loop.time(), retry_after_seconds=LOST_RETRY_SECONDS))
 
     def _report(self) -> None:
         """Send reports to frontends with events or old statistics, after any change of readiness."""
         self._publish_readiness()
         now, next_report = self._loop.time(), math.inf
         statistics: Statistics | None = None
-        for front_end in self._attached.values():
-            if front_end.tokens or front_end.finished or front_end.scored or now >= front_end.last_report + REPORT_SECONDS:
+        for frontend in self._attached.values():
+            if frontend.tokens or frontend.finished or frontend.scored or now >= frontend.last_report + REPORT_SECONDS:
                 statistics = statistics or self._dispatcher.statistics_for_callers()
-                front_end.report(now, statistics)
+                frontend.report(now, statistics)
             else:
-                next_report = min(next_report, front_end.last_report + REPORT_SECONDS)
+                next_report = min(next_report, frontend.last_report + REPORT_SECONDS)
         if self._timer is None and next_report < math.inf:
             self._timer = self._loop.call_at(next_report, self._on_timer)
 
@@ -171,12 +171,12 @@ class DispatcherServer:
         if self._is_ready == self._dispatcher.is_ready:
             return
         self._is_ready = not self._is_ready
-        for front_end in self._attached.values():
+        for frontend in self._attached.values():
             if (ready := self._dispatcher.ready) is not None:
-                front_end.send(ready)
+                frontend.send(ready)
             else:
-                front_end.report(self._loop.time(), Statistics())  # ends of lost requests go before `Down`
-                front_end.send(Down(self._dispatcher.retry_seconds))
+                frontend.report(self._loop.time(), Statistics())  # ends of lost requests go before `Down`
+                frontend.send(Down(self._dispatcher.retry_seconds))
 
     def _send(self, origin: bytes, event: Event) -> None:
         self._socket.send(origin, self._encoder.encode(event))

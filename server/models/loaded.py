@@ -20,7 +20,7 @@ from dragoman.server.service.languages import PromptTemplates
 class SleepingEngine(Calls):
     """Engine of an unloaded model: rejects every request with `NotReady`.
 
-    `is_ready` is true since requests are accepted: they wait in `Repository.hold` for the load and do not get here.
+    `is_ready` is true since requests are accepted: they wait in `ModelRegistry.hold` for the load and do not get here.
     `settings` and `num_replicas` are those after the load, `device` is the last one (empty before the first load).
     """
 

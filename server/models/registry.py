@@ -233,7 +233,7 @@ class Route:
         return self.versions[choose(self.shares, f"{self.name}/{key}")]
 
 
-class Repository:
+class ModelRegistry:
     """Routes of all models of this process; `publish` replaces a route atomically on the event loop."""
 
     def __init__(self, models: Iterable[LoadedModel] = ()) -> None:
@@ -290,12 +290,12 @@ class Repository:
 
 
 class Held(AbstractAsyncContextManager[LoadedModel, None]):
-    """Context manager of `Repository.hold`."""
+    """Context manager of `ModelRegistry.hold`."""
 
     __slots__ = ("_asked", "_began", "_name", "_repository", "_seconds", "_use")
 
     def __init__(
-        self, repository: Repository, name: str, version: str, request_id: str, caller: str, seconds: float | None
+        self, repository: ModelRegistry, name: str, version: str, request_id: str, caller: str, seconds: float | None
     ) -> None:
         self._repository, self._name, self._asked, self._seconds = repository, name, (version, request_id, caller), seconds
 

@@ -31,7 +31,7 @@ from dragoman.server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from dragoman.server.models.loaded import LoadedModel
-    from dragoman.server.models.registry import Repository
+    from dragoman.server.models.registry import ModelRegistry
 
 ANSWERS = ("eos", "length")
 # Grace beyond a deadline; a live engine reports a late request's end sooner, and with its tokens.
@@ -43,7 +43,7 @@ Outcome = TypeVar("Outcome")
 class Generation:
     """Generation and scoring with the loaded models."""
 
-    def __init__(self, models: "Repository", metrics: Metrics, deadlines: Deadlines = NO_DEADLINES) -> None:
+    def __init__(self, models: "ModelRegistry", metrics: Metrics, deadlines: Deadlines = NO_DEADLINES) -> None:
         """Prepare the loaded models, which may change later."""
         self._models = models
         self._metrics = metrics

@@ -22,7 +22,7 @@ from dragoman.server.service.callers import Caller
 
 if TYPE_CHECKING:
     from dragoman.server.models.loaded import LoadedModel
-    from dragoman.server.models.registry import Repository
+    from dragoman.server.models.registry import ModelRegistry
 
 INTERVAL_SECONDS = 0.25
 # Timeout of an engine's snapshot; during a long step the previous one is used.
@@ -163,7 +163,7 @@ class _Version:
 class LiveStatistics:
     """Live statistics of one frontend process, computed once for all watchers."""
 
-    def __init__(self, models: "Repository", is_ready: Callable[[], bool], draining: asyncio.Event) -> None:
+    def __init__(self, models: "ModelRegistry", is_ready: Callable[[], bool], draining: asyncio.Event) -> None:
         """Start without watchers; `draining` ends the statistics with a last one."""
         self._models, self._is_ready, self._draining = models, is_ready, draining
         self._began = time.monotonic()

@@ -15,7 +15,7 @@ from dragoman.server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from dragoman.server.models.loaded import LoadedModel
-    from dragoman.server.models.registry import Repository
+    from dragoman.server.models.registry import ModelRegistry
     from dragoman.server.telemetry.tracing import Tracer  # imports OpenTelemetry
 
 # For sending the last bytes after all calls have ended.
@@ -62,7 +62,7 @@ class Service:
 
     def __init__(
         self,
-        models: "Repository",
+        models: "ModelRegistry",
         metrics: Metrics,
         tracer: "Tracer | None" = None,
         callers: Callers | None = None,

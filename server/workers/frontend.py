@@ -12,7 +12,7 @@ import structlog
 
 from dragoman.server.config import ServerConfig
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.models.registry import Repository, Route
+from dragoman.server.models.registry import ModelRegistry, Route
 from dragoman.server.models.use import Holding, Outcomes
 from dragoman.server.protocols.grpc.server import GrpcServer
 from dragoman.server.protocols.http.server import HttpServer
@@ -39,7 +39,7 @@ class Frontend:
     def __init__(
         self,
         config: ServerConfig,
-        models: Repository,
+        models: ModelRegistry,
         metrics: Metrics,
         tracer: "Tracer | None",
         sampler: Sampler,

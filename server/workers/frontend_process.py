@@ -19,7 +19,7 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.dispatch.calls import Calls
 from dragoman.server.dispatch.remote import RemoteDispatcher
 from dragoman.server.models.loaded import SleepingEngine
-from dragoman.server.models.registry import Repository
+from dragoman.server.models.registry import ModelRegistry
 from dragoman.server.system import end_process, freeze_heap, return_large_blocks
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
@@ -72,7 +72,7 @@ class FrontendWorker:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._metrics = metrics = Metrics(self._registry, start.version)
-        self._repository: Repository = Repository()
+        self._repository: ModelRegistry = ModelRegistry()
         self._served = ServedVersions(
             self._repository,
             self._attach,

@@ -19,7 +19,7 @@ from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.dispatch.remote import DispatcherServer
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.models.registry import CannotServe, Repository, Route
+from dragoman.server.models.registry import CannotServe, ModelRegistry, Route
 from dragoman.server.models.use import Holding, Outcomes, together
 from dragoman.server.protocols.tls import TlsFiles
 from dragoman.server.service.administration import OperatorCalls
@@ -67,7 +67,7 @@ class FrontendWorkers:
     def __init__(
         self,
         config: ServerConfig,
-        repository: Repository,
+        repository: ModelRegistry,
         metrics: Metrics,
         version: str,
         operators: OperatorCalls | None = None,

@@ -12,7 +12,7 @@ from dragoman.model.errors import InputError
 from dragoman.server.dispatch.calls import Calls
 from dragoman.server.dispatch.remote import RemoteDispatcher
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.models.registry import Repository, Route
+from dragoman.server.models.registry import ModelRegistry, Route
 from dragoman.server.models.use import Outcomes
 from dragoman.server.system import trim_memory_soon
 from dragoman.server.workers.files import open_copy
@@ -29,7 +29,7 @@ class ServedVersions:
 
     def __init__(
         self,
-        repository: Repository,
+        repository: ModelRegistry,
         attach: Callable[[str, VersionAddress], Calls],
         *,
         prepare: Callable[[LoadedModel], None],

@@ -37,7 +37,7 @@ from dragoman.model.errors import InputError
 from dragoman.server import main
 
 main.find_models = lambda *_: []
-main.Repository = lambda: sys.exit("it would start")
+main.ModelRegistry = lambda: sys.exit("it would start")
 main.available_cores = lambda: 0
 try:
     main.serve({"models": ".", "num_threads": 1, "tracing_endpoint": sys.argv[1]}, None)

@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, NotReady
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.models.registry import Repository
+from dragoman.server.models.registry import ModelRegistry
 from dragoman.server.protocols.openinference.requests import MAX_TEXTS, NAMED, OUTPUTS, SAMPLING_PARAMETERS, TEXT_INPUT, Field
 from dragoman.server.service.callers import Caller
 from dragoman.server.service.generate import Generation
@@ -32,7 +32,7 @@ def server_metadata() -> inference_pb2.ServerMetadataResponse:
 class Descriptions:
     """Describes models to callers that `generation` allows to use them."""
 
-    def __init__(self, models: Repository, generation: Generation) -> None:
+    def __init__(self, models: ModelRegistry, generation: Generation) -> None:
         self._models = models
         self._generation = generation
 

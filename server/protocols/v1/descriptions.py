@@ -7,7 +7,7 @@ from msgspec import structs
 
 from dragoman.export.fields import tellable
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.models.registry import Repository
+from dragoman.server.models.registry import ModelRegistry
 from dragoman.server.protocols.v1.messages import check_size
 from dragoman.server.service.administration import ModelStatus, VersionStatus
 from dragoman.server.service.answers import shortlist_tokens
@@ -19,7 +19,7 @@ from dragoman.v1 import generation_pb2, repository_pb2
 class Descriptions:
     """Describes models as `Model` messages; languages, possibly hundreds per model, are cached."""
 
-    def __init__(self, models: Repository, max_message_bytes: int) -> None:
+    def __init__(self, models: ModelRegistry, max_message_bytes: int) -> None:
         self._models = models
         self._max_message_bytes = max_message_bytes
         self._languages: WeakKeyDictionary[PromptTemplates, generation_pb2.Model] = WeakKeyDictionary()

@@ -14,7 +14,7 @@ from dragoman.export.bundle import Bundle
 from dragoman.server import errors
 from dragoman.server.errors import UnknownVersion
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.models.registry import Repository, Route, ServedVersion, choose, resolve
+from dragoman.server.models.registry import ModelRegistry, Route, ServedVersion, choose, resolve
 from dragoman.server.models.use import Outcomes, Use
 
 
@@ -28,27 +28,27 @@ ONE, TWO = version("1"), version("2")
 BOTH = {"1": ONE, "2": TWO}
 
 
-def routed(route: Route) -> Repository:
-    repository: Repository = Repository()
+def routed(route: Route) -> ModelRegistry:
+    repository: ModelRegistry = ModelRegistry()
     repository.publish(route.name, route)
     return repository
 
 
-async def held(repository: Repository, *arguments: str, **keywords: str) -> Any:
+async def held(repository: ModelRegistry, *arguments: str, **keywords: str) -> Any:
     async with repository.hold(*arguments, **keywords) as model:
         assert model.use.num_held == 1
     assert model.use.num_held == 0
     return model
 
 
-async def labels(repository: Repository, number: int, caller: str = "") -> list[str]:
+async def labels(repository: ModelRegistry, number: int, caller: str = "") -> list[str]:
     return [(await held(repository, "en-de", request_id=f"request-{i}", caller=caller)).label for i in range(number)]
 
 
 def test_models_are_found_by_name(tiny_bundle: Path) -> None:
     tiny: Any = LoadedModel.of(Bundle.open(tiny_bundle), "engine")  # type: ignore[arg-type]
     assert (tiny.name, tiny.version, tiny.engine) == ("tiny", tiny.bundle.manifest.version, "engine")
-    repository: Repository = Repository([version("1", "beta"), version("1", "alpha")])
+    repository: ModelRegistry = ModelRegistry([version("1", "beta"), version("1", "alpha")])
     assert [model.name for model in repository.all()] == ["alpha", "beta"] and repository.get("beta").name == "beta"
     for name in ("", "gamma", "BETA"):
         with pytest.raises(errors.UnknownModel, match="alpha, beta"):
