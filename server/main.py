@@ -34,9 +34,9 @@ from dragoman.server.operators import Operators
 from dragoman.server.system import Terminal, end_process, freeze_heap, return_large_blocks
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminAccess, AdminServer
-from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.logs import Sampler
 from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.server_metrics import CallerMetrics
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source, Watcher
 from dragoman.server.workers.engines import plan_engines

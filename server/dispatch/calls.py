@@ -7,8 +7,17 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from dragoman.server.engine.messages import Finished, FinishReason, Request, Scored, ScoreRequest, Share, Statistics, Tokens
-from dragoman.server.engine.snapshot import Snapshot
+from dragoman.server.engine.messages import (
+    Finished,
+    FinishReason,
+    Request,
+    Scored,
+    ScoreRequest,
+    Share,
+    Snapshot,
+    Statistics,
+    Tokens,
+)
 from dragoman.server.errors import NotReady
 
 

@@ -18,8 +18,10 @@ from msgspec.structs import replace
 from dragoman.server.dispatch.calls import Calls, ending
 from dragoman.server.dispatch.queue import Entry, Load, QueueIsFull, RequestQueue
 from dragoman.server.engine.messages import (
+    CallerUse,
     Cancel,
     Command,
+    EngineSnapshot,
     FinishReason,
     Ready,
     Report,
@@ -27,11 +29,14 @@ from dragoman.server.engine.messages import (
     Score,
     ScoreRequest,
     Share,
+    Snapshot,
     Statistics,
     Submit,
+    Watch,
+    of_replica,
+    summed_up,
 )
 from dragoman.server.engine.settings import QueueLimits
-from dragoman.server.engine.snapshot import CallerUse, EngineSnapshot, Snapshot, Watch, of_replica, summed_up
 from dragoman.server.errors import QueueFull
 
 log = structlog.get_logger("dragoman.dispatch")

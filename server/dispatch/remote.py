@@ -34,12 +34,13 @@ from dragoman.server.engine.messages import (
     Scored,
     ScoreRequest,
     Share,
+    Snapshot,
     Statistics,
     Submit,
     Tokens,
+    Watch,
 )
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.engine.snapshot import Snapshot, Watch
 from dragoman.server.errors import NotReady, QueueFull, Unavailable
 
 log = structlog.get_logger("dragoman.dispatch")

@@ -12,7 +12,20 @@ from functools import partial
 import structlog
 
 from dragoman.server.engine.costs import PACKED, Costs
-from dragoman.server.engine.messages import Finished, FinishReason, Report, Request, Shrunk, Statistics, Step, Tokens
+from dragoman.server.engine.messages import (
+    EngineSnapshot,
+    Finished,
+    FinishReason,
+    Report,
+    Request,
+    Shrunk,
+    SlotUse,
+    Snapshot,
+    Statistics,
+    Step,
+    StepTotals,
+    Tokens,
+)
 from dragoman.server.engine.prefill import EncoderPrefiller, Prefiller, PromptPrefiller
 from dragoman.server.engine.rows import Rows
 from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide, num_common_tokens
@@ -21,7 +34,6 @@ from dragoman.server.engine.search.searches import Advance, advances, search_for
 from dragoman.server.engine.sequence import Sequence
 from dragoman.server.engine.settings import Limits
 from dragoman.server.engine.slots import Slots
-from dragoman.server.engine.snapshot import EngineSnapshot, SlotUse, Snapshot, StepTotals
 from dragoman.server.engine.topk_refetch import TopKRefetch
 from dragoman.server.runtime.runner import Candidates, Runner
 

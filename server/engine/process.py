@@ -22,10 +22,9 @@ from dragoman.extras import install_command
 from dragoman.model.errors import InputError
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.loading import load_engine, load_scorer, platform_of_engine
-from dragoman.server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Score, Stop, Submit
+from dragoman.server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Score, Stop, Submit, Watch
 from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.engine.snapshot import Watch
 from dragoman.server.system import keep_freed_memory, trim_memory
 from dragoman.server.telemetry import logs
 

@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.dispatch.calls import Calls
-from dragoman.server.engine.messages import Ready, Request, ScoreRequest, Share, Statistics
+from dragoman.server.engine.messages import Ready, Request, ScoreRequest, Share, Snapshot, Statistics
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.engine.snapshot import Snapshot
 from dragoman.server.errors import NotReady
 from dragoman.server.models.model_file import NO_TRAITS, Traits
 from dragoman.server.models.use import Outcomes, Use

@@ -18,9 +18,8 @@ from dragoman.server.models.model_file import ModelFile
 from dragoman.server.models.self_test import PROOF_SECONDS, ProofFailed, prove
 from dragoman.server.models.version import Cause, Opened, Refused
 from dragoman.server.service.languages import PromptTemplates
-from dragoman.server.system import trim_memory_soon
+from dragoman.server.system import read_process, trim_memory_soon
 from dragoman.server.telemetry.metrics import Metrics
-from dragoman.server.telemetry.processes import read_process
 from dragoman.server.workers.engines import EnginePlan, engine_settings, make_engine, plan_engine
 from dragoman.server.workers.pool import ReplicaPool
 

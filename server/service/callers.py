@@ -12,7 +12,7 @@ from dragoman.server.engine.messages import Share
 from dragoman.server.errors import ClientFault, InvalidRequest, LimitReached, Unauthenticated
 from dragoman.server.listening import digest_of
 from dragoman.server.service.callers_file import Book, Entry, Limits
-from dragoman.server.telemetry.caller_metrics import CallerMeter, CallerMetrics
+from dragoman.server.telemetry.server_metrics import CallerMeter, CallerMetrics
 
 # Used where the time is unknown: a running request has to end first.
 RETRY_SECONDS = 1.0

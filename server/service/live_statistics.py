@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.server.engine import messages
-from dragoman.server.engine.snapshot import CallerUse, EngineSnapshot, SlotUse, Snapshot, summed_up
+from dragoman.server.engine.messages import CallerUse, EngineSnapshot, SlotUse, Snapshot, summed_up
 from dragoman.server.errors import ConnectionLimit, Unavailable
 from dragoman.server.service.callers import Caller
 

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from prometheus_client import CollectorRegistry, Info, disable_created_metrics
 
 from dragoman.server.engine import messages
-from dragoman.server.telemetry.caller_metrics import CallerMetrics
+from dragoman.server.system import ProcessReading, read_process
 from dragoman.server.telemetry.families import Families
-from dragoman.server.telemetry.processes import ProcessReading, read_process
 from dragoman.server.telemetry.series import Series, SummedRegistry
-from dragoman.server.telemetry.server_metrics import ReloadMetrics, VersionMetrics
+from dragoman.server.telemetry.server_metrics import CallerMetrics, ReloadMetrics, VersionMetrics
 
 # Common latency objectives in seconds, which must be bucket bounds.
 # fmt: off

@@ -22,10 +22,10 @@ from dragoman.server.models.loaded import SleepingEngine
 from dragoman.server.models.registry import ModelRegistry
 from dragoman.server.system import end_process, freeze_heap, return_large_blocks
 from dragoman.server.telemetry import logs
-from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.logs import Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import take_series
+from dragoman.server.telemetry.server_metrics import CallerMetrics
 from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
 from dragoman.server.workers.files import MemoryFiles

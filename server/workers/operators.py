@@ -13,8 +13,8 @@ from dragoman.server.service.administration import CarryOut, Listing, Operator, 
 from dragoman.server.service.callers import Callers
 from dragoman.server.service.callers_file import read_operators_book
 from dragoman.server.service.context import RunningCalls
-from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.server_metrics import CallerMetrics
 from dragoman.server.watching import Source
 from dragoman.server.workers.messages import AdminRequest, AdminResponse, FromWorker
 

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from dragoman.server.dispatch.dispatcher import Dispatcher
 from dragoman.server.dispatch.link import Link
-from dragoman.server.engine.messages import Event, Fatal, Hello, Ready, Report, Statistics, Stop
+from dragoman.server.engine.messages import Event, Fatal, Hello, Ready, Report, Snapshot, Statistics, Stop
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.engine.snapshot import Snapshot
 from dragoman.server.workers.supervisor import (
     LAST_WORDS_SECONDS,
     RESTART_RETRY_SECONDS,

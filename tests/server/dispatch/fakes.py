@@ -15,12 +15,13 @@ from dragoman.server.engine.messages import (
     Score,
     Scored,
     ScoreRequest,
+    Snapshot,
     Statistics,
     Submit,
     Tokens,
+    Watch,
 )
 from dragoman.server.engine.settings import QueueLimits
-from dragoman.server.engine.snapshot import Snapshot, Watch
 from tests.server.engine.bench import FakeClock
 
 

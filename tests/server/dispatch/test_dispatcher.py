@@ -11,7 +11,9 @@ import pytest
 
 from dragoman.server.dispatch.dispatcher import LOST_RETRY_SECONDS, WATCH_PATIENCE_SECONDS, WATCH_SECONDS, Dispatcher
 from dragoman.server.engine.messages import (
+    CallerUse,
     Command,
+    EngineSnapshot,
     Finished,
     Prefill,
     Ready,
@@ -20,12 +22,13 @@ from dragoman.server.engine.messages import (
     SearchOptions,
     Share,
     Shrunk,
+    SlotUse,
+    Snapshot,
     Statistics,
     Step,
     Tokens,
 )
 from dragoman.server.engine.settings import QueueLimits
-from dragoman.server.engine.snapshot import CallerUse, EngineSnapshot, SlotUse, Snapshot
 from dragoman.server.errors import NotReady, QueueFull
 from tests.server.conftest import until
 from tests.server.dispatch.fakes import FakeCaller, FakeDispatcher, FakeEngine

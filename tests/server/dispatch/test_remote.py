@@ -12,9 +12,18 @@ import zmq.asyncio
 
 from dragoman.server.dispatch.dispatcher import Dispatcher
 from dragoman.server.dispatch.remote import DispatcherServer, RemoteDispatcher
-from dragoman.server.engine.messages import ANYBODY, Down, Request, ScoreRequest, Share, Statistics, Tokens
+from dragoman.server.engine.messages import (
+    ANYBODY,
+    Down,
+    EngineSnapshot,
+    Request,
+    ScoreRequest,
+    Share,
+    Snapshot,
+    Statistics,
+    Tokens,
+)
 from dragoman.server.engine.settings import EngineSettings, QueueLimits
-from dragoman.server.engine.snapshot import EngineSnapshot, Snapshot
 from dragoman.server.errors import NotReady, QueueFull
 from tests.server.conftest import until
 from tests.server.dispatch.fakes import FakeEngine

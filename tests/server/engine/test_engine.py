@@ -3,8 +3,7 @@
 import pytest
 
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, WATCH_SECONDS, EngineIsBroken
-from dragoman.server.engine.messages import SearchOptions
-from dragoman.server.engine.snapshot import MAX_CALLERS, CallerUse, EngineSnapshot, StepTotals, summed_up
+from dragoman.server.engine.messages import MAX_CALLERS, CallerUse, EngineSnapshot, SearchOptions, StepTotals, summed_up
 from tests.server.engine.bench import Bench
 
 # A source is [answer length, ...]: see the bench's fake model.

@@ -22,13 +22,14 @@ from dragoman.server.engine.messages import (
     Request,
     Score,
     ScoreRequest,
+    Snapshot,
     Stop,
     Submit,
+    Watch,
 )
 from dragoman.server.engine.process import EXIT_BROKEN, EXIT_CANNOT_START, EngineLoop
 from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.engine.snapshot import Snapshot, Watch
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
 from tests.server.engine.bench import Bench, FakeGraphs
 from tests.server.engine.test_scoring import FakeScorer

@@ -13,8 +13,8 @@ from dragoman.server.errors import InvalidRequest, LimitReached, Unauthenticated
 from dragoman.server.listening import digest_of
 from dragoman.server.service.callers import Caller, Callers
 from dragoman.server.service.callers_file import read_book
-from dragoman.server.telemetry.caller_metrics import MAX_CALLERS, OTHERS, CallerMetrics
 from dragoman.server.telemetry.families import Families
+from dragoman.server.telemetry.server_metrics import MAX_CALLERS, OTHERS, CallerMetrics
 
 # The file
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.server.engine.snapshot import EngineSnapshot, StepTotals
+from dragoman.server.engine.messages import EngineSnapshot, StepTotals
 from dragoman.server.service.live_statistics import LONGEST_SECONDS, Pace, PaceOfSteps
 
 

@@ -15,7 +15,7 @@ from dragoman.server.buckets import Bucket
 from dragoman.server.errors import LimitReached
 from dragoman.server.service.callers import Caller, Callers
 from dragoman.server.service.callers_file import read_book
-from dragoman.server.telemetry.caller_metrics import CallerMetrics
+from dragoman.server.telemetry.server_metrics import CallerMetrics
 from dragoman.server.workers import shared_counters as tables
 from dragoman.server.workers.shared_counters import UsageTable
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.server.telemetry.processes import PAGE_BYTES, TICKS_PER_SECOND, read_process
+from dragoman.server.system import PAGE_BYTES, TICKS_PER_SECOND, read_process
 
 
 def test_a_process_is_read_as_the_kernel_has_it(tmp_path: Path) -> None:
