@@ -327,7 +327,7 @@ class FrontendWorkers:
         now = time.monotonic()
         for adopted in self._adopted.values():
             if (outcomes := usage.outcomes.get(adopted.endpoint)) is not None:
-                adopted.outcomes = adopted.outcomes.plus(Outcomes(*outcomes))
+                adopted.outcomes = adopted.outcomes.plus(outcomes)
             if adopted.endpoint in usage.held:
                 adopted.last_used = now
 

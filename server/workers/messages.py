@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.models.model_file import Sticky, Traits
+from dragoman.server.models.use import Outcomes
 from dragoman.server.service.administration import Listing, Operator, Order
 from dragoman.server.telemetry.series import Series
 
@@ -129,7 +130,7 @@ class RoutesTaken(Struct, frozen=True, array_like=True, tag="routes_taken"):
 class UsageReport(Struct, frozen=True, array_like=True, tag="usage"):
     """Use of versions since the last such message, by endpoint."""
 
-    outcomes: dict[str, tuple[int, int, float]]  # the first three fields of `Outcomes`
+    outcomes: dict[str, Outcomes]
     held: dict[str, tuple[int, float]] = {}  # requests that hold the version, and `Use.warm_until`
 
 

@@ -57,13 +57,13 @@ class ServedVersions:
 
     def report_usage(self) -> None:
         """Send the use of versions since the last report."""
-        used: dict[str, tuple[int, int, float]] = {}
+        used: dict[str, Outcomes] = {}
         held: dict[str, tuple[int, float]] = {}
         for endpoint, model in self._models.items():
             outcomes = model.use.outcomes
             new = outcomes.since(self._reported.get(endpoint, Outcomes()))
             if new.num_answered or new.num_failed:
-                used[endpoint] = (new.num_answered, new.num_failed, new.seconds)
+                used[endpoint] = new
                 self._reported[endpoint] = outcomes
             if model.use.num_moves != self._reported_moves.get(endpoint, 0):
                 held[endpoint] = (model.use.num_held, model.use.warm_until)
@@ -93,8 +93,9 @@ class ServedVersions:
         """Read and attach to new versions; raise `BundleError`, and keep none, if one cannot be read."""
         new = [(route.name, one) for route in routes.models for one in route.versions if one.endpoint not in self._models]
         models = [await asyncio.to_thread(self._load, *one) for one in new]
-        for (_, version), model in zip(new, models, strict=True):
+        for model in models:
             await asyncio.to_thread(self._prepare, model)
+        for (_, version), model in zip(new, models, strict=True):
             if isinstance(model.engine, RemoteDispatcher):
                 model.engine.open()
             self._models[version.endpoint] = model
