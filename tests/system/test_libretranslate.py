@@ -179,7 +179,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"q": ["A"] * 1025}, "q: 1025 texts; at most 1024 are translated at once"),
     ({"q": "Yes. " * 5000}, "q: more than 4096 sentences; send fewer at once"),
     *[({"alternatives": value}, "alternatives: is no whole number") for value in ("many", 1.5, True, [1], "9" * 20)],
-    ({"alternatives": 7, "q": "A dog." + "-\n" * 6000}, "q: answers have more than 65536 bytes, max_message_bytes"),
+    *[
+        ({"alternatives": 7, "q": "A dog." + kept}, "q: answers have more than 65536 bytes, max_message_bytes")
+        for kept in ("-\n" * 6000, "—\n" * 3000)
+    ],
 ]
 FORM, PARTS = "application/x-www-form-urlencoded", "multipart/form-data; boundary=a"
 UNREADABLE = [

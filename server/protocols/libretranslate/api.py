@@ -180,7 +180,7 @@ class LibreTranslateApi:
         for index, piece, is_translated in await self._slices.collect(found, owner):
             pieces[index].append((piece, is_translated))
         sentences = [piece for each in pieces for piece, is_translated in each if is_translated]
-        num_kept = sum(len(piece) for each in pieces for piece, is_translated in each if not is_translated)
+        num_kept = sum(len(piece.encode(errors="replace")) for each in pieces for piece, is_translated in each if not is_translated)
         translated = await self._translate_all(sentences, wanted, exchange, num_kept)
         answers, start = [], 0
         for each in pieces:
@@ -194,7 +194,7 @@ class LibreTranslateApi:
     async def _translate_all(
         self, sentences: Sequence[str], wanted: Wanted, exchange: Exchange, num_kept: int
     ) -> Sequence[list[str]]:
-        """Return each sentence's answers, best first; `num_kept` untranslated characters count toward the size limit."""
+        """Return each sentence's answers, best first; `num_kept` bytes that stay as they are count toward the size limit."""
         call, loop = exchange.call, asyncio.get_running_loop()
         call.is_counted = False  # its sentences are counted
         items = ItemRecords(self._service.calls, call, own_ending)
