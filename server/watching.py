@@ -59,7 +59,7 @@ class Watcher:
             try:
                 await self.poll()
             except Exception:  # for example no memory for a thread; the next poll may succeed
-                log.exception("cannot look whether files have changed")
+                log.exception("files cannot be checked for changes")
 
     async def poll(self) -> None:
         """Poll once."""

@@ -327,7 +327,7 @@ class Engine:
         self._refetch.hold()
         is_anyone_else = len(self._refetch) < len(self.running)
         for sequence in self._refetch.take(
-            step_seconds, is_anyone_else=is_anyone_else, fail=partial(self._fail, event="look failed")
+            step_seconds, is_anyone_else=is_anyone_else, fail=partial(self._fail, event="refetch failed")
         ):
             search = self._searching[sequence]
             self._advance(sequence, search, search.resume, choices)

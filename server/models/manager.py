@@ -62,7 +62,7 @@ class ModelManager:
                 self._note_problem(str(error))
                 return
             except Exception:
-                log.exception("cannot look at the models, those that are served stay")
+                log.exception("the models folder cannot be scanned, served versions stay")
                 return
             if not found and self._found:  # for example when the folder is no longer mounted
                 self._note_problem(f"{self._folder}: holds no model any more")
@@ -73,7 +73,7 @@ class ModelManager:
                 try:
                     self._note(model)
                 except Exception:
-                    log.exception("cannot take note of a model, the others go on", model=model.name)
+                    log.exception("a model cannot be updated, the others go on", model=model.name)
             for name in self.models.keys() - {model.name for model in found}:
                 self.models[name].note_removed()
 
@@ -110,7 +110,7 @@ class ModelManager:
 
     def _note_problem(self, problem: str) -> None:
         if problem != self.problem:
-            log.error("cannot look at the models, those that are served stay", reason=problem)
+            log.error("the models folder cannot be scanned, served versions stay", reason=problem)
         self.problem = problem
 
     def _log_unused(self, unused: Collection[str]) -> None:

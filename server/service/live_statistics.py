@@ -190,9 +190,9 @@ class LiveStatistics:
 
     def _enter(self, name: str) -> None:
         if self._watchers.total() >= MAX_WATCHERS:
-            raise ConnectionLimit(f"viewers: {MAX_WATCHERS} look already", RETRY_SECONDS)
+            raise ConnectionLimit(f"viewers: {MAX_WATCHERS} watch already", RETRY_SECONDS)
         if name and self._watchers[name] >= MAX_WATCHERS_PER_CALLER:
-            raise ConnectionLimit(f"viewers: {MAX_WATCHERS_PER_CALLER} of caller {name} look already", RETRY_SECONDS)
+            raise ConnectionLimit(f"viewers: {MAX_WATCHERS_PER_CALLER} of caller {name} watch already", RETRY_SECONDS)
         self._watchers[name] += 1
         if self._making is None:
             self._next = asyncio.get_running_loop().create_future()

@@ -77,7 +77,7 @@ class ServedVersions:
                 await self._adopt(routes)
             except Exception as error:
                 is_expected = isinstance(error, InputError)
-                log.error("models cannot be served as told", reason=str(error), exc_info=None if is_expected else error)
+                log.error("new routes cannot be taken", reason=str(error), exc_info=None if is_expected else error)
                 self._send(RoutesTaken(routes.serial, str(error) or type(error).__name__))
                 for endpoint in routes.endpoints - self._models.keys():  # the parent counts them as held here
                     self._send(Released(endpoint))

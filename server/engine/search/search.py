@@ -48,7 +48,7 @@ class Search(ABC):
 
         Returns:
             Index of each new live hypothesis's parent among the previous ones; empty when the search is over. None, with nothing
-            changed, if more candidates are `wanted`: pass them to `look`, then call `resume`.
+            changed, if more candidates are `wanted`: pass them to `refetch`, then call `resume`.
         """
         prefix = self.options.forced_prefix
         num_fed = len(self.live[0].token_ids)

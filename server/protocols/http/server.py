@@ -97,7 +97,7 @@ class HttpServer:
         if limit and len(server.connections) + len(self._handshakes) >= limit:
             transport.abort()
         elif self._context is None:
-            accepted.hand_over(transport, Connection(server, **self._connection_options))
+            accepted.pass_to_http(transport, Connection(server, **self._connection_options))
         else:
             transport.pause_reading()
             task = asyncio.get_running_loop().create_task(self._shake_hands(transport, accepted, self._context, server))
@@ -114,7 +114,7 @@ class HttpServer:
             transport.abort()
             return
         if secure is not None and not secure.is_closing():
-            accepted.hand_over(secure, Connection(server, **self._connection_options))
+            accepted.pass_to_http(secure, Connection(server, **self._connection_options))
 
 
 class _Accepted(asyncio.Protocol):
@@ -128,10 +128,10 @@ class _Accepted(asyncio.Protocol):
         self._server.accept(transport, self)
 
     def data_received(self, data: bytes) -> None:
-        """Buffer bytes between the end of the handshake and `hand_over`."""
+        """Buffer bytes between the end of the handshake and `pass_to_http`."""
         self._early += data
 
-    def hand_over(self, transport: asyncio.Transport, connection: Connection) -> None:
+    def pass_to_http(self, transport: asyncio.Transport, connection: Connection) -> None:
         transport.set_protocol(connection)
         connection.connection_made(transport)
         if self._early:

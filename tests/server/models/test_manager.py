@@ -133,14 +133,14 @@ async def test_scan_that_fails_or_finds_nothing_changes_nothing(
         shutil.rmtree(folder / "beta")
         await keeper.scan()
         assert [model.num_lost for model in models.values()] == [0, 1] and keeper.problem == ""
-    told = [line.get("reason") for line in logged() if line["event"] == "cannot look at the models, those that are served stay"]
+    told = [line.get("reason") for line in logged() if line["event"] == "the models folder cannot be scanned, served versions stay"]
     assert told == ["gone", "stale file handle", None, f"{folder}: holds no model any more"], "the same reason is told once"
 
 
 async def test_folder_is_polled_whatever_one_model_raises(tmp_path: Path, logged: Any) -> None:
     async with reconciled(tmp_path, "alpha", "beta", poll_seconds=0.001) as (_, models):
         models["alpha"].error = ValueError("unforeseen")
-        await until(lambda: [line for line in logged() if line["event"] == "cannot take note of a model, the others go on"])
+        await until(lambda: [line for line in logged() if line["event"] == "a model cannot be updated, the others go on"])
         num_found = len(models["beta"].found)
         put(tmp_path, "gamma")
         await until(lambda: "gamma" in models and len(models["beta"].found) > num_found)
