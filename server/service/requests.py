@@ -164,25 +164,12 @@ def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max
     return not (request.return_alternatives and max_new_tokens == 1)
 
 
-_options_of = attrgetter(
-    "num_beams",
-    "num_return_sequences",
-    "length_penalty",
-    "early_stopping",
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
-    "min_new_tokens",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "suppressed_tokens",
-    "forced_prefix",
-    "return_alternatives",
-    "return_log_probs",
-    "top_log_probs",
+# Fields of a request that are no options of its search.
+_OTHER_FIELDS = (
+    *("model", "model_version", "text", "source_language", "target_language", "special_tokens_in_text"),
+    *("request_id", "priority", "max_new_tokens", "truncate"),
 )
+_options_of = attrgetter(*(name for name in GenerateRequest.__struct_fields__ if name not in _OTHER_FIELDS))
 _NO_OPTIONS, _ONE_BEAM = _options_of(GenerateRequest()), _options_of(GenerateRequest(num_beams=1))
 
 
