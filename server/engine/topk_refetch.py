@@ -118,7 +118,7 @@ class TopKRefetch:
         for i, place in enumerate(places):
             try:
                 if (search := self._waiting.get(place.sequence)) is not None:
-                    search.refetch(place.hypothesis, Candidates(candidates.ids[i : i + 1], candidates.log_probs[i : i + 1]))
+                    search.take_refetched(place.hypothesis, Candidates(candidates.ids[i : i + 1], candidates.log_probs[i : i + 1]))
             except Exception:
                 fail([place.sequence])
         able: list[Sequence] = []

@@ -48,7 +48,7 @@ class Search(ABC):
 
         Returns:
             Index of each new live hypothesis's parent among the previous ones; empty when the search is over. None, with nothing
-            changed, if more candidates are `wanted`: pass them to `refetch`, then call `resume`.
+            changed, if more candidates are `wanted`: pass them to `take_refetched`, then call `resume`.
         """
         prefix = self.options.forced_prefix
         num_fed = len(self.live[0].token_ids)
@@ -67,7 +67,7 @@ class Search(ABC):
             self._seen = candidates.kept(self.options.num_top_log_probs)
         return self.resume()
 
-    def refetch(self, hypothesis: int, candidates: Candidates) -> None:
+    def take_refetched(self, hypothesis: int, candidates: Candidates) -> None:
         """Process the `[1, K]` candidates of a hypothesis in `wanted`."""
         del self.wanted[hypothesis]
         self._see(hypothesis, candidates.ids[0], candidates.log_probs[0])

@@ -72,7 +72,7 @@ class TableModel:
                 assert search.live is before, "a search that has to see more must not have changed"
                 driven.num_again += 1
                 for row, wider in list(search.wanted.items()):
-                    search.refetch(row, self.candidates(rows[row : row + 1], wider))
+                    search.take_refetched(row, self.candidates(rows[row : row + 1], wider))
                 parents = search.resume()
             driven.certain.append(search.certain_tokens)
             driven.max_live = max(driven.max_live, len(search.live))
