@@ -182,27 +182,27 @@ class ReplicaPool(Dispatcher):
         if len(self.replicas) == 1:
             await self.replicas[0].begin(is_persistent=is_persistent)
             return
-        failures: list[BaseException] = []
+        failure: EngineCannotStart | None = None
         try:
-            await self.replicas[0].begin(is_persistent=True)
+            await self._begin(0)
         except EngineCannotStart as error:
-            failures.append(error)
-            self._log_failure(0, error)
-        starting = {replica.begin(is_persistent=True): index for index, replica in enumerate(self.replicas) if index}
-        for future, index in starting.items():
-            future.add_done_callback(partial(self._on_started, index))
-        if not failures:
+            failure = error
+        waiting = {self._begin(index) for index in range(1, len(self.replicas))}
+        if failure is None:
             return
-        waiting = set(starting)
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if any(future.exception() is None for future in done):
                 return
-        raise failures[0]
+        raise failure
 
-    def _on_started(self, index: int, future: asyncio.Future[None]) -> None:
-        if not (future.cancelled() or self.replicas[index].is_stopping) and (error := future.exception()) is not None:
-            self._log_failure(index, error)
+    def _begin(self, index: int) -> asyncio.Future[None]:
+        """Start an engine and keep it running; log a failure of the first start, unless it was stopped."""
 
-    def _log_failure(self, index: int, error: BaseException) -> None:
-        log.error("replica cannot start", model=self.name, replica=index, reason=str(error))
+        def log_failure(future: asyncio.Future[None]) -> None:
+            if not (future.cancelled() or self.replicas[index].is_stopping) and (error := future.exception()) is not None:
+                log.error("replica cannot start", model=self.name, replica=index, reason=str(error))
+
+        future = self.replicas[index].begin(is_persistent=True)
+        future.add_done_callback(log_failure)
+        return future

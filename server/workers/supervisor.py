@@ -144,8 +144,11 @@ class ProcessSupervisor(ABC):
         reason = "it was stopped"
         try:
             while not self._stopping.is_set():
-                reason, ready_seconds = await self._run_once()
-                if self._stopping.is_set() or not (first_ready.done() or is_persistent):
+                ended, ready_seconds = await self._run_once()
+                if self._stopping.is_set():  # it was killed for that
+                    return
+                reason = ended
+                if not (first_ready.done() or is_persistent):
                     return
                 self._fail_start(first_ready, reason)
                 backoff = self.policy.backoff_seconds(backoff, ready_seconds)

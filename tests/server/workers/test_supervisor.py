@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from dragoman.server.engine.messages import Finished, Request, ScoreRequest, Statistics
 from dragoman.server.engine.settings import EngineSettings
@@ -202,9 +203,11 @@ async def test_engines_stopped_while_they_start_leave_no_process(
     starting = asyncio.create_task(watched.engine.start())
     for _ in range(num_turns):
         await asyncio.sleep(0)
-    await watched.engine.stop()
-    starting.cancel()
-    await asyncio.gather(starting, return_exceptions=True)
+    with capture_logs() as logged:
+        await watched.engine.stop()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+    assert logged == [], "an engine that is stopped has not failed"
     assert all(process.returncode == -signal.SIGKILL for process in started)
 
 
