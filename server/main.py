@@ -130,7 +130,6 @@ class Server:
         self._metrics_access = AdminAccess.of(config)
         self._watcher = Watcher(self.metrics.reloads)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reading_again, self._is_hang_up_due = asyncio.Lock(), False
 
     async def run(self) -> int:
         """Serve until a signal; return the exit code."""
@@ -224,8 +223,7 @@ class Server:
     def _on_signal(self, number: int, stopping: asyncio.Event) -> None:
         """Drain, or reload on SIGHUP; a second signal ends the process, except SIGHUP, which a closing terminal may repeat."""
         if number == signal.SIGHUP:
-            if not stopping.is_set() and (self._terminal.is_gone or not self._is_hang_up_due):
-                self._is_hang_up_due = True
+            if not stopping.is_set():
                 self._spawn(self._hang_up(stopping))
             return
         if stopping.is_set():
@@ -236,10 +234,8 @@ class Server:
     async def _hang_up(self, stopping: asyncio.Event) -> None:
         """Drain if the terminal is gone, else reload; a shell may signal its jobs just before its terminal closes."""
         if not self._terminal.is_gone:
-            async with self._reading_again:  # signals until then count as one
-                self._is_hang_up_due = False
-                log.info("reading again what has changed")
-                await asyncio.gather(self._watcher.check(), self._scan_models())
+            log.info("reading again what has changed")
+            await asyncio.gather(self._watcher.check(), self._scan_models())
             await asyncio.sleep(HANGUP_SECONDS)
         if self._terminal.is_gone:
             stopping.set()
