@@ -36,6 +36,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from dragoman.export.fields import one_line
 from dragoman.model.errors import InputError
 
 PREFIX = "DRAGOMAN_"
@@ -477,19 +478,23 @@ def _read_environment() -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Return the settings of a TOML file; raise `ConfigError` if it is unreadable or invalid."""
+    """Return the settings of a file; raise `ConfigError` if it is unreadable or invalid."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
-        if len(content) > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: more than {MAX_FILE_BYTES} bytes")
-        return tomllib.loads(content.decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ConfigError:
-        raise
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: more than {MAX_FILE_BYTES} bytes")
+    return parse_toml(path, content)
+
+
+def parse_toml(path: Path, content: bytes) -> dict[str, Any]:
+    """Return the content of a TOML file; raise `ConfigError`, of one line, if it is invalid."""
+    try:
+        return tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
         raise ConfigError(f"{path}: not a TOML file: {reason}") from error
 
 

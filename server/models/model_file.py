@@ -5,7 +5,6 @@ An invalid file is rejected as a whole: at server start this is fatal, later the
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -41,6 +40,7 @@ from dragoman.server.config import (
     ServerConfig,
     hint,
     parse_duration,
+    parse_toml,
 )
 from dragoman.server.service.requests import MAX_PRIORITY
 
@@ -190,12 +190,10 @@ class ModelFile(_Table):
 def read_model_file(path: Path) -> ModelFile:
     """Read a `model.toml`; raise `ConfigError` if it is invalid: a line for each reason, with the file and the field."""
     try:
-        fields = tomllib.loads(read_bounded(path, MAX_FILE_BYTES).decode("utf-8"))
+        content = read_bounded(path, MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
-        raise ConfigError(f"{path}: not a TOML file: {reason}") from error
+    fields = parse_toml(path, content)
     try:
         return ModelFile.model_validate(fields)
     except ValidationError as error:
