@@ -35,8 +35,7 @@ def return_large_blocks() -> None:
 
     glibc raises its threshold to the size of freed blocks, up to 32 MiB: after a few large messages, later ones would be kept.
     """
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+    _call_libc("mallopt", _M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def keep_freed_memory() -> None:
@@ -45,10 +44,8 @@ def keep_freed_memory() -> None:
     An engine allocates and frees the same megabytes with every batch; for a small model, clearing new pages would take longer than
     the computation. `trim_memory` returns them when the engine is idle.
     """
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
-        library.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    _call_libc("mallopt", _M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
+    _call_libc("mallopt", _M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def trim_memory_soon() -> None:
@@ -58,8 +55,12 @@ def trim_memory_soon() -> None:
 
 def trim_memory() -> None:
     """Return free memory to the system; no effect without glibc."""
+    _call_libc("malloc_trim", 0)
+
+
+def _call_libc(name: str, *arguments: int) -> None:
     with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        ctypes.CDLL(None)[name](*arguments)
 
 
 class Terminal:

@@ -25,7 +25,7 @@ from dragoman.server.buckets import Bucket
 BURST = 100
 PER_SECOND = 10.0
 # Interval of reports of suppressed lines.
-TELL_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 # gRPC logs an error with traceback under this text when a caller disconnects before its answer is sent.
 CALLER_LEFT = "ExecuteBatchError raised in core by servicer method"
 
@@ -36,11 +36,11 @@ class Sampler:
     """Rate limit of log lines that clients can cause, by kind; thread-safe. Each kind has a bucket, so kinds must be few."""
 
     def __init__(self, log: Callable[[str, int], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without suppressed lines; `tell` reports a kind and its number of suppressed lines."""
+        """Start without suppressed lines; `log` reports a kind and its number of suppressed lines."""
         self._log, self._clock = log, clock
         self._buckets: dict[str, Bucket] = {}
         self._suppressed: dict[str, int] = {}
-        self._last_told = clock()
+        self._reported_at = clock()
         self._lock = threading.Lock()
 
     def allows(self, kind: str) -> bool:
@@ -53,7 +53,7 @@ class Sampler:
                 bucket.take(1.0)
                 return True
             self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
-            is_due = self._clock() - self._last_told >= TELL_SECONDS
+            is_due = self._clock() - self._reported_at >= REPORT_SECONDS
         if is_due:
             self.flush()
         return False
@@ -62,7 +62,7 @@ class Sampler:
         """Report the suppressed lines of each kind since the last report."""
         with self._lock:
             suppressed, self._suppressed = self._suppressed, {}
-            self._last_told = self._clock()
+            self._reported_at = self._clock()
         for kind, count in suppressed.items():
             self._log(kind, count)
 

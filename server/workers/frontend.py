@@ -20,7 +20,7 @@ from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import Callers, Deadlines, OwnUsage, Usage
 from dragoman.server.service.callers_file import read_callers_book
 from dragoman.server.service.service import Readiness, Service
-from dragoman.server.telemetry.logs import TELL_SECONDS, Sampler
+from dragoman.server.telemetry.logs import REPORT_SECONDS, Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.watching import Source
 
@@ -174,6 +174,6 @@ class Frontend:
 
     async def _report_suppressed(self) -> None:
         while True:
-            await asyncio.sleep(TELL_SECONDS)
+            await asyncio.sleep(REPORT_SECONDS)
             self._sampler.flush()
             self.service.calls.log_suppressed()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from dragoman.server.telemetry.logs import BURST, PER_SECOND, TELL_SECONDS, Sampler, configure_logging
+from dragoman.server.telemetry.logs import BURST, PER_SECOND, REPORT_SECONDS, Sampler, configure_logging
 
 Configure = Callable[..., Callable[[], list[str]]]
 
@@ -107,7 +107,7 @@ def test_a_storm_of_lines_is_sampled_by_kind_and_counted() -> None:
         written += storm("invalid", 1000)
     sampler.flush()
     assert 100 * PER_SECOND - 1 <= written <= BURST + 100 * PER_SECOND + 1
-    assert written + sum(count for _, count in told) == 1_000_000 and len(told) <= 100 / TELL_SECONDS + 1
+    assert written + sum(count for _, count in told) == 1_000_000 and len(told) <= 100 / REPORT_SECONDS + 1
 
 
 def test_other_libraries_lines_are_sampled_by_their_logger(_logging_as_it_was: None) -> None:
