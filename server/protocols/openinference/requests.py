@@ -124,6 +124,7 @@ class RawRequest(NamedTuple):
     parameters: Mapping[str, Any]
     inputs: Sequence[Input]
     outputs: Sequence[tuple[str, Sequence[str]]] = ()  # names, each with the names of its parameters; empty for all
+    binary_outputs: frozenset[str] = frozenset()  # outputs wanted as bytes behind JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class Inference(BulkEnvelope):
     is_streamed: bool | None  # None if the message does not say
     timeout_seconds: float | None  # from arrival
     num_bytes: int
+    binary_outputs: frozenset[str]
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -184,7 +186,8 @@ def to_inference(raw: RawRequest, num_bytes: int, max_characters: int | None = N
     if len({request.num_return_sequences for request in requests}) > 1:
         raise InvalidRequest("num_return_sequences", "has to be the same for all texts")
     seconds = timeout / MICROSECONDS if timeout else None
-    return Inference(raw.request_id, requests, outputs, len(source.shape) > 1, is_streamed, seconds, num_bytes)
+    has_rows = len(source.shape) > 1
+    return Inference(raw.request_id, requests, outputs, has_rows, is_streamed, seconds, num_bytes, raw.binary_outputs)
 
 
 def _outputs(wanted: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
