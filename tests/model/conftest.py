@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.model.config import ModelConfig
+from dragoman.model.config import UNUSED, ModelConfig
+from dragoman.model.networks.architectures import network
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 
@@ -50,19 +51,20 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def small_network(seed: int = 0, **switches: Any) -> Any:
+    """Build a small network in evaluation mode from switches; every parameter is random, biases and norms included."""
+    torch.manual_seed(seed)
+    unused = UNUSED[switches.get("architecture", "transformer")]
+    sizes = {name: value for name, value in SMALL.items() if name not in unused}
+    model = network(ModelConfig(**sizes | switches)).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1))
+    return model
+
+
 @pytest.fixture(scope="session")
 def make_model() -> ModelMaker:
-    """Build a small model in evaluation mode from switches; every parameter is random, biases and norms included."""
-
-    def make(seed: int = 0, **switches: Any) -> Transformer:
-        torch.manual_seed(seed)
-        model = Transformer(ModelConfig(**SMALL | switches)).eval()
-        for parameter in model.parameters():
-            noise = torch.randn_like(parameter)
-            parameter.data.add_(noise * (0.3 if parameter.dim() == 1 else 0.1))
-        return model
-
-    return make
+    return small_network
 
 
 @pytest.fixture(params=SWITCHES.values(), ids=SWITCHES.keys())
