@@ -9,17 +9,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dragoman.model.decode import greedy_search
 from dragoman.model.networks.language_model import LanguageModel
-from tests.model.conftest import small_network
+from tests.model.conftest import GPT, LLAMA, small_network
 
 V, WIDTH, HEADS, LAYERS, ROOM = 61, 64, 4, 2, 48
 SIZES: dict[str, Any] = {"architecture": "decoder", "source_vocab_size": V, "target_vocab_size": V, "d_model": WIDTH}
 SIZES |= {"decoder_ffn_dim": 80, "max_target_positions": ROOM}
-GPT: dict[str, Any] = {"positions": "learned", "norm": "pre", "activation": "gelu_tanh"}
-GPT |= {"is_embedding_scaled": False, "padding": "predicted"}
-LLAMA: dict[str, Any] = {"positions": "rotary", "rotary_base": 500.0, "norm": "pre", "norm_kind": "rms", "norm_epsilon": 1e-6}
-LLAMA |= {"has_biases": False, "activation": "silu", "is_ffn_gated": True, "is_projection_tied": False}
-LLAMA |= {"is_embedding_scaled": False, "padding": "predicted"}
-KINDS = {"gpt": GPT, "llama": LLAMA, "sinusoidal": {"has_output_bias": True}, "post-rotary": {"positions": "rotary"}}
+LLAMA_2 = LLAMA | {"rotary_base": 500.0, "norm_epsilon": 1e-6}
+KINDS = {"gpt": GPT, "llama": LLAMA_2, "sinusoidal": {"has_output_bias": True}, "post-rotary": {"positions": "rotary"}}
 
 
 @pytest.fixture(params=KINDS)
@@ -55,7 +51,7 @@ def pair() -> tuple[LanguageModel, Any]:
             "feed_residual.norm": block.post_attention_layernorm.weight,
         }
         weights |= {f"layers.{i}.{name}.weight": value for name, value in layer.items()}
-    ours: LanguageModel = small_network(**SIZES | LLAMA)
+    ours: LanguageModel = small_network(**SIZES | LLAMA_2)
     ours.decoder.load_state_dict(weights)
     return ours, theirs
 
