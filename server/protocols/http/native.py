@@ -13,8 +13,9 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
-from dragoman.server.protocols.http.requests import Endpoint, Exchange, check_content_type, decode_json, one_line, run_by_size
+from dragoman.server.protocols.http.requests import Endpoint, Exchange, check_content_type, run_by_size
 from dragoman.server.protocols.http.responses import JSON, NATIVE_ERRORS
+from dragoman.server.protocols.json_text import decode_json, one_line
 from dragoman.server.protocols.v1.descriptions import Descriptions, to_listing, to_model
 from dragoman.server.protocols.v1.messages import (
     MessageLimit,

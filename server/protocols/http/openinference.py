@@ -1,5 +1,6 @@
 """The Open Inference Protocol over HTTP, with Triton's binary tensor data and generate extensions; see docs/open-inference.md."""
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,8 +15,9 @@ from dragoman.server.errors import InvalidRequest, NotOffered, NotReady, Service
 from dragoman.server.protocols.bulk import ItemRecords
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.native import carried_out
-from dragoman.server.protocols.http.requests import Endpoint, Exchange, decode_json, run_by_size
+from dragoman.server.protocols.http.requests import Endpoint, Exchange, run_by_size
 from dragoman.server.protocols.http.responses import JSON, OPENINFERENCE_ERRORS, json_response
+from dragoman.server.protocols.json_text import decode_json
 from dragoman.server.protocols.openinference.answers import Answering
 from dragoman.server.protocols.openinference.descriptions import Descriptions, server_metadata
 from dragoman.server.protocols.openinference.requests import (
@@ -37,7 +39,6 @@ from dragoman.server.protocols.openinference.tensors import (
     DATATYPES,
     Datatype,
     Input,
-    elements_of,
     from_raw,
     from_values,
     shown,
@@ -425,7 +426,7 @@ def write_tensors(response: Response, binary: set[str]) -> tuple[bytes, list[byt
             tensors.append(raw)
             outputs.append(tensor | {"parameters": {BINARY_SIZE: len(raw)}})
         else:
-            outputs.append(tensor | {"data": list(_values(output.datatype, raw))})
+            outputs.append(tensor | {"data": list(_values(output, raw))})
     return msgspec.json.encode(_envelope(response) | {"outputs": outputs}), tensors
 
 
@@ -437,7 +438,7 @@ def write_by_name(response: Response) -> bytes:
     """Return a response's JSON with each output by name: a value, or a list of several."""
     content = _envelope(response)
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        values = list(_values(output.datatype, raw))
+        values = list(_values(output, raw))
         content[output.name] = values[0] if len(values) == 1 else values
     return msgspec.json.encode(content)
 
@@ -451,7 +452,7 @@ def _envelope(response: Response) -> dict[str, Any]:
     return content | ({"model_version": response.model_version} if response.model_version else {})
 
 
-def _values(datatype: str, raw: bytes) -> Iterator[Any]:
+def _values(output: Response.InferOutputTensor, raw: bytes) -> Iterator[Any]:
     """Yield elements as JSON values; BYTES become text."""
-    for element in elements_of(DATATYPES[datatype], raw):
+    for element in from_raw(output.name, DATATYPES[output.datatype], raw, math.prod(output.shape)):
         yield element.decode(errors="replace") if isinstance(element, bytes) else element

@@ -1,16 +1,16 @@
 """Open Inference Protocol requests: one `GenerateRequest` per text; types are checked here, ranges in the service."""
 
-import json
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.bulk import BulkEnvelope, both_ends
+from dragoman.server.protocols.json_text import decode_json
 from dragoman.server.protocols.openinference.tensors import FLOATS, INTEGERS, Input, Tensor, read_tensors, shown
 from dragoman.server.service.answers import Answer, Generated, TokenLogProb
 from dragoman.server.service.requests import GenerateRequest, check_length, check_num_suppressed
@@ -320,22 +320,7 @@ def from_json(name: str, text: str | bytes) -> Any:
     """Parse JSON text; raise `InvalidRequest` if it is malformed or too long."""
     if len(text) > MAX_JSON_CHARACTERS:
         raise InvalidRequest(name, f"{len(text)} characters of JSON; at most {MAX_JSON_CHARACTERS} are allowed")
-    try:
-        decoded = text if isinstance(text, str) else text.decode()
-        return json.loads(decoded, object_pairs_hook=_to_object, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise InvalidRequest(name, "is not JSON, or has a key twice") from None
-
-
-def _to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key twice")
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    return decode_json(_to_text(name, text).encode(), Any, name)
 
 
 def to_value(name: str, kind: Kind, value: Any) -> Any:
