@@ -6,7 +6,6 @@ import pytest
 import sacrebleu
 import torch
 
-from dragoman.model.config import ModelConfig
 from dragoman.model.corpus import DataError
 from dragoman.model.decode import Start, StepDecoder, beam_search, greedy_search
 from dragoman.model.errors import InputError
@@ -92,13 +91,10 @@ def test_end_of_sequence_is_scored_but_not_returned(make_model) -> None:
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_a_prompt_takes_the_room_of_its_answer(positions) -> None:
-    torch.manual_seed(0)
-    sizes = {"source_vocab_size": 40, "target_vocab_size": 40, "max_source_positions": 10, "max_target_positions": 10}
-    sizes |= {"d_model": 16, "num_heads": 1, "num_decoder_layers": 1}
-    model = LanguageModel(ModelConfig(architecture="decoder", positions=positions, **sizes)).eval()
-    with torch.no_grad():
-        model.decoder.tokens.weight[model.config.eos_id] = 0  # whatever else is likelier
+def test_a_prompt_takes_the_room_of_its_answer(make_model, positions) -> None:
+    sizes = {"max_source_positions": 10, "max_target_positions": 10, "num_heads": 1, "has_output_bias": True}
+    model = make_model(architecture="decoder", positions=positions, **sizes)
+    model.decoder.output_bias.data[model.config.eos_id] = -100.0
     prompts, rooms = [[7, 8, 9], [], [5, 4, 3, 2, 9, 9, 9, 9, 9]], [7, 10, 1]
     assert [len(found.log_probs) for found in greedy_search(model, prompts, 99)] == rooms
     assert [max(len(found.log_probs) for found in beam) for beam in beam_search(model, prompts, 2, 99)] == rooms
@@ -165,15 +161,13 @@ def test_evaluation_scores_the_translations(make_model, tokenizer: ByteLevelToke
 
 
 @pytest.mark.parametrize(("source", "target"), [("a a a", "a a"), ("a a a a", "a"), ("", "a a a")])
-def test_a_prompt_and_what_follows_it_share_their_room(source: str, target: str, tokenizer: ByteLevelTokenizer) -> None:
+def test_a_prompt_and_what_follows_it_share_their_room(make_model, tokenizer: ByteLevelTokenizer, source: str, target: str) -> None:
     num_prompt, num_target = 1 + len(tokenizer.encode(source)), 1 + len(tokenizer.encode(target))
     longest, whole = num_prompt, num_prompt - 1 + num_target
 
     def model_of(max_source: int, max_target: int) -> LanguageModel:
-        sizes = {"d_model": 16, "num_heads": 2, "num_decoder_layers": 1, "decoder_ffn_dim": 16}
-        sizes |= dict.fromkeys(("source_vocab_size", "target_vocab_size"), tokenizer.vocab_size)
-        sizes |= {"max_source_positions": max_source, "max_target_positions": max_target}
-        return LanguageModel(ModelConfig(architecture="decoder", **sizes)).eval()
+        sizes = dict.fromkeys(("source_vocab_size", "target_vocab_size"), tokenizer.vocab_size)
+        return make_model(architecture="decoder", max_source_positions=max_source, max_target_positions=max_target, **sizes)
 
     tokenizers = Tokenizers.shared(tokenizer)
     (found,) = target_log_probs(model_of(longest, whole), tokenizers, [source], [target])

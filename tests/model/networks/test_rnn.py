@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.model.config import ModelConfig
 from dragoman.model.networks.rnn import Rnn
+from tests.model.conftest import small_network
 
 S, T = 7, 6
 LENGTHS = torch.tensor([7, 2, 5])
@@ -25,14 +25,10 @@ SWITCHES: list[dict[str, Any]] = [
 KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def make(seed: int = 0, **switches: Any) -> Rnn:
-    """Build a small model in evaluation mode; every parameter is random."""
-    sizes = {"source_vocab_size": V, "target_vocab_size": V, "d_model": 16, "num_encoder_layers": 2, "num_decoder_layers": 2}
-    model = Rnn(ModelConfig(architecture="rnn", **{"dropout": 0.0} | sizes | switches)).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.4, generator=generator)
+def make(**switches: Any) -> Rnn:
+    model: Rnn = small_network(architecture="rnn", **switches)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.4)
     return model
 
 
