@@ -7,21 +7,12 @@ make a pair, as in Llama and its descendants.
 import torch
 from torch import Tensor
 
-from dragoman.model.config import ModelConfig
-
 
 def angles(num_positions: int, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of every position's angles, `[num_positions, Dh / 2]`: position / base^(2i / Dh)."""
     frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     table = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequencies
     return table.cos().float(), table.sin().float()
-
-
-def rotated(x: Tensor, positions: Tensor, config: ModelConfig) -> Tensor:
-    """Turn queries or keys `[B, H, T, Dh]`, which stand at positions `[T]`."""
-    num_positions = int(positions.max()) + 1 if len(positions) else 0
-    cos, sin = (part.to(x)[positions] for part in angles(num_positions, x.shape[-1], config.rotary_base))
-    return turned(x, cos, sin)
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ import structlog
 from msgspec.structs import replace
 
 from dragoman.server.dispatch.calls import Calls, ending
-from dragoman.server.dispatch.queue import Entry, Load, QueueIsFull, RequestQueue
+from dragoman.server.dispatch.fair_queue import Entry
+from dragoman.server.dispatch.queue import Load, QueueIsFull, RequestQueue
 from dragoman.server.engine.messages import (
     CallerUse,
     Cancel,
@@ -150,8 +151,8 @@ class Dispatcher(Calls):
         if (entry := self._entries.get(request_id)) is None:
             return
         entry.deliver = _ignore
-        if entry.load is not None:
-            self._engines[entry.load.index].cancelled.append(request_id)
+        if entry.engine is not None:
+            self._engines[entry.engine].cancelled.append(request_id)
         else:
             self._queue_of(entry).remove(entry)
             del self._entries[request_id]
@@ -333,8 +334,8 @@ class Dispatcher(Calls):
         """Send each engine its requests; skip entries whose engine was lost meanwhile."""
         by_engine: defaultdict[int, list[Entry]] = defaultdict(list)
         for entry in entries:
-            if entry.load is not None:
-                by_engine[entry.load.index].append(entry)
+            if entry.engine is not None:
+                by_engine[entry.engine].append(entry)
         for index, given in by_engine.items():
             try:
                 self._engines[index].send(message([entry.request for entry in given]))

@@ -1,19 +1,18 @@
 """Weighted fair queuing among callers; pure policy without clock or I/O.
 
 After Sheng et al., "Fairness in Serving Large Language Models" (2024): tokens served to each caller are counted, divided by its
-weight, and the next item is the first of the caller with the lowest count. A caller that returns to the queue starts at the
+weight, and the next request is the first of the caller with the lowest count. A caller that returns to the queue starts at the
 lowest count of the waiting callers, so neither idle time nor time blocked by its own limit of slots earns credit.
 """
 
 import heapq
-from collections.abc import Collection, Hashable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from dragoman.server.engine.messages import Share
+from dragoman.server.engine.messages import Request, ScoreRequest, Share
 
-T = TypeVar("T", bound=Hashable)
-
-# Lead over other callers of a caller of weight 1, for each priority level of its first item.
+# Lead over other callers of a caller of weight 1, for each priority level of its first request.
 TOKENS_PER_PRIORITY = 500
 # Fixed-point unit of counts; a caller of weight 10^9 still has a thousand parts for each token.
 PARTS_PER_TOKEN = 1 << 40
@@ -23,28 +22,38 @@ PARTS_PER_WEIGHT = 1 << 40
 NUM_KEPT = 64
 
 
-class Place(NamedTuple, Generic[T]):
-    """An item in its caller's queue; `at` (position) and `number` (arrival) order places as tuples."""
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request from submission to its end."""
 
-    at: float
-    number: int
-    item: T
-    priority: int
-    size: int
-    num_slots: int
+    request: Request | ScoreRequest
+    deliver: Callable[[Any], None]  # called with its streamed tokens and its end
+    num_tokens: int  # tokens counted against limits and charged to the caller
+    num_slots: int  # slots held while running; 0 for a score request
+    engine: int | None = None  # index of its engine; None while waiting
+    is_waiting: bool = False
+
+    @property
+    def num_units(self) -> int:
+        """Size in an engine's load."""
+        return self.num_slots or self.num_tokens
 
 
-class CallerQueue(Generic[T]):
-    """One caller's waiting items, and the tokens served to it, in integer parts of a token so that counts do not drift.
+# A waiting request in its caller's queue: position, number of arrival, entry.
+Place = tuple[float, int, Entry]
+
+
+class CallerQueue:
+    """One caller's waiting requests, and the tokens served to it, in integer parts of a token so that counts do not drift.
 
     Attributes:
         parts_per_token: Count of a token at the caller's weight.
         parts_of_weight: The weight in parts.
         served: Tokens served, in parts; `settle` brings it up to date.
         num_slots: Slots held by the caller.
-        num_waiting_slots: Slots that the waiting items will hold.
+        num_waiting_slots: Slots that the waiting requests will hold.
         num_held_back: Part of these denied by the caller's own limit, as last computed.
-        turn: Key in the heap of turns; None without an eligible item.
+        turn: Key in the heap of turns; None without an eligible request.
     """
 
     __slots__ = (
@@ -65,13 +74,13 @@ class CallerQueue(Generic[T]):
     )
 
     def __init__(self, share: Share, tick: int) -> None:
-        self._waiting: dict[T, Place[T]] = {}
-        self._places: list[Place[T]] = []
-        self._backwards: list[tuple[float, int, Place[T]]] | None = None
+        self._waiting: dict[Entry, Place] = {}
+        self._places: list[Place] = []
+        self._backwards: list[Place] | None = None
         self._priorities: dict[int, int] = {}
         self._since = tick
         self.served = self.num_slots = self.num_tokens = self.num_waiting_slots = self.num_held_back = 0
-        self.turn: Turn[T] | None = None
+        self.turn: Turn | None = None
         self.share = share
         self._weigh(share.weight)
 
@@ -80,23 +89,18 @@ class CallerQueue(Generic[T]):
         return len(self._waiting)
 
     @property
-    def first(self) -> Place[T]:
-        """Place of the next item; the queue must not be empty."""
-        return self._places[0]
-
-    @property
-    def least_priority(self) -> int:
-        """Lowest priority of the waiting items; the queue must not be empty."""
-        return min(self._priorities)
+    def first(self) -> Entry:
+        """The next request; the queue must not be empty."""
+        return self._places[0][-1]
 
     @property
     def is_held_back(self) -> bool:
-        """Whether `max_slots` blocks the first item; an item above the limit runs when the caller holds no slots."""
+        """Whether `max_slots` blocks the first request; one above the limit runs when the caller holds no slots."""
         limit = self.share.max_slots
-        return limit > 0 and self.num_slots > 0 and self.num_slots + self._places[0].num_slots > limit
+        return limit > 0 and self.num_slots > 0 and self.num_slots + self._places[0][-1].num_slots > limit
 
     def held_back(self) -> int:
-        """Return the slots of waiting items that exceed the caller's `max_slots` now."""
+        """Return the slots of waiting requests that exceed the caller's `max_slots` now."""
         limit = self.share.max_slots
         return max(self.num_waiting_slots - max(limit - self.num_slots, 0), 0) if limit else 0
 
@@ -113,26 +117,26 @@ class CallerQueue(Generic[T]):
             self.served += self.num_slots * (tick - self._since) * self.parts_per_token
         self._since = tick
 
-    def turn_at(self, tick: int) -> "Turn[T]":
+    def turn_at(self, tick: int) -> "Turn":
         """Return the caller's sort key at a tick; the queue must not be empty."""
         self.settle(tick)
-        first = self._places[0]
-        return self.served - first.priority * TOKENS_PER_PRIORITY * PARTS_PER_TOKEN, first.at, first.number, self
+        at, number, first = self._places[0]
+        return self.served - first.request.priority * TOKENS_PER_PRIORITY * PARTS_PER_TOKEN, at, number, self
 
-    def push(self, place: Place[T]) -> bool:
-        """Add an item; return whether it is now the first."""
-        assert place.item not in self._waiting
-        self._waiting[place.item] = place
-        self._count(place, 1)
+    def push(self, entry: Entry, at: float, number: int) -> bool:
+        """Add a request, which may be added only once; return whether it is now the first."""
+        assert entry not in self._waiting
+        place = self._waiting[entry] = at, number, entry
+        self._count(entry, 1)
         heapq.heappush(self._places, place)
         if self._backwards is not None:
-            heapq.heappush(self._backwards, (-place.at, -place.number, place))
+            heapq.heappush(self._backwards, (-at, -number, entry))
         return self._places[0] is place
 
-    def remove(self, item: T) -> tuple[Place[T], bool]:
-        """Remove an item; return its place, and whether it was the first."""
-        place = self._waiting.pop(item)
-        self._count(place, -1)
+    def remove(self, entry: Entry) -> bool:
+        """Remove a request; return whether it was the first."""
+        place = self._waiting.pop(entry)
+        self._count(entry, -1)
         was_first, most = self._places[0] is place, 2 * len(self._waiting) + NUM_KEPT
         if not self._waiting:
             self._places.clear()
@@ -142,92 +146,107 @@ class CallerQueue(Generic[T]):
             heapq.heapify(self._places)
         if self._backwards is not None and len(self._backwards) > most:
             self._backwards = None
-        while self._places and self._waiting.get(self._places[0].item) is not self._places[0]:
+        while self._places and self._places[0][-1] not in self._waiting:
             heapq.heappop(self._places)
-        return place, was_first
+        return was_first
 
-    def places(self) -> Collection[Place[T]]:
-        """Return the places of the waiting items in order of arrival."""
-        return self._waiting.values()
+    def entries(self) -> Collection[Entry]:
+        """Return the waiting requests in order of arrival."""
+        return self._waiting.keys()
 
-    def last(self, num: int, num_tokens: int) -> list[Place[T]]:
-        """Return the fewest places from the end, last first, that have at least `num` items and `num_tokens` tokens, or all."""
+    def num_ahead(self, at: float, priority: int) -> tuple[int, int]:
+        """Return the slots and tokens of the waiting requests ahead of a new one."""
+        if not self._waiting or priority <= min(self._priorities):  # all came earlier with no lower priority
+            return self.num_waiting_slots, self.num_tokens
+        ahead = [entry for own_at, _, entry in self._waiting.values() if own_at <= at]
+        return sum(entry.num_slots for entry in ahead), sum(entry.num_tokens for entry in ahead)
+
+    def last(self, num: int, num_tokens: int) -> list[Entry]:
+        """Return the fewest requests from the end, last first, that are at least `num` and have `num_tokens` tokens, or all."""
         if self._backwards is None:
-            self._backwards = [(-place.at, -place.number, place) for place in self._waiting.values()]
+            self._backwards = [(-at, -number, entry) for at, number, entry in self._waiting.values()]
             heapq.heapify(self._backwards)
-        found: list[tuple[float, int, Place[T]]] = []
+        found: list[Place] = []
         while self._backwards and (num > 0 or num_tokens > 0):
-            entry = heapq.heappop(self._backwards)
-            place = entry[-1]
-            if self._waiting.get(place.item) is place:
-                found.append(entry)
+            place = heapq.heappop(self._backwards)
+            if place[-1] in self._waiting:
+                found.append(place)
                 num -= 1
-                num_tokens -= place.size
-        for entry in found:
-            heapq.heappush(self._backwards, entry)
-        return [place for _, _, place in found]
+                num_tokens -= place[-1].num_tokens
+        for place in found:
+            heapq.heappush(self._backwards, place)
+        return [entry for _, _, entry in found]
 
     def _weigh(self, weight: float) -> None:
         assert 1e-9 <= weight <= 1e9, "a weight that can be counted with"
         self.parts_per_token = round(PARTS_PER_TOKEN / weight)
         self.parts_of_weight = round(PARTS_PER_WEIGHT * weight)
 
-    def _count(self, place: Place[T], sign: int) -> None:
-        self.num_tokens += sign * place.size
-        self.num_waiting_slots += sign * place.num_slots
-        count = self._priorities[place.priority] = self._priorities.get(place.priority, 0) + sign
+    def _count(self, entry: Entry, sign: int) -> None:
+        self.num_tokens += sign * entry.num_tokens
+        self.num_waiting_slots += sign * entry.num_slots
+        priority = entry.request.priority
+        count = self._priorities[priority] = self._priorities.get(priority, 0) + sign
         if not count:
-            del self._priorities[place.priority]
+            del self._priorities[priority]
 
 
-# Sort key: tokens served less the first item's priority lead, that item's position and number, and the caller's queue.
-Turn = tuple[int, float, int, CallerQueue[T]]
+# Sort key: tokens served less the first request's priority lead, that request's position and number, and the caller's queue.
+Turn = tuple[int, float, int, CallerQueue]
 
 
-class FairQueue(Generic[T]):
+class FairQueue:
     """Weighted fair queue over all callers.
 
-    Among callers: lowest count first, ties by the earlier first item. The priority of a caller's first item gives it a lead of
-    `TOKENS_PER_PRIORITY` for each level, which gains no caller more than its weight's share in the long run. Within a caller: by
-    position, ties in order of arrival.
+    Among callers: lowest count first, ties by the earlier first request. The priority of a caller's first request gives it a lead
+    of `TOKENS_PER_PRIORITY` for each level, which gains no caller more than its weight's share in the long run. Within a caller:
+    by position, ties in order of arrival.
 
-    A caller whose first item exceeds its `max_slots` is skipped until it fits. An item that exceeds the limit alone, possible after
+    A caller whose first request exceeds its `max_slots` is skipped until it fits. One that exceeds the limit alone, possible after
     the limit was lowered, runs when its caller holds no slots.
 
     Attributes:
-        num_held_back: Slots of waiting items denied by callers' own limits now; part of `num_slots`.
+        num_held_back: Slots of waiting requests denied by callers' own limits now; part of `num_slots`.
         parts_of_weight: Sum of the weights of the waiting callers.
     """
 
     def __init__(self) -> None:
         self.num_tokens = self.num_slots = self.num_held_back = self.parts_of_weight = 0
         self._num_waiting = self._num_pushed = self._num_held = self._num_ticks = self._floor = 0
-        self._queues: dict[str, CallerQueue[T]] = {}
-        self._waiting: dict[CallerQueue[T], None] = {}
-        self._turns: list[Turn[T]] = []
+        self._queues: dict[str, CallerQueue] = {}
+        self._waiting: dict[CallerQueue, None] = {}
+        self._turns: list[Turn] = []
         self._num_queues_kept = NUM_KEPT
 
     def __len__(self) -> int:
-        """Return the number of waiting items."""
+        """Return the number of waiting requests."""
         return self._num_waiting
 
-    def __iter__(self) -> Iterator[T]:
-        """Yield the waiting items, caller by caller."""
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield the waiting requests, caller by caller."""
         for queue in self._waiting:
-            for place in queue.places():
-                yield place.item
+            yield from queue.entries()
 
     @property
-    def waiting(self) -> Collection[CallerQueue[T]]:
-        """Queues of the callers with waiting items."""
+    def waiting(self) -> Collection[CallerQueue]:
+        """Queues of the callers with waiting requests."""
         return self._waiting.keys()
 
-    def of(self, caller: str) -> CallerQueue[T] | None:
-        """Return a caller's queue; None if it has no items and no count to keep."""
+    def of(self, caller: str) -> CallerQueue | None:
+        """Return a caller's queue; None if it has no requests and no count to keep."""
         return self._queues.get(caller)
 
-    def push(self, item: T, share: Share, at: float, *, priority: int = 0, size: int = 1, num_slots: int = 0) -> None:
-        """Add an item that is not waiting yet; `share` replaces its caller's, `size` in tokens is charged by `take`."""
+    def part_of(self, share: Share) -> float:
+        """Return a caller's part of the service, given the callers that wait now."""
+        own = self._queues.get(share.caller)
+        if own is not None and len(own):
+            return own.parts_of_weight / self.parts_of_weight
+        parts = round(PARTS_PER_WEIGHT * share.weight)
+        return parts / (self.parts_of_weight + parts)
+
+    def push(self, entry: Entry, at: float) -> None:
+        """Add a request, which may be added only once, at a position `at`; its share replaces its caller's."""
+        share = entry.request.share
         queue = self._queues.get(share.caller)
         if queue is None:
             queue = self._new_queue(share)
@@ -238,22 +257,23 @@ class FairQueue(Generic[T]):
         if not len(queue):
             self._waiting[queue] = None
             self.parts_of_weight += queue.parts_of_weight
-        is_first = queue.push(Place(at, self._num_pushed, item, priority, size, num_slots))
+        is_first = queue.push(entry, at, self._num_pushed)
         self._num_waiting += 1
-        self.num_tokens += size
-        self.num_slots += num_slots
+        self.num_tokens += entry.num_tokens
+        self.num_slots += entry.num_slots
         if is_first or has_new_share or queue.turn is None:
             self._update_turn(queue)
         self._update_held_back(queue)
 
-    def first(self) -> T | None:
-        """Return the next item; None if no item waits, or callers' own limits block all."""
+    def first(self) -> Entry | None:
+        """Return the next request; None if none waits, or callers' own limits block all."""
         turn = self._first_turn()
-        return None if turn is None else turn[-1].first.item
+        return None if turn is None else turn[-1].first
 
-    def charge(self, share: Share, size: int, num_slots: int) -> bool:
-        """Charge a caller for an item that bypasses the empty queue; return False, without a charge, if `max_slots` blocks it."""
+    def charge(self, entry: Entry) -> bool:
+        """Charge a request that bypasses the empty queue; return False, without a charge, if its caller's `max_slots` blocks it."""
         assert not self._num_waiting
+        share, num_slots = entry.request.share, entry.num_slots
         queue = self._queues.get(share.caller)
         if queue is None:
             queue = self._new_queue(share)
@@ -262,29 +282,29 @@ class FairQueue(Generic[T]):
         if share.max_slots and queue.num_slots and queue.num_slots + num_slots > share.max_slots:
             return False
         queue.settle(self._num_ticks)
-        queue.served = self._floor = max(queue.served, self._floor) + size * queue.parts_per_token
+        queue.served = self._floor = max(queue.served, self._floor) + entry.num_tokens * queue.parts_per_token
         queue.num_slots += num_slots
         self._num_held += num_slots
         if not self._num_held:
             self._forget_all()
         return True
 
-    def take(self, item: T, caller: str) -> None:
-        """Remove a caller's item and charge the caller its tokens and slots."""
-        queue = self._queues[caller]
-        place, _ = self._leave(item, queue)
+    def take(self, entry: Entry) -> None:
+        """Remove a request and charge its tokens and slots to its caller."""
+        queue = self._queues[entry.request.share.caller]
+        self._leave(entry, queue)
         queue.settle(self._num_ticks)
-        queue.served += place.size * queue.parts_per_token
-        queue.num_slots += place.num_slots
-        self._num_held += place.num_slots
+        queue.served += entry.num_tokens * queue.parts_per_token
+        queue.num_slots += entry.num_slots
+        self._num_held += entry.num_slots
         self._floor = max(self._floor, queue.served)
         self._update_turn(queue)
         self._update_held_back(queue)
 
-    def remove(self, item: T, caller: str) -> None:
-        """Remove a caller's item without charge."""
-        queue = self._queues[caller]
-        if self._leave(item, queue)[1]:
+    def remove(self, entry: Entry) -> None:
+        """Remove a request without charge."""
+        queue = self._queues[entry.request.share.caller]
+        if self._leave(entry, queue):
             self._update_turn(queue)
         self._update_held_back(queue)
 
@@ -304,14 +324,14 @@ class FairQueue(Generic[T]):
         self._num_ticks += num_ticks
 
     def served(self, caller: str) -> int:
-        """Return the count at which a new item of a caller would be ranked."""
+        """Return the count at which a new request of a caller would be ranked."""
         queue = self._queues.get(caller)
         if queue is None:
             return self._least_served()
         queue.settle(self._num_ticks)
         return queue.served if queue.turn is not None else max(queue.served, self._least_served())
 
-    def turn(self, queue: CallerQueue[T]) -> Turn[T]:
+    def turn(self, queue: CallerQueue) -> Turn:
         """Return the current sort key of a non-empty caller queue."""
         return queue.turn_at(self._num_ticks)
 
@@ -320,7 +340,7 @@ class FairQueue(Generic[T]):
         turn = self._first_turn()
         return self._floor if turn is None else min(turn[0], turn[-1].served)
 
-    def _new_queue(self, share: Share) -> CallerQueue[T]:
+    def _new_queue(self, share: Share) -> CallerQueue:
         """Return a new caller queue; drop idle ones whose count is no higher than the lowest."""
         if len(self._queues) >= self._num_queues_kept:
             floor = self._least_served()
@@ -332,34 +352,34 @@ class FairQueue(Generic[T]):
         return new
 
     def _forget_all(self) -> None:
-        """Reset all counts; called when no item waits and no slot is held."""
+        """Reset all counts; called when no request waits and no slot is held."""
         self._queues.clear()
         self._turns.clear()
         self._floor = 0
 
-    def _exchange(self, queue: CallerQueue[T], share: Share) -> None:
+    def _exchange(self, queue: CallerQueue, share: Share) -> None:
         before = queue.parts_of_weight
         queue.exchange(share, self._num_ticks)
         if len(queue):
             self.parts_of_weight += queue.parts_of_weight - before
 
-    def _leave(self, item: T, queue: CallerQueue[T]) -> tuple[Place[T], bool]:
-        """Remove an item from its queue; return its place and whether it was the first."""
-        place, was_first = queue.remove(item)
+    def _leave(self, entry: Entry, queue: CallerQueue) -> bool:
+        """Remove a request from its queue; return whether it was the first."""
+        was_first = queue.remove(entry)
         self._num_waiting -= 1
-        self.num_tokens -= place.size
-        self.num_slots -= place.num_slots
+        self.num_tokens -= entry.num_tokens
+        self.num_slots -= entry.num_slots
         if not len(queue):
             del self._waiting[queue]
             self.parts_of_weight -= queue.parts_of_weight
-        return place, was_first
+        return was_first
 
-    def _update_held_back(self, queue: CallerQueue[T]) -> None:
+    def _update_held_back(self, queue: CallerQueue) -> None:
         if queue.share.max_slots or queue.num_held_back:
             before, queue.num_held_back = queue.num_held_back, queue.held_back()
             self.num_held_back += queue.num_held_back - before
 
-    def _update_turn(self, queue: CallerQueue[T]) -> None:
+    def _update_turn(self, queue: CallerQueue) -> None:
         """Set a caller's turn; a stored turn is never later than the true one, as counts only grow and other changes come here."""
         if not len(queue) or queue.is_held_back:
             queue.turn = None
@@ -379,7 +399,7 @@ class FairQueue(Generic[T]):
             self._turns = [turn for turn in turns if turn[-1].turn is turn]
             heapq.heapify(self._turns)
 
-    def _first_turn(self) -> Turn[T] | None:
+    def _first_turn(self) -> Turn | None:
         """Return the first turn, brought up to date; None if there is none."""
         turns = self._turns
         while turns:

@@ -5,17 +5,16 @@ Pure policy: no I/O, no clock. Generation and score requests have a queue each, 
 Callers are served by weighted fair queuing (`fair_queue.py`): charged a request's tokens when it is assigned, then a token for each
 slot and step. Within a caller requests are in order of arrival, one priority level counting as `SECONDS_PER_PRIORITY`. A wide
 request is not passed over for a narrower one, so it does not starve; only callers at their `max_slots` are. At the queue's limits,
-a request of a caller with less in the queue, by weight, evicts the last request of the caller with most (`eviction.py`).
+a request of a caller with less in the queue, by weight, evicts the last request of the caller with most.
 """
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
 
-from dragoman.server.dispatch import eviction
-from dragoman.server.dispatch.fair_queue import FairQueue
+from dragoman.server.dispatch.fair_queue import PARTS_PER_TOKEN, TOKENS_PER_PRIORITY, CallerQueue, Entry, FairQueue
 from dragoman.server.dispatch.forecast import Forecast
 from dragoman.server.engine.messages import Request, ScoreRequest, Share
 from dragoman.server.engine.settings import QueueLimits
@@ -27,6 +26,8 @@ SUSPICIOUS_SECONDS = 2.5
 WAITING_PER_LOOKAHEAD = 4
 # Deadlines of requests that no longer wait are dropped once they are the majority, and more than this.
 MIN_STALE = 64
+# Only `_evicted` iterates over all waiting callers; other estimates look at so many at most.
+MAX_CALLERS = 64
 
 
 class QueueIsFull(Exception):
@@ -61,23 +62,6 @@ class Load:
         return max(self.num_units + num_units - self.capacity, 0), self.num_units, self.num_tokens, self.index
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A request from submission to its end."""
-
-    request: Request | ScoreRequest
-    deliver: Callable[[Any], None]  # called with its streamed tokens and its end
-    num_tokens: int  # tokens counted against limits and charged to the caller
-    num_slots: int  # slots held while running; 0 for a score request
-    load: Load | None = None  # load of its engine; None while waiting
-    is_waiting: bool = False
-
-    @property
-    def num_units(self) -> int:
-        """Size in an engine's load."""
-        return self.num_slots or self.num_tokens
-
-
 class RequestQueue:
     """Queue of a model for one kind of request; `num_used` of `capacity` units are assigned to its engines."""
 
@@ -86,7 +70,7 @@ class RequestQueue:
         self.limits, self.forecast = limits, Forecast()
         self.num_used = self.capacity = 0
         self._has_slots = has_slots
-        self._fair: FairQueue[Entry] = FairQueue()
+        self._fair = FairQueue()
         self._loads: dict[int, Load] = {}
         self._running: dict[Entry, None] = {}
         self._assigned: list[Entry] = []
@@ -126,11 +110,10 @@ class RequestQueue:
 
     def close(self, index: int) -> list[Entry]:
         """Remove an engine; remove and return its requests."""
-        load = self._loads.pop(index)
-        self.capacity -= load.capacity
-        lost = [entry for entry in self._running if entry.load is load]
+        lost = [entry for entry in self._running if entry.engine == index]
         for entry in lost:
             self.remove(entry)
+        self.capacity -= self._loads.pop(index).capacity
         return lost
 
     def note_report(self, index: int, now: float, num_steps: int) -> None:
@@ -145,20 +128,18 @@ class RequestQueue:
         Raises:
             QueueIsFull: If a limit would be exceeded.
         """
-        request = entry.request
-        share = request.share
+        request, share = entry.request, entry.request.share
         if share.max_slots and entry.num_slots > share.max_slots:
             raise QueueIsFull("max_slots")
         load = None if len(self._fair) or self.num_places <= 0 else self._choose(entry.num_units, now)
-        if load is not None and self._fair.charge(share, entry.num_tokens, entry.num_slots):
+        if load is not None and self._fair.charge(entry):
             self._assign_to(entry, load)
             return []
         evicted = self._make_place(share, entry.num_tokens)
         for other in evicted:
             self.remove(other)
         entry.is_waiting = True
-        at, slots = queue_position(request), entry.num_slots
-        self._fair.push(entry, share, at, priority=request.priority, size=entry.num_tokens, num_slots=slots)
+        self._fair.push(entry, queue_position(request))
         if request.deadline is not None:
             self._add_deadline(request.deadline, entry)
         return evicted
@@ -166,24 +147,24 @@ class RequestQueue:
     def assign(self, now: float) -> list[Entry]:
         """Assign the next requests to engines with room; return all assigned since the last call, in order."""
         while (entry := self._fair.first()) is not None and (load := self._choose(entry.num_units, now)) is not None:
-            self._fair.take(entry, entry.request.share.caller)
+            self._fair.take(entry)
             self._assign_to(entry, load)
         assigned, self._assigned = self._assigned, []
         return assigned
 
     def shrink(self, entry: Entry, num_slots: int) -> None:
         """Release slots that a running request no longer needs."""
-        assert entry.load is not None and num_slots <= entry.num_slots
-        self._release(entry, entry.load, entry.num_slots - num_slots)
+        assert entry.engine is not None and num_slots <= entry.num_slots
+        self._release(entry, self._loads[entry.engine], entry.num_slots - num_slots)
         entry.num_slots = num_slots
 
     def remove(self, entry: Entry) -> None:
         """Remove a waiting or assigned request."""
         if entry.is_waiting:
             entry.is_waiting = False
-            self._fair.remove(entry, entry.request.share.caller)
-        elif (load := entry.load) is not None:
-            entry.load = None
+            self._fair.remove(entry)
+        elif entry.engine is not None:
+            load, entry.engine = self._loads[entry.engine], None
             del self._running[entry]
             load.num_tokens -= entry.num_tokens
             self._release(entry, load, entry.num_units)
@@ -228,13 +209,32 @@ class RequestQueue:
         request, forecast = entry.request, self.forecast
         if isinstance(request, ScoreRequest) or not forecast.is_settled:
             return 0.0
-        share, at = request.share, queue_position(request)
-        num_ahead = eviction.num_slots_ahead(self._fair, share, at, request.priority)
+        share, num_ahead = request.share, self.num_slots_ahead(request)
         seconds = forecast.seconds_until_free(self.num_used + num_ahead + entry.num_slots, self.capacity)
         if share.max_slots and (own := self._fair.of(share.caller)) is not None:
-            num_needed = own.num_slots + eviction.num_own_ahead(own, at, request.priority)[0] + entry.num_slots
+            num_needed = own.num_slots + own.num_ahead(queue_position(request), request.priority)[0] + entry.num_slots
             seconds = max(seconds, forecast.seconds_until_free(num_needed, share.max_slots))
         return seconds + forecast.seconds_of(request)
+
+    def num_slots_ahead(self, request: Request) -> int:
+        """Return a lower bound of the slots of the requests that will be assigned before a new one.
+
+        Counts the caller's earlier requests, and those that other callers are due meanwhile, estimated from the sizes of waiting
+        requests; callers with a limit of slots may get less than they are due, and are not counted.
+        """
+        fair, share, priority = self._fair, request.share, request.priority
+        own = fair.of(share.caller)
+        num_slots, num_tokens = (0, 0) if own is None else own.num_ahead(queue_position(request), priority)
+        if len(fair.waiting) <= (own is not None and len(own) > 0):
+            return num_slots  # no other caller waits
+        own_parts = num_tokens * round(PARTS_PER_TOKEN / share.weight)
+        end = fair.served(share.caller) + own_parts - priority * TOKENS_PER_PRIORITY * PARTS_PER_TOKEN
+        for other in islice(fair.waiting, MAX_CALLERS):
+            if other is not own and not other.share.max_slots:
+                due = max(end - fair.turn(other)[0], 0)
+                num_due_slots = other.num_waiting_slots * due // max(other.num_tokens * other.parts_per_token, 1)
+                num_slots += min(num_due_slots, other.num_waiting_slots)
+        return num_slots
 
     def queue_seconds(self) -> float:
         """Return the estimated wait for one slot, without requests blocked by `max_slots`; 0 while that is unknown."""
@@ -246,25 +246,33 @@ class RequestQueue:
         if share is None:
             return self.forecast.seconds_until_place(self.num_waiting)
         own = self._fair.of(share.caller)
-        return self.forecast.seconds_until_place(0 if own is None else len(own), eviction.part_of(self._fair, share))
+        return self.forecast.seconds_until_place(0 if own is None else len(own), self._fair.part_of(share))
 
     def without_claim(self) -> dict[str, float] | None:
         """Return waiting callers that could evict nothing from a full queue, with the time until each may have a place.
 
         None if too many callers wait, or if several do and the queue is not half full.
         """
-        if len(self._fair.waiting) > 1 and self.num_places > self.limits.max_waiting_requests // 2:
+        callers = self._fair.waiting
+        if len(callers) > MAX_CALLERS or (len(callers) > 1 and self.num_places > self.limits.max_waiting_requests // 2):
             return None
-        shares = eviction.without_claim(self._fair)
-        return None if shares is None else {share.caller: self.seconds_until_place(share) for share in shares}
+        most = max((len(one) / one.share.weight for one in callers if len(one) > 1), default=0.0)
+        shares = [one.share for one in callers if (len(one) + 1) / one.share.weight >= most]
+        return {share.caller: self.seconds_until_place(share) for share in shares}
 
     def at_their_limit(self) -> dict[str, float]:
         """Return callers at their `max_waiting`, with the same times, among the first that wait."""
-        return {share.caller: self.seconds_until_place(share) for share in eviction.at_their_limit(self._fair, self._num_free)}
+        shares = [one.share for one in islice(self._fair.waiting, MAX_CALLERS) if self._is_at_limit(one.share)]
+        return {share.caller: self.seconds_until_place(share) for share in shares}
 
-    @property
-    def _num_free(self) -> int:
-        return max(self.capacity - self.num_used, 0) if self._has_slots else 0
+    def _is_at_limit(self, share: Share) -> bool:
+        """Return whether a caller has reached its `max_waiting`, not counting requests that free slots will take."""
+        if not share.max_waiting or (own := self._fair.of(share.caller)) is None:
+            return False
+        num_open = max(self.capacity - self.num_used, 0) if self._has_slots else 0
+        if share.max_slots:
+            num_open = max(min(num_open, share.max_slots - own.num_slots), 0)
+        return len(own) >= share.max_waiting + num_open
 
     def _choose(self, num_units: int, now: float) -> Load | None:
         """Return the engine expected to end a request first, or None; engines that may hang are skipped unless all may."""
@@ -279,7 +287,7 @@ class RequestQueue:
         return next((load for load in loads if load.takes(num_units, has_lookahead=has_lookahead)), None)
 
     def _assign_to(self, entry: Entry, load: Load) -> None:
-        entry.is_waiting, entry.load = False, load
+        entry.is_waiting, entry.engine = False, load.index
         self._running[entry] = None
         self._assigned.append(entry)
         load.num_tokens += entry.num_tokens
@@ -293,16 +301,39 @@ class RequestQueue:
             self._fair.release(entry.request.share.caller, num_units)
 
     def _make_place(self, share: Share, num_tokens: int) -> list[Entry]:
-        if share.max_waiting and eviction.is_at_limit(self._fair, share, self._num_free):
+        if self._is_at_limit(share):
             raise QueueIsFull("max_waiting")
         tokens_over = self.num_waiting_tokens + num_tokens - self.limits.max_waiting_tokens if num_tokens and len(self._fair) else 0
         num_over = int(self.num_places <= 0)  # one for one, even if a wide request took several places
         if not num_over and tokens_over <= 0:
             return []
-        evicted = eviction.evicted(self._fair, share, num_tokens, num_over, tokens_over)
+        evicted = self._evicted(share, num_tokens, num_over, tokens_over)
         if not evicted:
             raise QueueIsFull
         return evicted
+
+    def _evicted(self, share: Share, size: int, num: int, num_tokens: int) -> list[Entry]:
+        """Return the requests to evict for a new one of `size` tokens: the last of the caller with most, by weight.
+
+        At least `num` requests with `num_tokens` tokens have to go: as few as possible, and none unless their caller has more than
+        the new request's caller until the last of them goes.
+        """
+
+        def amount(one: CallerQueue) -> int:
+            return one.num_tokens if num_tokens > 0 else len(one)
+
+        own = self._fair.of(share.caller)
+        part_with_it = ((amount(own) if own is not None else 0) + (size if num_tokens > 0 else 1)) / share.weight
+        callers = (one for one in self._fair.waiting if len(one) > 1)
+        most = max(callers, key=lambda one: amount(one) / one.share.weight, default=None)
+        if most is None or most is own:
+            return []
+        last = most.last(num, num_tokens)
+        tokens = sum(entry.num_tokens for entry in last)
+        left = most.num_tokens - tokens + last[-1].num_tokens if num_tokens > 0 else len(most) - len(last) + 1
+        is_enough = len(last) >= num and tokens >= num_tokens
+        is_fair = left / most.share.weight > part_with_it and len(last) < len(most)
+        return last if is_enough and is_fair else []
 
     def _add_deadline(self, deadline: float, entry: Entry) -> None:
         if len(self._deadlines) > 2 * len(self._fair) + MIN_STALE:

@@ -95,11 +95,6 @@ class DispatcherServer:
         self._socket.open(lambda socket: socket.bind(endpoint))
         dispatcher.listeners.append(self._report)
 
-    @property
-    def num_attached(self) -> int:
-        """Number of attached frontend processes."""
-        return len(self._attached)
-
     def detach(self, name: str) -> None:
         """Cancel all requests of a frontend process that has ended."""
         if (frontend := self._attached.pop(name.encode(), None)) is not None:

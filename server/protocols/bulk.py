@@ -19,6 +19,11 @@ class BulkEnvelope:
         raise NotImplementedError
 
 
+def num_requests(message: object) -> int:
+    """Return the number of requests in a message."""
+    return len(message) if isinstance(message, BulkEnvelope) else 1
+
+
 class ItemRecords:
     """Records of a call's requests; `own_ending` returns the status of a protocol's own exception, None for others."""
 

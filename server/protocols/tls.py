@@ -35,7 +35,7 @@ class Contents:
 class TlsFiles:
     """The server's certificate and key, and optional authorities of client certificates, which are then required.
 
-    Reload when one of `paths` changes; new connections use the last valid `contents`.
+    Reload when one of `paths` changes; new connections use the last valid `contents`, over HTTP as `context`.
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
@@ -43,7 +43,7 @@ class TlsFiles:
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         self.paths = tuple(path for path in (certificate, key, client_ca) if path is not None)
         self.contents = self._read()
-        self._dates = self._check(self.contents)
+        self.context, self._dates = self._check(self.contents)
         if (reason := _out_of_date(self._dates)) is not None:
             log.warning(f"the certificate {reason}", file=str(certificate))
 
@@ -64,10 +64,10 @@ class TlsFiles:
         contents = self._read()
         if contents == self.contents:
             return False
-        dates = self._check(contents)
+        context, dates = self._check(contents)
         if (reason := _out_of_date(dates)) is not None:
             raise ConfigError(f"tls_certificate: {self._certificate}: {reason}")
-        self.contents, self._dates = contents, dates
+        self.contents, self.context, self._dates = contents, context, dates
         return True
 
     def _read(self) -> Contents:
@@ -76,10 +76,12 @@ class TlsFiles:
         assert certificate is not None and key is not None
         return Contents(certificate, key, client_ca)
 
-    def _check(self, contents: Contents) -> tuple[float, float]:
-        """Return the certificate's validity dates as Unix times, or raise `ConfigError`."""
+    def _check(self, contents: Contents) -> tuple[ssl.SSLContext, tuple[float, float]]:
+        """Return a context of HTTP/1.1 and the certificate's validity dates as Unix times, or raise `ConfigError`."""
         # gRPC only logs an invalid file, and then fails to bind or to shake hands.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
         pair = f"tls_certificate, tls_key: {self._certificate}, {self._key}"
         try:
             context.load_cert_chain(self._certificate, self._key, password=no_password)
@@ -89,11 +91,12 @@ class TlsFiles:
         if contents.client_ca is not None:
             try:
                 context.load_verify_locations(cadata=text_of(contents.client_ca))
+                context.verify_mode = ssl.CERT_REQUIRED
             except (OSError, ValueError) as error:
                 raise ConfigError(f"tls_client_ca: {self._client_ca}: {error}") from error
         if self._read() != contents:
             raise ConfigError(f"{pair}: changed while they were read")
-        return dates
+        return context, dates
 
 
 def _read(setting: str, path: Path | None) -> bytes | None:

@@ -99,13 +99,8 @@ class Frontend:
             def update_expiry(_: object = None) -> None:
                 self._metrics.reloads.set_expiry("server", tls.expires)
 
-            def use(_: object = None) -> None:
-                update_expiry()
-                if self._http is not None:
-                    self._http.renew()
-
             update_expiry()
-            yield Source("tls", tls.paths, tls.reload, use)
+            yield Source("tls", tls.paths, tls.reload, update_expiry)
         if (path := self._config.auth_tokens_file) is not None and self._callers is not None:
             yield Source("callers", (path,), partial(read_callers_book, self._config), self._callers.replace)
 

@@ -130,5 +130,6 @@ def files(tmp_path: Path) -> Path:
         texts |= {f"{name}/{file}": text for file, text in files.items()}
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "dangling").symlink_to("nothing")
     (tmp_path / "latin1").write_bytes(b"a dog\nein M\xe4dchen\n")
     return tmp_path

@@ -12,23 +12,19 @@ import torch
 from PIL import Image
 
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.model.config import ModelConfig
-from dragoman.model.networks.architectures import network
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.cli.conftest import assert_refused
+from tests.model.conftest import small_network
 
 Run = Callable[..., tuple[int, str, str]]
-HEADS = {"num_heads": 4, "decoder_ffn_dim": 16}
 
 
 def save(folder: Path, is_even: bool = False, **switches: object) -> Path:
     """Write a small checkpoint whose answers do not end, or one to which all tokens but padding are as likely."""
     tokenizer = ByteLevelTokenizer.train(["a dog runs over the grass"], 280)
-    torch.manual_seed(0)
-    sizes = {"source_vocab_size": 280, "target_vocab_size": 280, "d_model": 16, "num_decoder_layers": 2}
-    sizes |= {"max_source_positions": 100, "max_target_positions": 100, "has_output_bias": not is_even}
-    model = network(ModelConfig(**sizes | switches)).eval()
+    sizes = {"source_vocab_size": 280, "target_vocab_size": 280, "has_output_bias": not is_even}
+    model = small_network(**sizes | {"max_source_positions": 100, "max_target_positions": 100} | switches)
     with torch.no_grad():
         if is_even:
             model.decoder.tokens.weight.zero_()
@@ -44,12 +40,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     rnn = {"architecture": "rnn", "num_encoder_layers": 1}
     even = {"is_even": True, "num_decoder_layers": 1, "max_source_positions": 30, "max_target_positions": 40}
     return {
-        "transformer": save(folder / "transformer", num_encoder_layers=3, encoder_ffn_dim=16, **HEADS),
-        "decoder": save(folder / "decoder", architecture="decoder", **HEADS),
+        "transformer": save(folder / "transformer", num_encoder_layers=3),
+        "decoder": save(folder / "decoder", architecture="decoder"),
         "rnn": save(folder / "rnn", **rnn),
-        "wide": save(folder / "wide", num_encoder_layers=16, encoder_ffn_dim=16, num_heads=16, decoder_ffn_dim=16),
+        "wide": save(folder / "wide", num_encoder_layers=16, num_heads=16),
         "blind": save(folder / "blind", **rnn, attention="none"),
-        "even_decoder": save(folder / "even_decoder", architecture="decoder", **even, **HEADS),
+        "even_decoder": save(folder / "even_decoder", architecture="decoder", **even),
         "even_rnn": save(folder / "even_rnn", **rnn, **even),
     }
 

@@ -15,7 +15,9 @@ EVALUATE = "evaluate --source %/two --reference %/two"
 AUGMENT = "augment --source %/two --target %/more --source-language en --output-source %/out --output-target %/out2"
 TRAIN = "train %/small.toml --output"
 IMPORT = "import %/checkpoint %/out"
-EXPORT_INT8 = f"{IMPORT} --export %/b --precision int8"
+IMPORT_INT8 = f"{IMPORT} --export %/b --precision int8"
+EXPORT = f"export {ROOT}/model/pretrained/en-de"
+EXPORT_INT8, SHORT = f"{EXPORT} %/out --precision int8", f"{EXPORT} %/out --shortlist %/two"
 # Commands, with % for the folder of the fixture `files`, and a text that their line of error has.
 WRONG = {
     "models here there": "here",
@@ -77,9 +79,27 @@ WRONG = {
     "add-tokens %/bundle %/two --output %/model --vocab-size 300": "%/model: there is a checkpoint already; --force",
     "add-tokens %/nowhere %/two --output %/out --vocab-size 300 | export %/nowhere %/out": "%/nowhere",
     "export %/checkpoint %/out": "config.json",
-    "export %/checkpoint %/out --quality-source %/two": "go together",
-    "export %/checkpoint %/out --shortlist-size 3": "goes with --shortlist",
-    f"export {ROOT}/model/pretrained/en-de %/out --target-language fr": "--target-language: the model has no 'fr'; it has de",
+    "export %/two %/out": "%/two/config.json: Not a directory",
+    f"{EXPORT} %/model": "%/model: exists and is not empty",
+    f"{EXPORT} %/model --force": "%/model: exists and is not a bundle",
+    f"{EXPORT} %/two | {EXPORT} %/two --force | {EXPORT} %/two/deeper/out": "%/two: exists and is not a directory",
+    f"{EXPORT} %/dangling": "%/dangling: exists and is not a directory",
+    f"{EXPORT} %/out --precision int9": "precision must be fp32 or int8 or fp16 or bf16, not 'int9'",
+    f"{EXPORT} %/out --name a/b": "name must be letters",
+    f"{EXPORT} %/out --calibration %/two": "texts for calibration go with int8",
+    f"{EXPORT_INT8} --calibration %/empty | {EXPORT} %/out --shortlist %/empty": "%/empty: the file is empty",
+    f"{EXPORT_INT8} --calibration %/latin1": "%/latin1, line 2: not UTF-8",
+    f"{EXPORT_INT8} --calibration %/folder": "%/folder: Is a directory",
+    f"{EXPORT} %/out --quality-source %/two": "go together",
+    f"{EXPORT} %/out --quality-source %/two --quality-reference %/more": "texts for quality go with",
+    f"{EXPORT_INT8} --weight-bits 6": "weights of int8 have 7 or 8 bits, not 6",
+    f"{EXPORT} %/out --weight-bits 7": "weights of 7 bits go with int8, not fp32",
+    f"{EXPORT_INT8} --cache-precision fp16": "the precision of caches can be int8, not 'fp16'",
+    f"{EXPORT} %/out --precision fp16 --cache-precision int8": "caches in int8 go with int8, not fp16",
+    f"{EXPORT} %/out --shortlist-size 5": "--shortlist-size goes with --shortlist",
+    f"{SHORT} --shortlist-size 0": "keeps at least 1 token of its text, not 0",
+    f"{SHORT} --shortlist %/nowhere": "%/nowhere: ",
+    f"{EXPORT} %/out --target-language fr": "--target-language: the model has no 'fr'; it has de",
     "train": "dragoman train --example",
     "train %/small.toml --example": "--example",
     "train %/two": "%/two",
@@ -104,7 +124,7 @@ WRONG = {
     f"{IMPORT} --export %": "exists and is not empty",
     f"{IMPORT} --export %/b --shortlist %/none": "none: No such file",
     f"{IMPORT} --export %/b --shortlist %/two --shortlist-size 0": "at least 1 token",
-    f"{EXPORT_INT8} --calibration %/none": "none: No such file",
+    f"{IMPORT_INT8} --calibration %/none": "none: No such file",
     f"{IMPORT} --name a/b": "name must be",
     f"{IMPORT} --revision main": "--revision is of repositories",
     "nearest %/two %/one --reference %/two --output %/out": "%/one: 1 lines",

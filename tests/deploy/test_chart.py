@@ -242,11 +242,13 @@ def test_grace_period_covers_the_end_of_the_server(render: Render) -> None:
         render({"drain.marginSeconds": math.ceil(after_drain) - 1})
 
 
-def test_pods_wait_before_sigterm_on_every_version_of_kubernetes(render: Render) -> None:
+def test_versions_of_kubernetes_wait_before_sigterm_or_are_refused(render: Render) -> None:
     for version, handler in (("1.30", {"sleep": {"seconds": 10}}), ("1.29", {"exec": {"command": ["sleep", "10"]}})):
         assert render(version=version).find("container lifecycle preStop") == handler
-    with pytest.raises(Refused, match="kubeVersion"):
-        render(version="1.26")
+    image = {"models": {"source": "oci", "oci": {"reference": f"registry.example/models:3@sha256:{SHA}"}}}
+    for values, version, reason in (({}, "1.26", "kubeVersion"), (image, "1.30", "image volumes")):
+        with pytest.raises(Refused, match=reason):
+            render(values, version=version)
 
 
 @pytest.mark.parametrize("rule", ["any", "all", "en-de", "en-de, en-fr"])

@@ -243,12 +243,6 @@ def test_wrong_value_is_refused_and_named(render: Render, values: Values, reason
         render(values)
 
 
-def test_cluster_without_image_volumes_is_refused(render: Render) -> None:
-    reference = f"registry.example/models:3@sha256:{SHA}"
-    with pytest.raises(Refused, match="image volumes"):
-        render({"models": {"source": "oci", "oci": {"reference": reference}}}, version="1.30")
-
-
 def test_examples_of_the_manual_are_accepted(render: Render) -> None:
     known = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"].keys()
     examples = [values for values in manual_blocks() if values.keys() <= known]

@@ -24,6 +24,7 @@ from dragoman.model.networks.architectures import network
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
+from tests.model.conftest import GPT, LLAMA
 from tests.shelf import Shelf
 
 TEXTS = ["two dogs run over the grass", "a dog and a cat run", "the cat sat on the grass", "zwei Hunde laufen"] * 3
@@ -40,10 +41,6 @@ SMALL_OF: dict[str, dict[str, Any]] = {
     "rnn": {name: value for name, value in SMALL.items() if name not in UNUSED},
     "decoder": DECODER | {"max_source_positions": 30, "max_target_positions": 40},
 }
-LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "pre", "norm_kind": "rms", "has_biases": False, "activation": "silu"}
-LLAMA |= {"is_ffn_gated": True, "is_projection_tied": False, "is_embedding_scaled": False, "padding": "predicted"}
-GPT: dict[str, Any] = {"positions": "learned", "norm": "pre", "activation": "gelu_tanh"}
-GPT |= {"is_embedding_scaled": False, "padding": "predicted"}
 # GELU, learned positions with offset, an embedding norm, an output bias, a deeper encoder.
 PRE_NORM: dict[str, Any] = {"norm": "pre", "activation": "gelu", "positions": "learned", "position_offset": 2}
 PRE_NORM |= {"has_embedding_norm": True, "has_output_bias": True, "is_embedding_scaled": False}

@@ -212,8 +212,6 @@ SUPPRESSED = "suppressed_tokens of defaults leave nothing of 2 tokens"
         ({"template": {"target_prefix": LIST[:1]}}, "default_max_new_tokens 20 and 1 forced tokens are over max_target_tokens 20"),
         ({"default_max_new_tokens": 5, "defaults": {"min_new_tokens": 5}}, "min_new_tokens of defaults is 5, which is not"),
         ({"default_max_new_tokens": 21}, "default_max_new_tokens 21"),
-        ({"languages": {"source": [{"code": "en_US"}, {"code": "en-US"}]}}, "means two languages: 'en_US' and 'en-US'"),
-        ({"languages": {"target": [{"code": "en", "names": ["De"]}]}}, "must be written 'de'"),
         ({"num_choices": 2, "defaults": {"suppressed_tokens": [3, 4]}}, SUPPRESSED),
         ({"num_choices": 2, "defaults": {"suppressed_tokens": [3, 3], "min_new_tokens": 1}}, SUPPRESSED),
         ({"source_vocab_size": 1, "eos_id": 1}, "eos_id 1 is outside the vocabulary of 1"),

@@ -23,12 +23,12 @@ from dragoman.export.verify import verify
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import Padding
 from tests.export.conftest import KINDS, Export, MakeCheckpoint, WriteGraphs
+from tests.model.conftest import T5 as SMALL_T5
 
 Change = Callable[[ModelProto], None]
-T5: dict[str, Any] = {"norm": "pre", "norm_kind": "rms", "norm_epsilon": 0.05, "has_biases": False, "activation": "gelu_tanh"}
-T5 |= {"is_ffn_gated": True, "attention_dim": 64, "is_attention_scaled": False, "has_relative_bias_per_layer": True}
-T5 |= {"positions": "relative", "relative_buckets": 8, "relative_max_distance": 12, "is_embedding_scaled": False}
-T5 |= {"is_output_scaled": True, "padding": "masked", "max_source_positions": 100, "max_target_positions": 100}
+T5 = SMALL_T5 | {"norm_epsilon": 0.05, "activation": "gelu_tanh", "is_ffn_gated": True, "attention_dim": 64}
+T5 |= {"has_relative_bias_per_layer": True, "is_output_scaled": True, "padding": "masked"}
+T5 |= {"max_source_positions": 100, "max_target_positions": 100}
 Made = tuple[Checkpoint, Path]
 
 

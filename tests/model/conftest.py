@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.model.config import ModelConfig
+from dragoman.model.config import UNUSED, ModelConfig
+from dragoman.model.networks.architectures import network
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 
@@ -21,6 +22,10 @@ SMALL |= {"max_source_positions": 40, "max_target_positions": 40}
 T5: dict[str, Any] = {"norm": "pre", "norm_kind": "rms", "has_biases": False, "attention_dim": 24, "is_attention_scaled": False}
 T5 |= {"positions": "relative", "relative_buckets": 8, "relative_max_distance": 12, "is_embedding_scaled": False}
 T5 |= {"padding": "predicted"}
+LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "pre", "norm_kind": "rms", "has_biases": False, "activation": "silu"}
+LLAMA |= {"is_ffn_gated": True, "is_projection_tied": False, "is_embedding_scaled": False, "padding": "predicted"}
+GPT: dict[str, Any] = {"positions": "learned", "norm": "pre", "activation": "gelu_tanh"}
+GPT |= {"is_embedding_scaled": False, "padding": "predicted"}
 EVERYTHING: dict[str, Any] = {"norm": "pre", "activation": "gelu", "positions": "learned", "position_offset": 2}
 EVERYTHING |= {"is_embedding_shared": False, "target_vocab_size": 29, "is_projection_tied": False, "is_embedding_scaled": False}
 EVERYTHING |= {"has_embedding_norm": True, "has_output_bias": True, "num_decoder_layers": 3}
@@ -50,19 +55,20 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def small_network(seed: int = 0, **switches: Any) -> Any:
+    """Build a small network in evaluation mode from switches; every parameter is random, biases and norms included."""
+    torch.manual_seed(seed)
+    unused = UNUSED[switches.get("architecture", "transformer")]
+    sizes = {name: value for name, value in SMALL.items() if name not in unused}
+    model = network(ModelConfig(**sizes | switches)).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1))
+    return model
+
+
 @pytest.fixture(scope="session")
 def make_model() -> ModelMaker:
-    """Build a small model in evaluation mode from switches; every parameter is random, biases and norms included."""
-
-    def make(seed: int = 0, **switches: Any) -> Transformer:
-        torch.manual_seed(seed)
-        model = Transformer(ModelConfig(**SMALL | switches)).eval()
-        for parameter in model.parameters():
-            noise = torch.randn_like(parameter)
-            parameter.data.add_(noise * (0.3 if parameter.dim() == 1 else 0.1))
-        return model
-
-    return make
+    return small_network
 
 
 @pytest.fixture(params=SWITCHES.values(), ids=SWITCHES.keys())

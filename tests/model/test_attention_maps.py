@@ -8,33 +8,28 @@ from torch import Tensor, nn
 
 from dragoman.model.attention_maps import answer, attention_maps, fed, target
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError
 from dragoman.model.generation import Defaults, Language, Languages, Template
-from dragoman.model.networks.architectures import network
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.special_tokens import SpecialToken
 from dragoman.model.text.tokenizers import Tokenizers
+from tests.model.conftest import small_network
 
 TEXT = "the dog runs through snow ."
 # Of each architecture: switches, and layers and heads of each kind of map.
 NETWORKS: dict[str, dict[str, Any]] = {
-    "transformer": {"num_encoder_layers": 3, "num_decoder_layers": 2, "encoder_ffn_dim": 24},
-    "rnn": {"architecture": "rnn", "num_encoder_layers": 1, "num_decoder_layers": 2},
-    "decoder": {"architecture": "decoder", "num_decoder_layers": 2, "decoder_ffn_dim": 24},
+    "transformer": {"num_encoder_layers": 3},
+    "rnn": {"architecture": "rnn", "num_encoder_layers": 1},
+    "decoder": {"architecture": "decoder"},
 }
 ENCODED = {"encoder": (3, 4), "decoder": (2, 4), "cross": (2, 4)}
 SHAPES = {"transformer": ENCODED, "rnn": {"cross": (1, 1)}, "decoder": {"decoder": (2, 4)}}
 
 
 def make(tokenizer: ByteLevelTokenizer, kind: str, **switches: Any) -> Checkpoint:
-    torch.manual_seed(3)
-    size = tokenizer.vocab_size
-    sizes = {"source_vocab_size": size, "target_vocab_size": size, "d_model": 16, "max_source_positions": 40}
-    heads = {} if kind == "rnn" else {"num_heads": 4, "decoder_ffn_dim": 24}
-    fields = sizes | heads | {"max_target_positions": 40, "is_projection_tied": False} | NETWORKS[kind] | switches
-    model = network(ModelConfig(**fields)).eval()
+    sizes = dict.fromkeys(("source_vocab_size", "target_vocab_size"), tokenizer.vocab_size) | {"is_projection_tied": False}
+    model = small_network(3, **sizes | NETWORKS[kind] | switches)
     for parameter in model.parameters():
         parameter.data.add_(torch.randn(parameter.shape) * 0.3)
     return Checkpoint("small", model, Tokenizers.shared(tokenizer))

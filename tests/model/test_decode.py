@@ -6,9 +6,8 @@ import pytest
 import sacrebleu
 import torch
 
-from dragoman.model.config import ModelConfig
 from dragoman.model.corpus import DataError
-from dragoman.model.decode import Start, StepDecoder, beam_search, greedy_search, length_normalised
+from dragoman.model.decode import Start, StepDecoder, beam_search, greedy_search
 from dragoman.model.errors import InputError
 from dragoman.model.evaluate import evaluate, target_log_probs, translate
 from dragoman.model.nearest import choose_nearest
@@ -32,6 +31,7 @@ def some_targets(model: Transformer, num_rows: int, length: int) -> torch.Tensor
 
 @torch.inference_mode()
 def test_cached_decoding_equals_full_decoding_at_every_position_and_alone(any_model: Transformer) -> None:
+    """So targets see only the past, and padding is never seen."""
     config = any_model.config
     rows = [[*ids, config.eos_id] for ids in SOURCES]
     targets = some_targets(any_model, len(rows), 9)
@@ -74,17 +74,6 @@ def test_forced_tokens_come_first_and_count_in_the_length_only(make_model) -> No
         assert best.score == pytest.approx(sum(best.log_probs) / (len(best.log_probs) + len(ids)) ** 0.7, abs=1e-5)
 
 
-@torch.inference_mode()
-def test_complete_sources_and_another_start_are_taken_as_they_are(make_model) -> None:
-    model = make_model()
-    assert greedy_search(model, [[7, 8, 1], [9, 1]], 8, Start(is_complete=True)) == greedy_search(model, [[7, 8], [9]], 8)
-    assert beam_search(model, [[7, 8, 1]], 3, 8, start=Start(is_complete=True)) == beam_search(model, [[7, 8]], 3, 8)
-    found = greedy_search(model, [[3, 7, 8, 1, 4]], 8, Start(is_complete=True, decoder_start_id=6))
-    steps = continue_by_hand(model, [3, 7, 8, 1, 4], [6], 8)
-    assert found[0].log_probs == pytest.approx([log_prob for _, log_prob in steps], abs=1e-5)
-    assert found != greedy_search(model, [[3, 7, 8, 1, 4]], 8, Start(is_complete=True))
-
-
 @pytest.mark.parametrize(("most", "forced", "lengths"), [(4, [[], [], []], [4, 4, 4]), (5, [[4, 5], [], [6]], [3, 5, 4])])
 def test_search_stops_at_the_models_last_position(make_model, most: int, forced: list[list[int]], lengths: list[int]) -> None:
     model = make_model(max_target_positions=most, has_output_bias=True)
@@ -94,11 +83,7 @@ def test_search_stops_at_the_models_last_position(make_model, most: int, forced:
     assert [{len(h.ids) for h in beam} for beam in beam_search(model, SOURCES[:3], 2, 99, start=start)] == [{n} for n in lengths]
 
 
-def test_scores_are_normalised_log_probabilities_and_end_of_sequence_is_scored_but_not_returned(make_model) -> None:
-    assert [length_normalised(-6.0, 4, alpha) for alpha in (0.0, 1.0, 0.5)] == [-6.0, -1.5, -3.0]
-    for penalty in (0.0, 0.6, 1.4):
-        for found in beam_search(make_model(), [[5, 6]], 3, 7, penalty)[0]:
-            assert found.score == pytest.approx(sum(found.log_probs) / len(found.log_probs) ** penalty, abs=1e-5)
+def test_end_of_sequence_is_scored_but_not_returned(make_model) -> None:
     model = make_model(has_output_bias=True)
     model.decoder.output_bias.data[model.config.eos_id] = 100.0
     for found in (greedy_search(model, [[5]], 9)[0], beam_search(model, [[5]], 2, 9)[0][0]):
@@ -106,13 +91,10 @@ def test_scores_are_normalised_log_probabilities_and_end_of_sequence_is_scored_b
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_a_prompt_takes_the_room_of_its_answer(positions) -> None:
-    torch.manual_seed(0)
-    sizes = {"source_vocab_size": 40, "target_vocab_size": 40, "max_source_positions": 10, "max_target_positions": 10}
-    sizes |= {"d_model": 16, "num_heads": 1, "num_decoder_layers": 1}
-    model = LanguageModel(ModelConfig(architecture="decoder", positions=positions, **sizes)).eval()
-    with torch.no_grad():
-        model.decoder.tokens.weight[model.config.eos_id] = 0  # whatever else is likelier
+def test_a_prompt_takes_the_room_of_its_answer(make_model, positions) -> None:
+    sizes = {"max_source_positions": 10, "max_target_positions": 10, "num_heads": 1, "has_output_bias": True}
+    model = make_model(architecture="decoder", positions=positions, **sizes)
+    model.decoder.output_bias.data[model.config.eos_id] = -100.0
     prompts, rooms = [[7, 8, 9], [], [5, 4, 3, 2, 9, 9, 9, 9, 9]], [7, 10, 1]
     assert [len(found.log_probs) for found in greedy_search(model, prompts, 99)] == rooms
     assert [max(len(found.log_probs) for found in beam) for beam in beam_search(model, prompts, 2, 99)] == rooms
@@ -176,20 +158,16 @@ def test_evaluation_scores_the_translations(make_model, tokenizer: ByteLevelToke
     answers = translate(model, Tokenizers.shared(tokenizer), texts)
     assert evaluate(model, Tokenizers.shared(tokenizer), texts, answers) == score(answers, answers) != score(answers, texts)
     assert evaluate(model, Tokenizers.shared(tokenizer), texts, texts) == score(answers, texts)
-    with pytest.raises(InputError, match="4 hypotheses cannot be scored against 3 references"):
-        evaluate(model, Tokenizers.shared(tokenizer), texts, texts[:3])
 
 
 @pytest.mark.parametrize(("source", "target"), [("a a a", "a a"), ("a a a a", "a"), ("", "a a a")])
-def test_a_prompt_and_what_follows_it_share_their_room(source: str, target: str, tokenizer: ByteLevelTokenizer) -> None:
+def test_a_prompt_and_what_follows_it_share_their_room(make_model, tokenizer: ByteLevelTokenizer, source: str, target: str) -> None:
     num_prompt, num_target = 1 + len(tokenizer.encode(source)), 1 + len(tokenizer.encode(target))
     longest, whole = num_prompt, num_prompt - 1 + num_target
 
     def model_of(max_source: int, max_target: int) -> LanguageModel:
-        sizes = {"d_model": 16, "num_heads": 2, "num_decoder_layers": 1, "decoder_ffn_dim": 16}
-        sizes |= dict.fromkeys(("source_vocab_size", "target_vocab_size"), tokenizer.vocab_size)
-        sizes |= {"max_source_positions": max_source, "max_target_positions": max_target}
-        return LanguageModel(ModelConfig(architecture="decoder", **sizes)).eval()
+        sizes = dict.fromkeys(("source_vocab_size", "target_vocab_size"), tokenizer.vocab_size)
+        return make_model(architecture="decoder", max_source_positions=max_source, max_target_positions=max_target, **sizes)
 
     tokenizers = Tokenizers.shared(tokenizer)
     (found,) = target_log_probs(model_of(longest, whole), tokenizers, [source], [target])

@@ -25,7 +25,8 @@ from dragoman.server.errors import (
     QueueFull,
     ServiceError,
 )
-from dragoman.server.protocols.grpc.reading import Refused, bulk_parser, large_bytes_read, num_requests, parser
+from dragoman.server.protocols.bulk import num_requests
+from dragoman.server.protocols.grpc.reading import Refused, bulk_parser, large_bytes_read, parser
 from dragoman.server.protocols.tls import printable
 from dragoman.server.protocols.v1.messages import to_message
 from dragoman.server.service.callers import NO_DEADLINES

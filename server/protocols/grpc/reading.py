@@ -91,11 +91,6 @@ def _cut(message: Message, max_characters: int) -> Message | Refused:
     return type(message)(**cut)
 
 
-def num_requests(message: Any) -> int:
-    """Return the number of requests in a message."""
-    return len(message) if isinstance(message, BulkEnvelope) else 1
-
-
 class BulkRequest(BulkEnvelope):
     """The requests of one message, kept as bytes; `parse` converts each when it is taken."""
 

@@ -1,5 +1,6 @@
 """The admin gRPC server, on its own port: dragoman.v1.Repository, and the Open Inference Protocol's load and unload calls."""
 
+from functools import partial
 from typing import Any
 
 import grpc
@@ -11,13 +12,11 @@ from dragoman.server.protocols.grpc.interceptors import CallInterceptor, Context
 from dragoman.server.protocols.grpc.server import connection_options, listen
 from dragoman.server.protocols.openinference.service import INFERENCE, load_order, unload_order
 from dragoman.server.protocols.tls import TlsFiles
-from dragoman.server.protocols.v1.descriptions import to_listing, to_model
-from dragoman.server.service.administration import CarryOut, Operator, Order
+from dragoman.server.protocols.v1.descriptions import CHANGES, to_listing, to_model, to_order
+from dragoman.server.service.administration import CarryOut, Operator, Order, Verb
 from dragoman.server.service.context import RunningCalls
 from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.v1 import repository_pb2, repository_pb2_grpc
-
-Model = repository_pb2.RepositoryModel
 
 
 class RepositoryServer:
@@ -56,6 +55,8 @@ class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
 
     def __init__(self, carry_out: CarryOut) -> None:
         self._carry_out = carry_out
+        for rpc, verb in CHANGES.items():
+            setattr(self, rpc, partial(self._change, verb))
 
     async def ListRepository(
         self, request: repository_pb2.ListRepositoryRequest, context: Context
@@ -71,27 +72,8 @@ class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
         listing = await self._carry_out(operator_of(context), Order("refresh"))
         return to_listing(listing.models, listing.problem)
 
-    async def LoadModel(self, request: repository_pb2.LoadModelRequest, context: Context) -> Model:
-        """Load a version, or what the policy selects."""
-        return await self._change(context, Order("load", request.model, request.version))
-
-    async def UnloadModel(self, request: repository_pb2.UnloadModelRequest, context: Context) -> Model:
-        """Unload a version, or the whole model."""
-        return await self._change(context, Order("unload", request.model, request.version))
-
-    async def ReloadModel(self, request: repository_pb2.ReloadModelRequest, context: Context) -> Model:
-        """Read a model's folder again."""
-        return await self._change(context, Order("reload", request.model))
-
-    async def RollbackModel(self, request: repository_pb2.RollbackModelRequest, context: Context) -> Model:
-        """Return to an earlier version."""
-        return await self._change(context, Order("rollback", request.model, request.version))
-
-    async def SetLabel(self, request: repository_pb2.SetLabelRequest, context: Context) -> Model:
-        """Point a label at a version."""
-        return await self._change(context, Order("label", request.model, request.version, request.label))
-
-    async def _change(self, context: Context, order: Order) -> Model:
+    async def _change(self, verb: Verb, request: Any, context: Context) -> repository_pb2.RepositoryModel:
+        order = to_order(verb, request, request.model)
         return to_model((await self._carry_out(operator_of(context), order)).models[0])
 
     def open_inference(self) -> grpc.GenericRpcHandler:

@@ -7,6 +7,7 @@ from functools import partial
 from aiohttp import web
 
 from dragoman.server.errors import Cancelled, ServiceError
+from dragoman.server.protocols.bulk import num_requests
 from dragoman.server.protocols.http.origins import Origins
 from dragoman.server.protocols.http.requests import ID_KEY, BodyReader, Endpoint, Exchange, peer_names, timeout_of
 from dragoman.server.service.administration import OperatorCalls
@@ -73,7 +74,7 @@ class Middleware:
                 raise
             except Exception as error:
                 problem = calls.fault(error)
-        call.has_items = call.has_items or getattr(exchange.message, "num_requests", 1) > 1
+        call.has_items = call.has_items or num_requests(exchange.message) > 1
         try:
             with calls.serving(
                 call,

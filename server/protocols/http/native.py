@@ -13,9 +13,10 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
-from dragoman.server.protocols.http.requests import Endpoint, Exchange, check_content_type, decode_json, one_line, run_by_size
+from dragoman.server.protocols.http.requests import Endpoint, Exchange, check_content_type, run_by_size
 from dragoman.server.protocols.http.responses import JSON, NATIVE_ERRORS
-from dragoman.server.protocols.v1.descriptions import Descriptions, to_listing, to_model
+from dragoman.server.protocols.json_text import decode_json, one_line
+from dragoman.server.protocols.v1.descriptions import CHANGES, Descriptions, to_listing, to_model, to_order
 from dragoman.server.protocols.v1.messages import (
     MessageLimit,
     to_generate_request,
@@ -31,13 +32,6 @@ from dragoman.v1 import generation_pb2, repository_pb2
 # Limit of a list in a request, above that of any field.
 MAX_ITEMS = 1024
 REPOSITORY = "/v1/repository"
-CHANGES: tuple[tuple[Verb, Callable[[], Message]], ...] = (
-    ("load", repository_pb2.LoadModelRequest),
-    ("unload", repository_pb2.UnloadModelRequest),
-    ("reload", repository_pb2.ReloadModelRequest),
-    ("rollback", repository_pb2.RollbackModelRequest),
-    ("label", repository_pb2.SetLabelRequest),
-)
 
 M = TypeVar("M", bound=Message)
 
@@ -115,15 +109,16 @@ def repository_endpoints(operators: OperatorCalls) -> Iterable[Endpoint]:
             message, model = exchange.message, exchange.http.match_info["model"]
             if message.model not in ("", model):
                 raise InvalidRequest("model", "is another in the body than in the path")
-            order = Order(verb, model, getattr(message, "version", ""), getattr(message, "label", ""))
+            order = to_order(verb, message, model)
             return await message_response(to_model((await carried_out(operators.carry_out, exchange, order)).models[0]))
 
         return change
 
     yield endpoint("GET", REPOSITORY, show)
     yield endpoint("POST", f"{REPOSITORY}:refresh", refresh, read=message_reader(repository_pb2.RefreshRepositoryRequest))
-    for verb, kind in CHANGES:
-        yield endpoint("POST", f"{REPOSITORY}/models/{{model}}:{verb}", changing(verb), read=message_reader(kind))
+    for rpc, verb in CHANGES.items():
+        reads = message_reader(getattr(repository_pb2, f"{rpc}Request"))
+        yield endpoint("POST", f"{REPOSITORY}/models/{{model}}:{verb}", changing(verb), read=reads)
 
 
 async def carried_out(carry_out: CarryOut, exchange: Exchange, order: Order) -> Listing:

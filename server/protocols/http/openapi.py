@@ -23,6 +23,7 @@ from dragoman.server.protocols.openinference.requests import (
     Output,
 )
 from dragoman.server.protocols.openinference.tensors import DATATYPES
+from dragoman.server.protocols.v1.descriptions import CHANGES
 from dragoman.v1 import generation_pb2, repository_pb2
 
 Schema = dict[str, Any]
@@ -41,13 +42,7 @@ OPERATOR_RPCS = (
     ("post", "/v1/repository:refresh", "RefreshRepository", "RefreshRepositoryRequest", "ListRepositoryResponse"),
     *(
         ("post", f"/v1/repository/models/{{model}}:{verb}", rpc, f"{rpc}Request", "RepositoryModel")
-        for verb, rpc in (
-            ("load", "LoadModel"),
-            ("unload", "UnloadModel"),
-            ("reload", "ReloadModel"),
-            ("rollback", "RollbackModel"),
-            ("label", "SetLabel"),
-        )
+        for rpc, verb in CHANGES.items()
     ),
 )
 FOR_OPERATORS = "For operators, where `http_admin` is set; it is not there where it is not."

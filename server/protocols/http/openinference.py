@@ -1,7 +1,7 @@
 """The Open Inference Protocol over HTTP, with Triton's binary tensor data and generate extensions; see docs/open-inference.md."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, NoReturn
 
@@ -14,11 +14,13 @@ from dragoman.server.errors import InvalidRequest, NotOffered, NotReady, Service
 from dragoman.server.protocols.bulk import ItemRecords
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.native import carried_out
-from dragoman.server.protocols.http.requests import Endpoint, Exchange, decode_json, run_by_size
+from dragoman.server.protocols.http.requests import Endpoint, Exchange, run_by_size
 from dragoman.server.protocols.http.responses import JSON, OPENINFERENCE_ERRORS, json_response
+from dragoman.server.protocols.json_text import decode_json
 from dragoman.server.protocols.openinference.answers import Answering
 from dragoman.server.protocols.openinference.descriptions import Descriptions, server_metadata
 from dragoman.server.protocols.openinference.requests import (
+    OUTPUTS,
     STREAM,
     TEXT_INPUT,
     Inference,
@@ -37,7 +39,6 @@ from dragoman.server.protocols.openinference.tensors import (
     DATATYPES,
     Datatype,
     Input,
-    elements_of,
     from_raw,
     from_values,
     shown,
@@ -104,29 +105,6 @@ class _Index(Struct, forbid_unknown_fields=True):
 
 class _Change(Struct, forbid_unknown_fields=True):
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Posted:
-    """A decoded request."""
-
-    inference: Inference
-    binary: dict[str, bool] = field(default_factory=dict)  # by output
-    is_binary_else: bool = False  # for outputs not in `binary`
-
-    @property
-    def request_id(self) -> str:
-        """Request id; empty if none."""
-        return self.inference.request_id
-
-    @property
-    def num_requests(self) -> int:
-        """Number of texts."""
-        return len(self.inference)
-
-    def is_binary(self, name: str) -> bool:
-        """Return whether to send an output as binary data."""
-        return self.binary.get(name, self.is_binary_else)
 
 
 class InferenceApi:
@@ -211,11 +189,9 @@ class InferenceApi:
 
     async def infer(self, exchange: Exchange) -> web.Response:
         """Return the answers to all texts as tensors, in JSON or as binary data."""
-        posted: Posted = exchange.message
         response = await self._whole(exchange)
-        binary = {output.name for output in response.outputs if posted.is_binary(output.name)}
-        head, tensors = await run_by_size(_size(response), write_tensors, response, binary)
-        if not binary:
+        head, tensors = await run_by_size(_size(response), write_tensors, response, exchange.message.binary_outputs)
+        if not tensors:
             return web.Response(body=head, content_type=JSON)
         return web.Response(body=b"".join((head, *tensors)), content_type=BINARY, headers={LENGTH_KEY: str(len(head))})
 
@@ -225,7 +201,7 @@ class InferenceApi:
 
     async def stream(self, exchange: Exchange) -> web.StreamResponse:
         """Stream one text's answer as server-sent events, the last with all outputs; several texts take one event."""
-        inference, call = exchange.message.inference, exchange.call
+        inference, call = exchange.message, exchange.call
         if len(inference) > 1:
             if inference.is_streamed:
                 raise InvalidRequest(STREAM, f"goes with one text only, and there are {len(inference)}")
@@ -238,20 +214,20 @@ class InferenceApi:
             last = await self._answering(exchange).in_pieces(inference, call.request_id, call, write)
         return await exchange.send_event((await _by_name(last)).decode())
 
-    async def read_infer(self, request: web.Request, body: bytes) -> Posted:
+    async def read_infer(self, request: web.Request, body: bytes) -> Inference:
         """Decode an infer request."""
         return await self._read(request, body, decode_infer, request.headers.get(LENGTH_KEY))
 
-    async def read_generate(self, request: web.Request, body: bytes) -> Posted:
+    async def read_generate(self, request: web.Request, body: bytes) -> Inference:
         """Decode a generate request."""
         return await self._read(request, body, decode_generate)
 
-    async def _read(self, request: web.Request, body: bytes, decode: Callable[..., Posted], *more: object) -> Posted:
+    async def _read(self, request: web.Request, body: bytes, decode: Callable[..., Inference], *more: object) -> Inference:
         longest = self._service.generation.max_characters() if len(body) > LARGE_BYTES else None
         return await run_by_size(len(body), decode, body, _model_of(request), longest, *more)
 
     async def _whole(self, exchange: Exchange) -> Response:
-        inference = exchange.message.inference
+        inference = exchange.message
         if inference.is_streamed:
             raise InvalidRequest(STREAM, "goes with generate_stream only")
         return await self._answering(exchange).whole(inference, exchange.call)
@@ -300,7 +276,7 @@ def _changing(
 # Requests
 
 
-def decode_infer(body: bytes, model: tuple[str, str], max_characters: int | None, length: str | None = None) -> Posted:
+def decode_infer(body: bytes, model: tuple[str, str], max_characters: int | None, length: str | None = None) -> Inference:
     """Decode an infer request or raise `InvalidRequest`; `length` is the header `LENGTH_KEY`."""
     head = _head_length(length, len(body))
     asked = decode_json(memoryview(body)[:head], _Infer)
@@ -309,22 +285,22 @@ def decode_infer(body: bytes, model: tuple[str, str], max_characters: int | None
     outputs, parameters = asked.outputs or [], dict(asked.parameters or {})
     is_binary_else = _flag(BINARY_OUTPUT, parameters.pop(BINARY_OUTPUT, False))
     check_counts(len(asked.inputs), len(outputs), len(parameters))
-    binary = {
-        output.name: _flag(f"outputs: {BINARY_DATA}", output.parameters.pop(BINARY_DATA))
-        for output in outputs
-        if output.parameters and BINARY_DATA in output.parameters
-    }
+    binary = dict.fromkeys([output.name for output in outputs] or OUTPUTS, is_binary_else)
+    for output in outputs:
+        if output.parameters and BINARY_DATA in output.parameters:
+            binary[output.name] = _flag(f"outputs: {BINARY_DATA}", output.parameters.pop(BINARY_DATA))
     request = RawRequest(
         check_request_id("id", asked.id or ""),
         *model,
         parameters,
         _inputs(asked.inputs, memoryview(body)[head:]),
         [(output.name, tuple(output.parameters or ())) for output in outputs],
+        frozenset(name for name, is_binary in binary.items() if is_binary),
     )
-    return Posted(to_inference(request, len(body), max_characters), binary, is_binary_else)
+    return to_inference(request, len(body), max_characters)
 
 
-def decode_generate(body: bytes, model: tuple[str, str], max_characters: int | None) -> Posted:
+def decode_generate(body: bytes, model: tuple[str, str], max_characters: int | None) -> Inference:
     """Decode a generate request, parameters in `parameters` or beside it, or raise `InvalidRequest`."""
     content = decode_json(body, dict[str, Any])
     request_id, text, more = content.pop("id", ""), content.pop(TEXT_INPUT, UNSET), content.pop("parameters", None)
@@ -341,7 +317,7 @@ def decode_generate(body: bytes, model: tuple[str, str], max_characters: int | N
     texts = text if isinstance(text, list) else [text]
     source = Input(TEXT_INPUT, "BYTES", [len(texts)], (), lambda datatype, count: from_values(TEXT_INPUT, datatype, texts, count))
     request = RawRequest(check_request_id("id", request_id), *model, parameters, [source])
-    return Posted(to_inference(request, len(body), max_characters))
+    return to_inference(request, len(body), max_characters)
 
 
 def _head_length(length: str | None, num_bytes: int) -> int:
@@ -416,7 +392,7 @@ def to_builtins(message: Any) -> dict[str, Any]:
     }
 
 
-def write_tensors(response: Response, binary: set[str]) -> tuple[bytes, list[bytes]]:
+def write_tensors(response: Response, binary: Container[str]) -> tuple[bytes, list[bytes]]:
     """Return a response's JSON, and the contents of outputs in `binary`, which follow it."""
     outputs, tensors = [], []
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
@@ -425,7 +401,7 @@ def write_tensors(response: Response, binary: set[str]) -> tuple[bytes, list[byt
             tensors.append(raw)
             outputs.append(tensor | {"parameters": {BINARY_SIZE: len(raw)}})
         else:
-            outputs.append(tensor | {"data": list(_values(output.datatype, raw))})
+            outputs.append(tensor | {"data": list(_values(output, raw))})
     return msgspec.json.encode(_envelope(response) | {"outputs": outputs}), tensors
 
 
@@ -437,7 +413,7 @@ def write_by_name(response: Response) -> bytes:
     """Return a response's JSON with each output by name: a value, or a list of several."""
     content = _envelope(response)
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        values = list(_values(output.datatype, raw))
+        values = list(_values(output, raw))
         content[output.name] = values[0] if len(values) == 1 else values
     return msgspec.json.encode(content)
 
@@ -451,7 +427,7 @@ def _envelope(response: Response) -> dict[str, Any]:
     return content | ({"model_version": response.model_version} if response.model_version else {})
 
 
-def _values(datatype: str, raw: bytes) -> Iterator[Any]:
+def _values(output: Response.InferOutputTensor, raw: bytes) -> Iterator[Any]:
     """Yield elements as JSON values; BYTES become text."""
-    for element in elements_of(DATATYPES[datatype], raw):
+    for element in from_raw(output.name, DATATYPES[output.datatype], raw, math.prod(output.shape)):
         yield element.decode(errors="replace") if isinstance(element, bytes) else element

@@ -1,16 +1,14 @@
 """HTTP requests: endpoints, the context of a request, and body reading within size and time limits."""
 
 import asyncio
-import json
 import re
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
-import msgspec
 from aiohttp import web
 
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
@@ -27,14 +25,12 @@ ID_KEY, TIMEOUT_KEY = "X-Request-Id", "Grpc-Timeout"
 BODY_SECONDS = 30.0
 # zlib window bits per Content-Encoding.
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
-MAX_REASON_CHARACTERS = 200
 # X-Accel-Buffering: proxies must not buffer events.
 EVENT_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
 # Certificate names that identify a client; an IP address does not.
 _NAMES = ("DNS", "URI", "email")
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNIT_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(slots=True)
@@ -114,40 +110,6 @@ def check_content_type(request: web.Request, *kinds: str) -> None:
     # Browsers send text and forms, but not JSON, to other origins without a preflight.
     if request.content_type not in kinds or "Content-Type" not in request.headers:
         raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {' or '.join(kinds)} is read, and nothing else")
-
-
-def one_line(reason: object) -> str:
-    """Return the first line of a reason, truncated."""
-    line = " ".join(str(reason).partition("\n")[0].split()).encode(errors="backslashreplace").decode()
-    return line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "..."
-
-
-def decode_json(body: bytes | memoryview, kind: type[T]) -> T:
-    """Decode JSON; raise `InvalidRequest` if it is malformed, of another type, or has a duplicate key."""
-    try:
-        text = str(body, "utf-8")
-        # json.loads, as msgspec accepts duplicate keys
-        content = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-        if _SURROGATE.search(text):
-            json.dumps(content, ensure_ascii=False).encode()  # raises for a lone surrogate
-        return msgspec.convert(content, kind)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise InvalidRequest("body", f"cannot be read: {one_line(error)}") from None
-    except RecursionError:
-        raise InvalidRequest("body", "cannot be read: too many brackets within each other") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        unseen = dict(pairs)
-        twice = next(key for key, _ in pairs if unseen.pop(key, pairs) is pairs)
-        raise InvalidRequest(one_line(twice), "is given twice")
-    return content
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 async def run_by_size(num_bytes: int, work: Callable[..., T], *arguments: object) -> T:

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import structlog
 from aiohttp import web
 
-from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.config import ServerConfig
 from dragoman.server.errors import ServiceError
-from dragoman.server.listening import addresses_of, cannot_listen, no_password
+from dragoman.server.listening import addresses_of, cannot_listen
 from dragoman.server.protocols.http.application import HEADERS, make_application
 from dragoman.server.protocols.http.connection import Connection
 from dragoman.server.protocols.http.responses import NATIVE_ERRORS
@@ -31,8 +30,6 @@ MAX_HEADERS = 64
 # Bytes on the wire per body byte: a 1-byte chunk takes six.
 MAX_FRAMING = 8
 
-log = structlog.get_logger("dragoman.http")
-
 
 class HttpServer:
     """The HTTP port; create it in the event loop."""
@@ -44,7 +41,6 @@ class HttpServer:
         self._config, self._tls = config, tls
         self._sockets = bind(config.http_host, config.http_port, is_shared=config.front_ends > 1)
         self.port: int = self._sockets[0].getsockname()[1]
-        self._context: ssl.SSLContext | None = None
         self._listeners: list[asyncio.Server] = []
         self._handshakes: set[asyncio.Task[None]] = set()
         logger = logging.getLogger("aiohttp.server")
@@ -65,20 +61,11 @@ class HttpServer:
         self._connection_options = options | {"refuse": _refuse_unread, "max_request_bytes": max_bytes}
 
     async def start(self) -> None:
-        """Start serving; raise `ConfigError` if the TLS files cannot be used."""
+        """Start serving."""
         await self._runner.setup()
-        self._context = None if self._tls is None else make_context(self._tls, self._config)
         loop = asyncio.get_running_loop()
         for each in self._sockets:
             self._listeners.append(await loop.create_server(partial(_Accepted, self), sock=each.dup(), backlog=BACKLOG))
-
-    def renew(self) -> None:
-        """Use the current TLS files for new connections."""
-        assert self._tls is not None
-        try:
-            self._context = make_context(self._tls, self._config)
-        except ConfigError as error:
-            log.error("TLS files cannot be used for HTTP, what was read before stays in use", reason=str(error))
 
     async def stop(self) -> None:
         """Close the port and every connection."""
@@ -96,11 +83,11 @@ class HttpServer:
         assert server is not None
         if limit and len(server.connections) + len(self._handshakes) >= limit:
             transport.abort()
-        elif self._context is None:
+        elif self._tls is None:
             accepted.pass_to_http(transport, Connection(server, **self._connection_options))
         else:
             transport.pause_reading()
-            task = asyncio.get_running_loop().create_task(self._shake_hands(transport, accepted, self._context, server))
+            task = asyncio.get_running_loop().create_task(self._shake_hands(transport, accepted, self._tls.context, server))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
@@ -136,22 +123,6 @@ class _Accepted(asyncio.Protocol):
         connection.connection_made(transport)
         if self._early:
             connection.data_received(self._early)
-
-
-def make_context(tls: TlsFiles, config: ServerConfig) -> ssl.SSLContext:
-    """Return a TLS context of the current files; raise `ConfigError` if they cannot be used."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    assert config.tls_certificate is not None and config.tls_key is not None
-    try:
-        context.load_cert_chain(config.tls_certificate, config.tls_key, password=no_password)
-        if (authorities := tls.contents.client_ca) is not None:
-            context.load_verify_locations(cadata=authorities.decode())
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"tls_certificate, tls_key: {config.tls_certificate}, {config.tls_key}: {error}") from error
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def bind(host: str, port: int, *, is_shared: bool) -> Sequence[socket.socket]:

@@ -15,8 +15,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct
 
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.protocols.http.requests import check_content_type, decode_json, run_by_size
+from dragoman.server.protocols.http.requests import check_content_type, run_by_size
 from dragoman.server.protocols.http.responses import JSON
+from dragoman.server.protocols.json_text import decode_json
 from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.sentences import on_thread
 

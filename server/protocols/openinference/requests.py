@@ -1,16 +1,16 @@
 """Open Inference Protocol requests: one `GenerateRequest` per text; types are checked here, ranges in the service."""
 
-import json
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.bulk import BulkEnvelope, both_ends
+from dragoman.server.protocols.json_text import decode_json
 from dragoman.server.protocols.openinference.tensors import FLOATS, INTEGERS, Input, Tensor, read_tensors, shown
 from dragoman.server.service.answers import Answer, Generated, TokenLogProb
 from dragoman.server.service.requests import GenerateRequest, check_length, check_num_suppressed
@@ -124,6 +124,7 @@ class RawRequest(NamedTuple):
     parameters: Mapping[str, Any]
     inputs: Sequence[Input]
     outputs: Sequence[tuple[str, Sequence[str]]] = ()  # names, each with the names of its parameters; empty for all
+    binary_outputs: frozenset[str] = frozenset()  # outputs wanted as bytes behind JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class Inference(BulkEnvelope):
     is_streamed: bool | None  # None if the message does not say
     timeout_seconds: float | None  # from arrival
     num_bytes: int
+    binary_outputs: frozenset[str]
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -184,7 +186,8 @@ def to_inference(raw: RawRequest, num_bytes: int, max_characters: int | None = N
     if len({request.num_return_sequences for request in requests}) > 1:
         raise InvalidRequest("num_return_sequences", "has to be the same for all texts")
     seconds = timeout / MICROSECONDS if timeout else None
-    return Inference(raw.request_id, requests, outputs, len(source.shape) > 1, is_streamed, seconds, num_bytes)
+    has_rows = len(source.shape) > 1
+    return Inference(raw.request_id, requests, outputs, has_rows, is_streamed, seconds, num_bytes, raw.binary_outputs)
 
 
 def _outputs(wanted: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
@@ -320,22 +323,7 @@ def from_json(name: str, text: str | bytes) -> Any:
     """Parse JSON text; raise `InvalidRequest` if it is malformed or too long."""
     if len(text) > MAX_JSON_CHARACTERS:
         raise InvalidRequest(name, f"{len(text)} characters of JSON; at most {MAX_JSON_CHARACTERS} are allowed")
-    try:
-        decoded = text if isinstance(text, str) else text.decode()
-        return json.loads(decoded, object_pairs_hook=_to_object, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise InvalidRequest(name, "is not JSON, or has a key twice") from None
-
-
-def _to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key twice")
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    return decode_json(_to_text(name, text).encode(), Any, name)
 
 
 def to_value(name: str, kind: Kind, value: Any) -> Any:

@@ -137,18 +137,6 @@ def from_values(name: str, datatype: Datatype, values: Sequence[Any], count: int
     return list(values)
 
 
-def elements_of(datatype: Datatype, raw: bytes) -> Sequence[Any]:
-    """Decode raw content made by `to_raw`."""
-    if datatype.code:
-        return struct.unpack(f"<{len(raw) // datatype.num_bytes}{datatype.code}", raw)
-    elements, position = [], 0
-    while position < len(raw):
-        begin = position + _LENGTH.size
-        position = begin + _LENGTH.unpack_from(raw, position)[0]
-        elements.append(raw[begin:position])
-    return elements
-
-
 def to_raw(datatype: Datatype, elements: Sequence[Any]) -> bytes:
     """Encode elements as raw content; BYTES elements are bytes."""
     if datatype.code:

@@ -1,6 +1,7 @@
 """Descriptions of models and versions as dragoman.v1 messages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from msgspec import structs
@@ -9,11 +10,20 @@ from dragoman.export.fields import tellable
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import ModelRegistry
 from dragoman.server.protocols.v1.messages import check_size
-from dragoman.server.service.administration import ModelStatus, VersionStatus
+from dragoman.server.service.administration import ModelStatus, Order, Verb, VersionStatus
 from dragoman.server.service.answers import shortlist_tokens
 from dragoman.server.service.languages import PromptTemplates
 from dragoman.server.service.requests import default_max_new_tokens
 from dragoman.v1 import generation_pb2, repository_pb2
+
+# Operators' changes of a model, by RPC.
+CHANGES: Mapping[str, Verb] = {
+    "LoadModel": "load",
+    "UnloadModel": "unload",
+    "ReloadModel": "reload",
+    "RollbackModel": "rollback",
+    "SetLabel": "label",
+}
 
 
 class Descriptions:
@@ -77,6 +87,11 @@ class Descriptions:
                 default_target_language=templates.default_target_language,
             )
         return written
+
+
+def to_order(verb: Verb, request: Any, model: str) -> Order:
+    """Return the order of a request to change a model."""
+    return Order(verb, model, getattr(request, "version", ""), getattr(request, "label", ""))
 
 
 def to_listing(models: Iterable[ModelStatus], problem: str) -> repository_pb2.ListRepositoryResponse:

@@ -18,7 +18,8 @@ from dragoman.export.running import OnnxRunner, OnnxSlots, bind_caches
 from dragoman.export.tensor_names import output_name
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.text.tokenizers import Tokenizers
-from tests.export.conftest import GPT, LLAMA, MakeCheckpoint
+from tests.export.conftest import MakeCheckpoint
+from tests.model.conftest import GPT, LLAMA
 from tests.model.families import FAMILIES, random_pair
 
 RNN: dict[str, Any] = {"architecture": "rnn", "d_model": 24, "is_embedding_shared": False, "has_output_bias": True}

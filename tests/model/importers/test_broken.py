@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.foreign import Limits
@@ -20,7 +19,7 @@ Change = Callable[[Path], Any]
 FC1, HEAD = "model.encoder.layers.0.fc1.weight", "classification_head.dense.weight"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:5891b5b522d5df08\nsize 298000000\n"
 CONFIG, GENERATION = "config.json", "generation_config.json"
-WEIGHTS, PICKLE, SHARD = "model.safetensors", "pytorch_model.bin", "model-00002-of-00002.safetensors"
+WEIGHTS = "model.safetensors"
 
 # Fields of config.json that name the fault themselves.
 CONFIGS: list[tuple[str, dict[str, Any], str]] = [
@@ -62,15 +61,6 @@ def with_text(name: str, text: str) -> Change:
     return lambda folder: (folder / name).write_text(text, encoding="utf-8")
 
 
-def as_shards(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    first = "model-00001-of-00002.safetensors"
-    save_file({name: tensor for name, tensor in tensors.items() if name != FC1}, folder / first)
-    (folder / WEIGHTS).unlink()
-    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, first) | {FC1: SHARD}}))
-    (folder / SHARD).write_text(POINTER)
-
-
 def other_folder(*names: str) -> Change:
     """Return a change to a folder with such files in place of a checkpoint."""
 
@@ -82,12 +72,6 @@ def other_folder(*names: str) -> Change:
             (folder / name).write_text("{}")
 
     return change
-
-
-def without_memory(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    (folder / WEIGHTS).unlink()
-    torch.save({**tensors, FC1: tensors[FC1].to("meta")}, folder / PICKLE)
 
 
 def as_directory(name: str) -> Change:
@@ -136,11 +120,7 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("bart", with_weights(lambda w: w.pop(FC1)), WEIGHTS, f"{re.escape(FC1)} missing"),
     ("bart", with_weights(lambda w: w.pop("model.shared.weight")), WEIGHTS, r"model\.encoder\.embed_tokens\.weight is missing"),
     ("bart", with_weights(lambda w: w.update({HEAD: torch.ones(2, 2)})), WEIGHTS, rf"{re.escape(HEAD)}: nothing in this arch"),
-    ("bart", without_memory, PICKLE, rf"{re.escape(FC1)} is not a plain tensor"),
     # Files that Git LFS has.
-    ("bart", with_text(WEIGHTS, POINTER), WEIGHTS, "`git lfs pull`"),
-    ("bart", lambda folder: (folder / WEIGHTS).rename(folder / PICKLE).write_text(POINTER), PICKLE, "`git lfs pull`"),
-    ("bart", as_shards, SHARD, "`git lfs pull`"),
     ("t5", with_text("spiece.model", POINTER), "spiece.model", "`git lfs pull`"),
     ("nllb", with_text("tokenizer.json", POINTER), "tokenizer.json", "`git lfs pull`"),
     # Tokenisers.

@@ -187,12 +187,10 @@ def test_sides_without_tables_of_their_own_share_one_though_untied(copied: Calla
 @pytest.mark.parametrize(
     ("variant", "fields", "is_scaled"),
     [
-        ("t5", {}, True),
         ("t5", {"tie_word_embeddings": False}, True),  # its scale_decoder_outputs is true
         ("t5", {"tie_word_embeddings": False, "scale_decoder_outputs": None}, False),
         ("t5", {"tie_word_embeddings": None, "scale_decoder_outputs": None}, True),
         ("t5", {"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
-        ("t5-v1.1", {}, False),
         ("mt5", {"tie_word_embeddings": True}, False),
         ("umt5", {"tie_word_embeddings": False}, True),
     ],

@@ -117,16 +117,6 @@ def test_pickled_code_is_named_and_never_run(tmp_path: Path, tensors: Any) -> No
     assert not mark.exists()
 
 
-def test_a_shard_that_is_missing_or_lacks_a_tensor_is_named(tmp_path: Path, tensors: Any) -> None:
-    as_shards(tmp_path, tensors)
-    save_file({"other": torch.ones(1)}, tmp_path / "model-00003-of-00003.safetensors")
-    with pytest.raises(ForeignError, match=r"model-00003-of-00003\.safetensors: b\.weight is missing"):
-        Weights.open(tmp_path)
-    (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(ForeignError, match=r"model-00002-of-00003\.safetensors: no such file, though .*index\.json .* a\.bias"):
-        Weights.open(tmp_path)
-
-
 Tensors = dict[str, torch.Tensor]
 Change = Callable[[Path, Tensors], Any]
 
@@ -151,6 +141,12 @@ def of_bytes(name: str, content: bytes) -> Change:
     return lambda folder, _: (folder / name).write_bytes(content)
 
 
+def with_shard(name: str, change: Callable[[Path], Any]) -> Change:
+    return lambda folder, tensors: (as_shards(folder, tensors), change(folder / name))
+
+
+SECOND, THIRD = (f"model-0000{i}-of-00003.safetensors" for i in (2, 3))
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:5891b5b522d5df08\nsize 298000000\n"
 SHARDS = ["../../etc/passwd", "/etc/passwd", "a/b.safetensors", "..", ".", "", "a\0b", None, 7, ["x"]]
 NO_TABLES: list[Any] = [[torch.ones(2)], {"a": 3}, {5: torch.ones(2)}, {"a": torch.ones(2).to_sparse()}]
 GARBAGE = [b"", b"PK\3\4", b"\x80", b"not weights", bytes(4096), b"\xff" * 64]
@@ -166,6 +162,15 @@ REFUSED: list[tuple[Change, str, str]] = [
     *((of_number(sign * torch.inf, torch.float16), ONE, "a.weight holds infinity") for sign in (1, -1)),
     *((of_bytes(name, content), name, "") for name in (ONE, PICKLE) for content in GARBAGE),
     *((cut_at(name, size), name, "") for name in (ONE, PICKLE) for size in (9, 100, -1, -40)),
+    (with_shard(SECOND, Path.unlink), SECOND, r"no such file, though .*index\.json .* a\.bias"),
+    (with_shard(THIRD, lambda path: save_file({"other": torch.ones(1)}, path)), THIRD, r"b\.weight is missing"),
+    (with_shard(SECOND, lambda path: path.write_bytes(POINTER)), SECOND, "`git lfs pull`"),
+    *((of_bytes(name, POINTER), name, "`git lfs pull`") for name in (ONE, PICKLE)),
+    (
+        lambda folder, tensors: as_pickle(folder, tensors | {"b.weight": torch.ones(2).to("meta")}),
+        PICKLE,
+        "b.weight is not a plain",
+    ),
     # A few bytes would take terabytes.
     (lambda folder, _: as_pickle(folder, {"a": torch.ones(1).expand(10**6, 10**6)}), PICKLE, "a is not a plain tensor"),
     *((lambda folder, _, content=content: as_pickle(folder, content), PICKLE, "(tensor|code)") for content in NO_TABLES),

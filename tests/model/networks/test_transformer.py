@@ -11,7 +11,7 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import MultiHeadAttention, attend, causal_mask, padding_mask, scaled_dot_product_attention
 from dragoman.model.networks.dropout import Dropout
 from dragoman.model.networks.relative import bucket_of
-from dragoman.model.networks.rotary import angles, rotated
+from dragoman.model.networks.rotary import angles
 from dragoman.model.networks.transformer import Transformer, sinusoids
 
 B, T, S, H, D = 3, 5, 7, 4, 8
@@ -26,17 +26,9 @@ def test_sinusoids_follow_the_paper() -> None:
             assert table[p, 2 * i : 2 * i + 2].tolist() == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-6)
 
 
-def test_targets_see_only_the_past_padding_is_never_seen_and_every_parameter_learns(any_model: Transformer) -> None:
+def test_every_parameter_learns(any_model: Transformer) -> None:
     source, target = torch.randint(6, 20, (B, S)), torch.randint(6, 20, (B, T))
-    logits = any_model(source, LENGTHS, target)
-    changed = target.clone()
-    changed[:, 3] += 1
-    later = any_model(source, LENGTHS, changed)
-    torch.testing.assert_close(later[:, :3], logits[:, :3], atol=1e-6, rtol=0)
-    assert (later[:, 3] - logits[:, 3]).abs().max() > 1e-3
-    other = torch.where(padding_mask(LENGTHS, S), source, source.flip(1) + 1)
-    torch.testing.assert_close(any_model(other, LENGTHS, target), logits, atol=1e-6, rtol=0)
-    logits.square().mean().backward()
+    any_model(source, LENGTHS, target).square().mean().backward()
     assert [name for name, parameter in any_model.named_parameters() if parameter.grad is None or not parameter.grad.any()] == []
 
 
@@ -47,21 +39,6 @@ def test_each_dropout_acts_in_training_only(make_model, name) -> None:
     assert torch.equal(model(source, LENGTHS, target), model(source, LENGTHS, target))
     model.train()
     assert not torch.equal(model(source, LENGTHS, target), model(source, LENGTHS, target))
-
-
-SIZES = {"source_vocab_size": 23, "target_vocab_size": 23, "max_target_positions": 64, "max_source_positions": 64}
-ROTARY = ModelConfig(architecture="decoder", d_model=64, num_heads=4, positions="rotary", rotary_base=100.0, **SIZES)
-
-
-def test_pairs_of_numbers_are_turned_like_complex_ones() -> None:
-    x, positions = torch.randn(2, 4, 5, 16), torch.tensor([0, 3, 1, 40, 41])
-    frequencies = torch.tensor([100.0 ** (-i / 8) for i in range(8)], dtype=torch.float64)
-    turned = torch.complex(x[..., :8].double(), x[..., 8:].double())
-    turned = turned * torch.polar(torch.ones(5, 8, dtype=torch.float64), positions[:, None] * frequencies)
-    found = rotated(x, positions, ROTARY)
-    torch.testing.assert_close(found, torch.cat((turned.real, turned.imag), -1).float(), atol=1e-5, rtol=0)
-    assert torch.equal(found[:, :, 0], x[:, :, 0]), "position 0 is left as it is"
-    assert rotated(torch.randn(1, 4, 0, 16), torch.arange(0), ROTARY).shape == (1, 4, 0, 16)
 
 
 @pytest.mark.parametrize("position", [1, 1000, 100_000])

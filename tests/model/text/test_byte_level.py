@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Encoder
 
 from dragoman.model.text.alphabet import byte_alphabet
 from dragoman.model.text.byte_level import EOS, PAD, SPECIAL_TOKENS, START, ByteLevelTokenizer, StreamingDetokenizer
@@ -132,10 +133,17 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, tokenizer: ByteLevelTokeni
         ByteLevelTokenizer.load(tmp_path)
     other = json.loads(whole)
     other["model"]["vocab"]["▁word"] = len(other["model"]["vocab"])
-    for content in ("", "{}", "not json", '{"model": 1}', json.dumps(other)):
+    hostile = ("[" * 100_000, "\ufeff{}", '{"model": "\\ud800"}', "{}\n{}", "null")
+    for content in ("", "{}", "not json", '{"model": 1}', json.dumps(other), *hostile):
         path.write_text(content, encoding="utf-8")
-        with pytest.raises(TokenizerError, match=r"tokenizer\.json: not a byte-level tokeniser"):
+        with pytest.raises(TokenizerError, match=r"tokenizer\.json: not a byte-level tokeniser") as caught:
             ByteLevelTokenizer.load(tmp_path)
+        assert str(caught.value).isprintable() and len(str(caught.value)) < 600
     path.write_text(whole.replace('"<s>"', '"<other>"'), encoding="utf-8")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: the tokeniser lacks <s>"):
         ByteLevelTokenizer.load(tmp_path)
+    asked = Encoder.from_str(whole)
+    asked.enable_truncation(2)
+    asked.enable_padding(length=10_000_000)
+    path.write_text(asked.to_str(), encoding="utf-8")
+    assert ByteLevelTokenizer.load(tmp_path).encode("the dog runs") == tokenizer.encode("the dog runs"), "texts are never cut"

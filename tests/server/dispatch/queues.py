@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from dragoman.server.dispatch.queue import Entry, Load, RequestQueue
+from dragoman.server.dispatch.fair_queue import Entry
+from dragoman.server.dispatch.queue import Load, RequestQueue
 from dragoman.server.engine.messages import ANYBODY, Request, SearchOptions, Share
 from dragoman.server.engine.settings import QueueLimits
 

@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.dispatch import eviction
-from dragoman.server.dispatch.eviction import MAX_CALLERS
-from dragoman.server.dispatch.fair_queue import TOKENS_PER_PRIORITY
-from dragoman.server.dispatch.queue import SECONDS_PER_PRIORITY, Entry, QueueIsFull, RequestQueue, queue_position
-from dragoman.server.engine.messages import ANYBODY, Share
+from dragoman.server.dispatch.fair_queue import TOKENS_PER_PRIORITY, Entry
+from dragoman.server.dispatch.queue import MAX_CALLERS, SECONDS_PER_PRIORITY, QueueIsFull, RequestQueue
+from dragoman.server.engine.messages import ANYBODY, Request, Share
 from tests.examples import num_examples
 from tests.server.dispatch.queues import entry, numbers, queue
 
@@ -99,7 +97,7 @@ def test_claims_are_told_only_where_that_is_cheap() -> None:
 def crowd(policy: RequestQueue, share: Share) -> tuple[int, float]:
     """Return how many requests of a caller wait, and its part of the admissions while all wait."""
     line = policy._fair.of(share.caller)
-    return 0 if line is None else len(line), eviction.part_of(policy._fair, share)
+    return 0 if line is None else len(line), policy._fair.part_of(share)
 
 
 def test_a_callers_part_is_its_weight_among_those_that_wait() -> None:
@@ -117,8 +115,8 @@ def test_a_callers_part_is_its_weight_among_those_that_wait() -> None:
 
 
 def slots_ahead(policy: RequestQueue, new: Entry) -> int:
-    request = new.request
-    return eviction.num_slots_ahead(policy._fair, request.share, queue_position(request), request.priority)
+    assert isinstance(new.request, Request)
+    return policy.num_slots_ahead(new.request)
 
 
 def busy(*callers: tuple[Share, int], num_tokens: int = 10) -> RequestQueue:

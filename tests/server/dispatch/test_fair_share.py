@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.dispatch.fair_queue import TOKENS_PER_PRIORITY
-from dragoman.server.dispatch.queue import Entry, Load, RequestQueue
+from dragoman.server.dispatch.fair_queue import TOKENS_PER_PRIORITY, Entry
+from dragoman.server.dispatch.queue import Load, RequestQueue
 from dragoman.server.engine.messages import Share
 from tests.examples import num_examples
 from tests.server.dispatch.queues import caller_of, entry, numbers, queue

@@ -2,8 +2,9 @@
 
 import pytest
 
+from dragoman.server.dispatch.fair_queue import Entry
 from dragoman.server.dispatch.forecast import MIN_STEPS, NUM_AVERAGED, Average, Forecast
-from dragoman.server.dispatch.queue import Entry, RequestQueue
+from dragoman.server.dispatch.queue import RequestQueue
 from dragoman.server.engine.messages import Request, SearchOptions, Share
 from tests.server.dispatch.queues import entry, queue
 

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.dispatch.fair_queue import NUM_KEPT
+from dragoman.server.dispatch.fair_queue import NUM_KEPT, Entry
 from dragoman.server.dispatch.queue import (
     SECONDS_PER_PRIORITY,
     SUSPICIOUS_SECONDS,
-    Entry,
     Load,
     QueueIsFull,
     RequestQueue,
@@ -26,7 +25,7 @@ NAMES = "abcd"
 
 def places(assigned: list[Entry]) -> list[tuple[int, int]]:
     """Return the engine and the number of each entry."""
-    return [(one.load.index, one.request.id) for one in assigned if one.load is not None]
+    return [(one.engine, one.request.id) for one in assigned if one.engine is not None]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +185,7 @@ class Book:
         if pushed_out:
             self.push_out(one, pushed_out, is_by_tokens=is_by_tokens)
         self.shares[share.caller] = share
-        if one.load is None:
+        if one.engine is None:
             self.waiting[one.request.id] = one
         else:
             assert not self.waiting and (not share.max_slots or self.held(share.caller) + one.num_slots <= share.max_slots)
@@ -210,7 +209,7 @@ class Book:
         assert is_by_tokens or len(pushed_out) == 1
         for other in pushed_out:
             assert self.waiting.pop(other.request.id) is other
-            assert not other.is_waiting and other.load is None
+            assert not other.is_waiting and other.engine is None
 
     def assign(self) -> None:
         before = {name: self.line(name) for name in NAMES}

@@ -95,7 +95,6 @@ async def test_requests_of_a_front_end_that_is_gone_are_cancelled_and_no_others(
         world.server.detach("front-1-0")
         world.server.detach("front-1-0")
         await until(lambda: engine.cancelled == [number])
-        assert world.server.num_attached == 1
         engine.finish()
         assert (await kept).reason == "eos" and not lost.done()
         lost.cancel()
@@ -118,7 +117,7 @@ async def test_an_attachment_follows_the_readiness_of_the_model(tmp_path: Path) 
         again = asyncio.create_task(front.generate(request(3)))
         await until(lambda: len(engine.requests) == 1)
         engine.finish()
-        assert (await again).reason == "eos" and world.server.num_attached == 1
+        assert (await again).reason == "eos"
 
 
 async def test_an_attachment_refuses_by_itself_where_the_queue_has_no_place(tmp_path: Path) -> None:

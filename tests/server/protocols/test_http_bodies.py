@@ -16,10 +16,10 @@ from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.model.generation import Language, Languages
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.http.native import parse
-from dragoman.server.protocols.http.openinference import Posted, decode_generate, decode_infer
+from dragoman.server.protocols.http.openinference import decode_generate, decode_infer
 from dragoman.server.protocols.libretranslate.languages import LibreLanguages, code_of, name_of
 from dragoman.server.protocols.libretranslate.reading import read_json, read_multipart, read_urlencoded
-from dragoman.server.protocols.openinference.requests import MAX_TEXTS
+from dragoman.server.protocols.openinference.requests import MAX_TEXTS, Inference
 from dragoman.server.protocols.openinference.service import infer_parser
 from dragoman.server.service.sentences import has_several, join_sentences, split_sentences
 from dragoman.v1.generation_pb2 import GenerateRequest
@@ -34,11 +34,11 @@ MODEL = ("en-de", "")
 by_grpc = infer_parser(ModelInferRequest.FromString, lambda: 10**6)
 
 
-def read(body: Any, said: str | None = None) -> Posted:
+def read(body: Any, said: str | None = None) -> Inference:
     return decode_infer(body if isinstance(body, bytes) else json.dumps(body).encode(), MODEL, None, said)
 
 
-def generated(body: Any) -> Posted:
+def generated(body: Any) -> Inference:
     return decode_generate(body if isinstance(body, bytes) else json.dumps(body).encode(), MODEL, None)
 
 
@@ -70,8 +70,8 @@ def test_tensors_become_the_requests_of_grpc(tensors: list[tuple[str, Any, str]]
     expected = by_grpc(request.SerializeToString())
     body, headers = with_tensors(request)
     for found in (read(listed(request)), read(body, headers["Inference-Header-Content-Length"])):
-        assert found.inference.requests == expected.requests
-        assert (found.request_id, found.inference.has_rows, found.num_requests) == ("mine", True, 2)
+        assert found.requests == expected.requests
+        assert (found.request_id, found.has_rows, len(found)) == ("mine", True, 2)
 
 
 PARAMETERS: dict[str, Any] = {"num_beams": 3, "length_penalty": 0.1, "temperature": "0.5", "suppressed_tokens": [5, 6]}
@@ -92,13 +92,13 @@ def test_parameters_mean_what_they_do_over_grpc_and_in_the_shorter_form() -> Non
         {"text_input": "a", **timeout, "parameters": {"sampling_parameters": as_json}},
     ]
     for found in (read(asking("a", parameters=told)), *map(generated, bodies)):
-        assert found.inference.requests == expected.requests
-        assert found.inference.timeout_seconds == expected.timeout_seconds == 5
+        assert found.requests == expected.requests
+        assert found.timeout_seconds == expected.timeout_seconds == 5
 
 
 def test_fractions_have_the_bits_of_single_precision() -> None:
     for value in (0.1, 1e-45, 3.4028234663852886e38, 1 / 3):
-        [wanted] = read(asking("a", inputs=[tensor("top_p", "FP32", [1], [value])])).inference.requests
+        [wanted] = read(asking("a", inputs=[tensor("top_p", "FP32", [1], [value])])).requests
         assert wanted.top_p == struct.unpack("<f", struct.pack("<f", value))[0]
 
 
@@ -106,16 +106,16 @@ def test_tensors_may_be_some_in_the_json_and_some_behind_it() -> None:
     body = asking("a", "b", inputs=[tensor("num_beams", "UINT32", [1], [2])])
     body["inputs"][0] = {"name": "text_input", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 10}}
     head = json.dumps(body).encode()
-    [first, second] = read(head + raw("a", "b"), str(len(head))).inference.requests
+    [first, second] = read(head + raw("a", "b"), str(len(head))).requests
     assert (first.text, second.text, first.num_beams) == ("a", "b", 2)
 
 
 def test_outputs_are_binary_where_the_request_wants_them_so() -> None:
     wanted = [{"name": "score", "parameters": {"binary_data": False}}, {"name": "text_output"}]
     found = read(asking("a", outputs=wanted, parameters={"binary_data_output": True}))
-    assert (found.is_binary("score"), found.is_binary("text_output")) == (False, True)
-    assert found.inference.outputs == ("score", "text_output")
-    assert not read(asking("a")).is_binary("score")
+    assert found.binary_outputs == {"text_output"}
+    assert found.outputs == ("score", "text_output")
+    assert not read(asking("a")).binary_outputs
 
 
 def sized(size: Any, rest: bytes, **more: Any) -> tuple[bytes, str]:

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from dragoman.server.errors import ConnectionLimit, IdleStream, InvalidRequest, QueueFull
+from dragoman.server.protocols.bulk import num_requests
 from dragoman.server.protocols.grpc.health import Reflection
 from dragoman.server.protocols.grpc.interceptors import cancellation_code
 from dragoman.server.protocols.grpc.reading import (
@@ -22,7 +23,6 @@ from dragoman.server.protocols.grpc.reading import (
     bulk_parser,
     join,
     large_bytes_read,
-    num_requests,
     parser,
     split,
 )
