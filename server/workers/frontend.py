@@ -20,6 +20,7 @@ from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import Callers, Deadlines, OwnUsage, Usage
 from dragoman.server.service.callers_file import read_callers_book
 from dragoman.server.service.service import Readiness, Service
+from dragoman.server.system import trim_memory
 from dragoman.server.telemetry.logs import REPORT_SECONDS, Sampler
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.watching import Source
@@ -87,7 +88,7 @@ class Frontend:
             self._http = HttpServer(self._config, self.service, self._grpc.tls, self._operators, self._grpc.port)
             await self._http.start()
         await self._grpc.start()
-        self._reporting = asyncio.create_task(self._report_suppressed())
+        self._reporting = asyncio.create_task(self._report_and_trim())
 
     async def until_ready(self) -> None:
         """Return at once: the frontend is ready when the models are."""
@@ -167,8 +168,11 @@ class Frontend:
         if self._tracer is not None and not await asyncio.to_thread(self._tracer.close, FLUSH_SECONDS):
             log.warning("the collector takes no spans, the last ones are lost", endpoint=self._config.tracing_endpoint)
 
-    async def _report_suppressed(self) -> None:
+    async def _report_and_trim(self) -> None:
+        """Report suppressed lines of the log, and return free memory of an idle server, on and on."""
         while True:
             await asyncio.sleep(REPORT_SECONDS)
             self._sampler.flush()
             self.service.calls.log_suppressed()
+            if not self.service.num_running:
+                trim_memory()  # gRPC's arenas keep what a flood of calls took

@@ -137,8 +137,11 @@ def test_too_many_pings_and_too_long_headers_are_refused(port: int, channel: grp
         connection.socket.sendall(frame(PING, 0, 0, b"12345678") * 10)
         assert b"too_many_pings" in connection.wait_for(GOAWAY).payload
     send = GenerationStub(channel).Generate
+    watch = HealthStub(channel).Watch(HealthCheckRequest())  # the connection is never idle
+    assert next(watch).status == SERVING
     for name, value in (("x-long", "x" * 17_000), ("authorization", "x" * 100_000)):
         assert failure(lambda n=name, v=value: send(GenerateRequest(), metadata=((n, v),)))[0] == "RESOURCE_EXHAUSTED"
+    watch.cancel()
 
 
 def stays_open(request_id: str) -> Iterator[GenerateRequest]:
