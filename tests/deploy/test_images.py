@@ -150,6 +150,6 @@ def test_the_version_is_that_of_the_package_everywhere() -> None:
     assert (chart["version"], chart["appVersion"]) == (version, version)
     named = set()
     for path in [*(ROOT / "deploy").rglob("*.yaml"), *FOLDER.glob("*.Dockerfile")]:
-        named |= set(re.findall(r"(?:dragoman:|ARG VERSION=)(\d[\w.]*\d)", path.read_text()))
+        named |= set(re.findall(r"(?:dragoman:|ARG VERSION=)(\d+\.[\w.]*\d)", path.read_text()))
     assert named == {version}
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
