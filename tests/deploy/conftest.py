@@ -202,6 +202,6 @@ def load(path: str) -> Any:
 def manual_blocks() -> list[dict[str, Any]]:
     """Return the blocks of YAML in the manual for Kubernetes."""
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
-    text = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
     blocks = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))
     return [block for block in blocks if isinstance(block, dict)]
