@@ -2,7 +2,7 @@
 
 A node that breaks one of these rules loads without a word, and then fails when it is run, or goes to the CPU, with copies to and
 fro. So export and loading ask here, for every such node of a bundle that is made for CUDA. The rules are those of ONNX Runtime 1.31
-(`contrib_ops/cuda/bert/group_query_attention.cc` and the checks of inputs that it shares with the CPU); docs/gpu.md says more.
+(`contrib_ops/cuda/bert/group_query_attention.cc` and the checks of inputs that it shares with the CPU); docs/deploy.md says more.
 
 The server imports this file, so it imports neither torch nor ONNX.
 """

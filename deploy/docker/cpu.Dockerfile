@@ -2,7 +2,7 @@
 #   docker build -f deploy/docker/cpu.Dockerfile -t dragoman:0.1.0 .                            with the shipped models in /models
 #   docker build -f deploy/docker/cpu.Dockerfile --target bare -t dragoman:0.1.0-bare .         without; mount bundles at /models
 # Build arguments: CHECKPOINTS (folders below model/pretrained to bake in), PRECISION, VERSION, REVISION, and pip's own PIP_INDEX_URL for a
-# mirror, PIP_EXTRA_INDEX_URL for the stage that exports (docs/kubernetes.md). Whatever is installed, in any stage, has its checksum in
+# mirror, PIP_EXTRA_INDEX_URL for the stage that exports (docs/deploy.md). Whatever is installed, in any stage, has its checksum in
 # deploy/docker/requirements-*.txt (make locks).
 # It runs with a read-only root file system; only /tmp must be writable (docker run --read-only --tmpfs /tmp).
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1

@@ -2,7 +2,7 @@
 #   docker build -f deploy/docker/cuda.Dockerfile -t dragoman:0.1.0-cuda .                      with the shipped models in /models
 #   docker build -f deploy/docker/cuda.Dockerfile --target bare -t dragoman:0.1.0-cuda-bare .    without; mount bundles at /models
 # Build arguments: CHECKPOINTS (folders below model/pretrained to bake in), PRECISION, VERSION, REVISION, and pip's own PIP_INDEX_URL for a
-# mirror, PIP_EXTRA_INDEX_URL for the stage that exports (docs/kubernetes.md). Whatever is installed, in any stage, has its checksum in
+# mirror, PIP_EXTRA_INDEX_URL for the stage that exports (docs/deploy.md). Whatever is installed, in any stage, has its checksum in
 # deploy/docker/requirements-*.txt (make locks).
 # The CUDA libraries come as Python packages, pinned like the rest, so the base image is the same as for CPUs.
 # It runs with a read-only root file system; only /tmp must be writable (docker run --read-only --tmpfs /tmp).

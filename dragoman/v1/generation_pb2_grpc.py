@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GenerationStub:
-    """Text generation: one text, one text in pieces, many texts on one stream, and what a given text is worth to the model.
+    """Text generation for one text, whole or in pieces, and for many texts on one stream; scores of given targets.
     """
 
     def __init__(self, channel):
@@ -73,7 +73,7 @@ class GenerationStub:
 
 
 class GenerationServicer:
-    """Text generation: one text, one text in pieces, many texts on one stream, and what a given text is worth to the model.
+    """Text generation for one text, whole or in pieces, and for many texts on one stream; scores of given targets.
     """
 
     def Generate(self, request, context):
@@ -84,38 +84,38 @@ class GenerationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """Generates the same answer and returns its text in pieces, as they become certain. The last message has `result` set.
+        """Generates the same answer and returns its text in pieces, as they become certain. The last message has `result`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateBatch(self, request_iterator, context):
-        """Generates for many requests on one stream. Answers come as they are finished, each with its request's `request_id`; a request
-        that fails fails alone.
+        """Generates for many requests on one stream. Answers come as they finish, each with its request's `request_id`. A failed request
+        does not affect the others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateBulk(self, request_iterator, context):
-        """The same as GenerateBatch with several requests and several answers in a message, which costs caller and server less. How
-        requests are put together is the caller's choice; answers that are finished together come together, and none waits for others.
-        A server that is older than this RPC ends it with UNIMPLEMENTED.
+        """GenerateBatch with several requests and several answers in a message, which costs caller and server less. The caller groups
+        requests as it likes; answers that finish together share a message, and none waits for others. Servers older than this method
+        end the call with UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Gives the log-probability of a target that is given, and how its tokens align with the source's.
+        """Returns the log-probability of a given target, and the alignment of its tokens with the source's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Lists the models this server has, ready or not.
+        """Lists the server's models, ready or not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,7 +175,7 @@ def add_GenerationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Generation:
-    """Text generation: one text, one text in pieces, many texts on one stream, and what a given text is worth to the model.
+    """Text generation for one text, whole or in pieces, and for many texts on one stream; scores of given targets.
     """
 
     @staticmethod

@@ -75,53 +75,52 @@ class RepositoryServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ListRepository(self, request, context):
-        """Tells the models there are, what has become of each of their versions, and what is asked for and cannot be had.
+        """Lists models, the state of each of their versions, and problems.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Serves a version beside those that the model's policy asks for; it answers requests that name it. Without a version: serves what
-        the policy asks for, which undoes UnloadModel and RollbackModel.
+        """Serves a version in addition to those of the model's policy; it answers requests that name it. Without a version: serves the
+        policy's versions, which undoes UnloadModel and RollbackModel.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Serves a version no more, as if it were not there; without one, the whole model. The last version that can be served is refused:
-        that is to be said of the model.
+        """Stops serving a version; without one, the whole model. The last version that can be served is refused: unload the model instead.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReloadModel(self, request, context):
-        """Looks at the model's folder now, and tries again versions that were refused. FAILED_PRECONDITION if something of what the policy
-        asks for cannot be served; what can is then served all the same.
+        """Reads the model's folder now, and tries refused versions again. FAILED_PRECONDITION if a version of the policy cannot be served;
+        the others are then served all the same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollbackModel(self, request, context):
-        """Has a version answer all requests that name none, while newer ones do not count for the policy; without a version the one that
-        did so before. It holds until LoadModel without a version.
+        """Routes all requests without a version to this one, while newer ones do not count for the policy; without a version, to the
+        previous one. Holds until LoadModel without a version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetLabel(self, request, context):
-        """Has a label stand for a version, before what the model's file says; without a version it stands for none.
+        """Assigns a label to a version, overriding the model's file; without a version, removes the label.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RefreshRepository(self, request, context):
-        """Looks at all folders now, and answers when every model is where it is to be.
+        """Reads all folders now, and answers when every model has reached its wanted state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,6 +1,6 @@
 """Live statistics shown by the console: a snapshot of every engine, four times a second while there are watchers.
 
-The JSON has camel-case names and no text of requests; docs/console.md describes the fields.
+The JSON has camel-case names and no text of requests; docs/call.md describes the fields.
 """
 
 import asyncio

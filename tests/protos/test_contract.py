@@ -70,8 +70,8 @@ def test_comments_in_the_openapi_document_are_those_that_protoc_finds(name: str,
 
 
 def test_the_package_is_an_include_path_too(contract: FileDescriptorProto, tmp_path: Path) -> None:
-    """As docs/api.md prints it, in a checkout and in an installed wheel."""
-    documentation = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    """As docs/call.md prints it, in a checkout and in an installed wheel."""
+    documentation = (ROOT / "docs/call.md").read_text(encoding="utf-8")
     [line] = [line for line in documentation.splitlines() if "dragoman.__file__" in line]
     program = line.partition("python -c '")[2].rpartition("'")[0]
     printed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -79,10 +79,10 @@ def test_the_package_is_an_include_path_too(contract: FileDescriptorProto, tmp_p
 
 
 def test_the_example_for_node_is_the_program_that_is_tested_with_pinned_packages() -> None:
-    [example] = re.findall(r"```js\n(.*?)```", (ROOT / "docs/api.md").read_text(encoding="utf-8"), re.DOTALL)
+    [example] = re.findall(r"```js\n(.*?)```", (ROOT / "docs/call.md").read_text(encoding="utf-8"), re.DOTALL)
     folder = ROOT / "tests/protos/node"
     program = (folder / "client.js").read_text(encoding="utf-8")
-    start, end = example.index("const grpc"), example.index("// What a failed call")
+    start, end = example.index("const grpc"), example.index("// The Error of a failed call")
     assert example[start:end].rstrip() in program and example[end:].rstrip() in program and start == 0
     package, lock = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("package.json", "package-lock.json"))
     assert lock["packages"][""]["dependencies"] == package["dependencies"]

@@ -223,8 +223,8 @@ REPLICA_FLAGS = ("--num-threads", "1", "--max-connection-age-seconds", "2")
 
 
 def documented_options() -> list[tuple[str, Any]]:
-    """Return the options with gRPC's own retries that docs/kubernetes.md gives to clients of other languages."""
-    text = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    """Return the options with gRPC's own retries that docs/deploy.md gives to clients of other languages."""
+    text = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
     (config,) = [block for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if "retryPolicy" in block]
     return [("grpc.use_local_subchannel_pool", 1), ("grpc.service_config", json.dumps(json.loads(config)))]
 

@@ -106,8 +106,8 @@ async def test_options_mean_the_same_over_every_protocol(server: Server, sentenc
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Return the table of docs/http.md: the status of each kind of error, by protocol."""
-    section = (ROOT / "docs/http.md").read_text().partition("## The same error everywhere\n")[2].partition("\n## ")[0]
+    """Return the table of docs/api.md: the status of each kind of error, by protocol."""
+    section = (ROOT / "docs/api.md").read_text().partition("### Statuses by protocol\n")[2].partition("\n## ")[0]
     lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     heads, _, *body = [[cell.strip().strip("`") for cell in line] for line in lines]
     return {name: {row[0]: row[heads.index(name)] for row in body} for name in heads[1:]}
@@ -152,7 +152,7 @@ async def occupied(server: Server, num_requests: int) -> AsyncIterator[None]:
 
 @each_protocol
 async def test_each_kind_of_error_has_its_protocols_status(narrow: Server, protocol: type[ProtocolClient]) -> None:
-    """The statuses are those of the table in docs/http.md, which is read here."""
+    """The statuses are those of the table in docs/api.md, which is read here."""
 
     def num_late() -> float:
         return narrow.metric("dragoman_requests_failed_total", code="DEADLINE_EXCEEDED")

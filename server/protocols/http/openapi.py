@@ -345,7 +345,7 @@ def _parameters() -> dict[str, Schema]:
 
     found = {name: schema(field.kind, "As in GenerateRequest.") for name, field in FIELDS.items()}
     found |= {name: schema(FIELDS[field].kind, f"Another name of {field}.") for name, field in SYNONYMS.items()}
-    found |= {name: schema(field.kind, "See docs/open-inference.md.") for name, field in (FLAGS | PARAMETERS).items()}
+    found |= {name: schema(field.kind, "See docs/call.md.") for name, field in (FLAGS | PARAMETERS).items()}
     found["timeout"] = schema("integer", "Microseconds from the request's arrival; 0 for none.")
     found["sampling_parameters"] = {"type": "object", "description": "Fields of GenerateRequest."}
     return found

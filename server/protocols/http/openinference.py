@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, with Triton's binary tensor data and generate extensions; see docs/open-inference.md."""
+"""The Open Inference Protocol over HTTP, with Triton's binary tensor data and generate extensions; see docs/call.md."""
 
 import math
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence

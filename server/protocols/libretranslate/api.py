@@ -1,4 +1,4 @@
-"""LibreTranslate's API (https://docs.libretranslate.com; differences in docs/libretranslate.md).
+"""LibreTranslate's API (https://docs.libretranslate.com; differences in docs/call.md).
 
 Texts are split into sentences, each a request with its own record and limits; if one fails, the call fails and the rest are
 cancelled.

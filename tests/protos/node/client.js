@@ -1,5 +1,5 @@
 // Calls a Dragoman server in every way and prints a line of JSON for each: node client.js HOST:PORT MODEL PROTOS
-// PROTOS is the folder that has dragoman/v1/generation.proto. The blocks that docs/api.md shows are these.
+// PROTOS is the folder that has dragoman/v1/generation.proto. The blocks that docs/call.md shows are these.
 'use strict';
 
 const [address, model, protos] = process.argv.slice(2);
@@ -36,7 +36,7 @@ async function batch(requests, onOutcome) {
   for await (const { request_id, outcome, response, error } of call) onOutcome(request_id, outcome === 'error' ? error : response);
 }
 
-// What a failed call says: the contract's Error, as a request of a batch has it. Who did not reach the server has none.
+// The Error of a failed call, as in a batch; a call that did not reach the server has only a status.
 function reason(error) {
   const [status] = error.metadata?.get('grpc-status-details-bin') ?? [];
   return status ? definition['dragoman.v1.Error'].deserialize(status) : { code: error.code, message: error.details };

@@ -59,7 +59,7 @@ class Method(NamedTuple):
 
 
 class ProtocolClient:
-    """A client of one protocol, whose name is that of its column in docs/http.md's table of statuses.
+    """A client of one protocol, whose name is that of its column in docs/api.md's table of statuses.
 
     Each has a class method `connect(server, token)`, an asynchronous context, and `call_unimplemented`.
     """

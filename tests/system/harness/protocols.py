@@ -1,4 +1,4 @@
-"""Every protocol of the server; a new one is added here and has its column in docs/http.md's table."""
+"""Every protocol of the server; a new one is added here and has its column in docs/api.md's table."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

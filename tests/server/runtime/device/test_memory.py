@@ -1,4 +1,4 @@
-"""The memory plan against the formula and figures of docs/gpu.md."""
+"""The memory plan against the formula and figures of docs/deploy.md."""
 
 import re
 from pathlib import Path
@@ -52,7 +52,7 @@ def planned(
 
 @pytest.mark.parametrize(("layers", "heads", "width"), [(4, 4, 128), (6, 8, 512), (6, 16, 1024)])
 def test_document_has_the_plans_figures(tmp_path: Path, layers: int, heads: int, width: int) -> None:
-    text = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"^\| .*\(L {layers}, H·Dh {width}\) \| 512 \| (.*) \|$", text, re.MULTILINE)
     units = {"MiB": MIB, "GiB": 1024 * MIB}
     written = [float(number) * units[unit] for number, unit in (cell.split() for cell in row.split(" | "))]
