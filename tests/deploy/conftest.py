@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -145,12 +146,74 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         yield lambda: helm_sdkpy.Configuration(namespace="translation", kubeconfig=str(path))
 
 
+# Custom resources: the fields of their specifications that must be there, and those that may.
+SPECS = {
+    "ServiceMonitor": ({"selector", "endpoints"}, set()),
+    "PodMonitor": ({"selector", "podMetricsEndpoints"}, set()),
+    "PrometheusRule": ({"groups"}, set()),
+    "GRPCRoute": ({"parentRefs", "rules"}, {"hostnames"}),
+    "HTTPRoute": ({"parentRefs", "rules"}, {"hostnames"}),
+    "ScaledObject": (
+        {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "advanced", "triggers"},
+        {"fallback"},
+    ),
+}
+
+
+@cache
+def validator(kind: str, api: str, version: str) -> Any:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: make setup")
+    utils = pytest.importorskip("kubernetes_validate.utils", reason="kubernetes-validate is not installed: make setup")
+    from referencing import Registry, Resource
+
+    group, _, number = api.rpartition("/")
+    name = "-".join(filter(None, (kind.lower(), group.partition(".")[0], number)))
+    folder = f"kubernetes-json-schema/v{version}.0-local-strict"
+    schema = utils.schema_contents(f"{folder}/{name}.json", version)
+    definitions = Resource.from_contents(utils.schema_contents(f"{folder}/_definitions.json", version))
+    return jsonschema.Draft202012Validator(schema, registry=definitions @ (Resource.from_contents(schema) @ Registry()))
+
+
+def assert_valid(item: dict[str, Any], version: str) -> None:
+    """Check an object against the schema of its kind, strictly: a field that Kubernetes does not know is an error."""
+    if item["kind"] in SPECS:
+        needed, possible = SPECS[item["kind"]]
+        assert needed <= item["spec"].keys() <= needed | possible, item["kind"]
+        return
+    errors = validator(item["kind"], item["apiVersion"], version).iter_errors(item)
+    assert [f"{item['kind']} {error.json_path}: {error.message}" for error in errors] == []
+
+
+def assert_names_fit(rendered: Rendered) -> None:
+    """Check that volumes, mounts, variables, ports, labels and Services of a release fit together."""
+    pod, labels = rendered.find("pod"), rendered.find("Deployment spec template metadata labels")
+    volumes = [volume["name"] for volume in pod["volumes"]]
+    assert len(volumes) == len(set(volumes))
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        mounts = container.get("volumeMounts", [])
+        assert {mount["name"] for mount in mounts} <= set(volumes)
+        assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
+        names = [variable["name"] for variable in container.get("env", [])]
+        assert len(names) == len(set(names)), names
+    ports = {port["name"] for port in rendered.find("container ports")}
+    selectors = [rendered.find("Deployment spec selector matchLabels")]
+    for service in rendered.all("Service"):
+        selectors.append(service["spec"]["selector"])
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    assert all(selector.items() <= labels.items() for selector in selectors)
+    accounts = [account["metadata"]["name"] for account in rendered.all("ServiceAccount")]
+    assert pod["serviceAccountName"] in accounts or not accounts
+    for item in rendered.objects:
+        assert item["metadata"].get("namespace", "translation") == "translation"
+        assert len(item["metadata"]["name"]) <= 63 or item["kind"] == "ConfigMap"
+
+
 Render = Callable[..., Rendered]
 
 
 @pytest.fixture(scope="session")
 def render(configuration: Callable[[], Any]) -> Render:
-    """Render the chart with values whose keys may be paths; each set of values is rendered once."""
+    """Render the chart with values whose keys may be paths, once, and check that its objects are valid and fit together."""
     import helm_sdkpy
 
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
@@ -167,6 +230,9 @@ def render(configuration: Callable[[], Any]) -> Render:
                 raise Refused(str(error)) from error
             objects = [item for item in yaml.load_all(result["manifest"], yaml.CSafeLoader) if item]
             known[key] = Rendered(objects)
+            for item in objects:
+                assert_valid(item, version)
+            assert_names_fit(known[key])
         return known[key]
 
     return render

@@ -17,6 +17,8 @@ from dragoman.server.workers.supervisor import STOP_SECONDS
 from tests.deploy.conftest import CHART, Refused, Render, Values
 
 SHA = "ab" * 32
+CLAIM = {"source": "volume", "volume": {"persistentVolumeClaim": {"claimName": "bundles"}}, "subPath": "v3"}
+IMAGE = {"source": "volume", "volume": {"image": {"reference": f"registry.example/models:3@sha256:{SHA}"}}}
 GPU: Values = {"gpu.enabled": True}
 TLS: Values = {"tls.enabled": True, "tls.secretName": "certificate", "tls.clientCA.secretName": "clients"}
 PEERS: Values = {"networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}], "monitoring": [{"podSelector": {}}]}}
@@ -57,7 +59,8 @@ def method(name: str | None = None) -> Values:
 
 SERVICES = ("dragoman", "dragoman-headless")
 STRATEGY, GRACE, BUDGET = "Deployment spec strategy", "pod terminationGracePeriodSeconds", "PodDisruptionBudget kind"
-SCALERS, TRIGGERS = "HorizontalPodAutoscaler spec metrics", "ScaledObject spec triggers"
+SCALING, TRIGGERS, FALLBACK = "HorizontalPodAutoscaler spec", "ScaledObject spec triggers", "ScaledObject spec fallback"
+SCALERS = f"{SCALING} metrics"
 SCRAPED, POD_SCRAPED = "ServiceMonitor spec endpoints 0", "PodMonitor spec podMetricsEndpoints 0"
 FACTS: list[tuple[Values, dict[str, Any]]] = [
     ({}, {STRATEGY: rolling(1, 0)}),
@@ -79,6 +82,28 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
     ({"replicaCount": 1}, {BUDGET: None}),
     ({"replicaCount": 1, "autoscaling": {"type": "hpa", "minReplicas": 2}}, {BUDGET: "PodDisruptionBudget"}),
     ({"replicaCount": 3, "autoscaling": {"type": "hpa", "minReplicas": 1}}, {BUDGET: None}),
+    # --- fields that are merged in
+    (
+        {"deploymentSpec": {"minReadySeconds": 10}, "podSpec": {"priorityClassName": "high", "topologySpreadConstraints": None}},
+        {"Deployment spec minReadySeconds": 10, "pod priorityClassName": "high", "pod securityContext runAsUser": 65532},
+    ),
+    (
+        {"containerSpec": {"startupProbe": {"failureThreshold": 240}, "lifecycle": {"preStop": {"sleep": {"seconds": 3}}}}},
+        {"container startupProbe failureThreshold": 240, "container startupProbe periodSeconds": 5}
+        | {"container startupProbe grpc service": "readiness", "container lifecycle preStop sleep seconds": 3},
+    ),
+    (
+        {
+            "extraManifests": [
+                {
+                    "apiVersion": "v1",
+                    "kind": "Secret",
+                    "metadata": {"name": "{{ .Release.Name }}-x", "namespace": "{{ .Release.Namespace }}"},
+                }
+            ]
+        },
+        {"Secret metadata name": "dragoman-x"},
+    ),
     # --- probes: HTTP where the kubelet's gRPC would need TLS
     ({"service.grpcPort": 9000}, {"container readinessProbe grpc": READY, "container livenessProbe grpc": LIVE}),
     (TLS, {f"container {probe}Probe httpGet": {"port": "metrics", "path": "/readyz"} for probe in ("startup", "readiness")}),
@@ -108,10 +133,17 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
         },
     ),
     # --- monitors
-    ({"metrics.serviceMonitor.enabled": True}, {f"{SCRAPED} scheme": None}),
+    (
+        {"metrics.monitor": {"kind": "ServiceMonitor", "endpoint": {"interval": "30s"}}},
+        {SCRAPED: {"port": "metrics", "path": "/metrics", "interval": "30s", "scrapeTimeout": "10s"}},
+    ),
+    (
+        OWN_METRICS | {"metrics.monitor": {"kind": "PodMonitor", "endpoint": {"tlsConfig": {"serverName": "other"}}}},
+        {f"{POD_SCRAPED} tlsConfig serverName": "other", f"{POD_SCRAPED} tlsConfig ca secret name": "own"},
+    ),
     *(
         (
-            OWN_METRICS | {f"metrics.{kind[0].lower()}{kind[1:]}.enabled": True},
+            OWN_METRICS | {"metrics.monitor.kind": kind},
             {
                 f"{scraped} scheme": "https",
                 f"{scraped} authorization": {"type": "Bearer", "credentials": {"name": "scraper", "key": "token"}},
@@ -123,7 +155,7 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
     ),
     # --- autoscaling, by the CPU only where there is no GPU
     (
-        HPA | {"autoscaling.queueSeconds.target": 0.25},
+        HPA | {"autoscaling.targets.queueSeconds": 0.25},
         {
             "Deployment spec replicas": None,
             f"{SCALERS} 0": pods_metric("dragoman_estimated_queue_seconds", "0.25"),
@@ -135,7 +167,19 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
         },
     ),
     (HPA | GPU, {f"{SCALERS} 2 type": "Pods", f"{SCALERS} 3": None}),
-    (HPA | GPU | {"autoscaling.cpu.enabled": True}, {f"{SCALERS} 3 type": "Resource"}),
+    (HPA | GPU | {"autoscaling.targets.cpuPercent": 70}, {f"{SCALERS} 3 resource target averageUtilization": 70}),
+    (
+        HPA | {"autoscaling.targets": {"slotsInUse": 0, "requestsWaiting": 0}},
+        {f"{SCALERS} 1 type": "Resource", f"{SCALERS} 2": None},
+    ),
+    (
+        HPA | {"autoscaling.spec": {"behavior": {"scaleUp": {"selectPolicy": "Min"}}}},
+        {f"{SCALING} behavior scaleUp selectPolicy": "Min"},
+    ),
+    (
+        KEDA | {"autoscaling.spec": {"fallback": {"replicas": 7}, "pollingInterval": 30}},
+        {FALLBACK: {"failureThreshold": 4, "replicas": 7}},
+    ),
     (KEDA | GPU, {f"{TRIGGERS} 2 type": "prometheus", f"{TRIGGERS} 3": None}),
     *(
         (HPA | {"config": config}, {f"{SCALERS} 2": pods_metric("dragoman_slots_in_use", target)})
@@ -147,10 +191,10 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
         )
     ),
     (KEDA | {"config.max_slots": 256}, {f"{TRIGGERS} 2 metadata threshold": "96"}),
-    (KEDA | {"config.max_slots": 256, "autoscaling.slotsInUse.target": 10}, {f"{TRIGGERS} 2 metadata threshold": "10"}),
+    (KEDA | {"config.max_slots": 256, "autoscaling.targets.slotsInUse": 10}, {f"{TRIGGERS} 2 metadata threshold": "10"}),
     # --- GPUs
     (
-        GPU | {"gpu.runtimeClassName": "nvidia", "nodeSelector": {"a": "b"}},
+        GPU | {"podSpec.runtimeClassName": "nvidia", "nodeSelector": {"a": "b"}},
         {
             "container image": "dragoman:0.1.0-cuda",
             "container resources limits": {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": 1},
@@ -163,14 +207,14 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
     (GPU | {"config.device": "cuda:1", "image.tag": "a"}, {"env DRAGOMAN_DEVICE": "cuda:1", "container image": "dragoman:a"}),
     # --- models and weights
     (
-        {"models": {"source": "pvc", "pvc": {"claimName": "bundles", "subPath": "v3"}}},
+        {"models": CLAIM},
         {
             "container volumeMounts models": {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "v3"},
             "pod volumes models persistentVolumeClaim": {"claimName": "bundles", "readOnly": True},
         },
     ),
     (
-        {"models": {"source": "oci", "oci": {"reference": f"registry.example/models:3@sha256:{SHA}"}}},
+        {"models": IMAGE},
         {"pod volumes models image": {"reference": f"registry.example/models:3@sha256:{SHA}", "pullPolicy": "IfNotPresent"}},
     ),
     (
@@ -245,8 +289,7 @@ def test_grace_period_covers_the_end_of_the_server(render: Render) -> None:
 def test_versions_of_kubernetes_wait_before_sigterm_or_are_refused(render: Render) -> None:
     for version, handler in (("1.30", {"sleep": {"seconds": 10}}), ("1.29", {"exec": {"command": ["sleep", "10"]}})):
         assert render(version=version).find("container lifecycle preStop") == handler
-    image = {"models": {"source": "oci", "oci": {"reference": f"registry.example/models:3@sha256:{SHA}"}}}
-    for values, version, reason in (({}, "1.26", "kubeVersion"), (image, "1.30", "image volumes")):
+    for values, version, reason in (({}, "1.26", "kubeVersion"), ({"models": IMAGE}, "1.30", "image volumes")):
         with pytest.raises(Refused, match=reason):
             render(values, version=version)
 
@@ -288,8 +331,7 @@ def test_secrets_are_mounted_whole_where_variables_name_their_files(render: Rend
 
 
 def test_pods_satisfy_the_restricted_standard_and_write_nowhere(render: Render) -> None:
-    archives = [{"url": "https://models.example/a.tar", "sha256": SHA}]
-    rendered = render({"models": {"source": "download", "download": {"archives": archives}}})
+    rendered = render({"models": {"source": "store", "store": {"addresses": [{"address": "s3://models"}]}}})
     pod = rendered.find("pod")
     assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -301,9 +343,6 @@ def test_pods_satisfy_the_restricted_standard_and_write_nowhere(render: Render) 
         assert writable == ({"/tmp"} if container["name"] == "dragoman" else {"/tmp", "/models"})
     kinds = {kind for volume in pod["volumes"] for kind in volume.keys() - {"name"}}
     assert kinds == {"emptyDir", "configMap"} and not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
-    changed = render({"models": {"source": "download", "download": {"archives": [archives[0] | {"sha256": "cd" * 32}]}}})
-    template = "Deployment spec template metadata annotations"
-    assert rendered.find(template) != changed.find(template), "a changed list replaces the pods"
 
 
 def test_ports_of_services_and_policies_are_those_of_the_pods(render: Render) -> None:
