@@ -3,15 +3,16 @@
 import asyncio
 import contextlib
 import copy
-import importlib.util
 import json
 import re
+import runpy
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,24 +80,18 @@ def nested(values: Values) -> Values:
     return result
 
 
-def _resource(kind: str) -> dict[str, Any]:
-    plural = kind.lower()[:-1] + "ies" if kind.endswith("cy") else kind.lower() + "s"
-    return {"name": plural, "singularName": "", "namespaced": True, "kind": kind, "verbs": ["create", "get"]}
+def _resources(version: str, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Return the API server's list of the kinds of a version."""
+    plurals = {kind: kind.lower()[:-1] + "ies" if kind.endswith("cy") else kind.lower() + "s" for kind in kinds}
+    found = [{"name": name, "namespaced": True, "kind": kind, "verbs": ["create", "get"]} for kind, name in plurals.items()]
+    return {"kind": "APIResourceList", "groupVersion": version, "resources": found}
 
 
 VERSIONS = [{"groupVersion": name, "version": name.split("/")[1]} for name in KINDS if "/" in name]
 GROUPS = [{"name": each["groupVersion"].split("/")[0], "versions": [each], "preferredVersion": each} for each in VERSIONS]
-ANSWERS: dict[str, Any] = {
-    "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": GROUPS},
-} | {
-    f"/{'apis' if '/' in name else 'api'}/{name}": {
-        "kind": "APIResourceList",
-        "groupVersion": name,
-        "resources": [_resource(kind) for kind in kinds],
-    }
-    for name, kinds in KINDS.items()
-}
+ANSWERS: dict[str, Any] = {f"/{'apis' if '/' in name else 'api'}/{name}": _resources(name, kinds) for name, kinds in KINDS.items()}
+ANSWERS["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
+ANSWERS["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": GROUPS}
 MISSING = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
 
 
@@ -134,14 +129,12 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     helm_sdkpy = pytest.importorskip("helm_sdkpy", reason="Helm's library is not installed: make setup")
     path = tmp_path_factory.mktemp("helm") / "kubeconfig"
     with serving(_Cluster) as address:
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
+        config = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
+        config |= {
             "clusters": [{"name": "here", "cluster": {"server": f"http://{address}"}}],
             "users": [{"name": "me", "user": {}}],
-            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-            "current-context": "here",
         }
+        config |= {"contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}]}
         path.write_text(json.dumps(config))
         yield lambda: helm_sdkpy.Configuration(namespace="translation", kubeconfig=str(path))
 
@@ -252,11 +245,7 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 def program(path: str) -> Any:
     """Import a program of `deploy/` that is in no package."""
-    specification = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "deploy" / path)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "deploy" / path)))
 
 
 def load(path: str) -> Any:
