@@ -1,7 +1,6 @@
 """Render the chart by Helm as a library, installing into an API server that stores nothing."""
 
 import asyncio
-import contextlib
 import copy
 import json
 import re
@@ -106,11 +105,10 @@ class _Cluster(BaseHTTPRequestHandler):
         found = (ANSWERS | versions).get(self.path.partition("?")[0])
         self._send(json.dumps(found or MISSING).encode(), 200 if found else 404, "application/json")
 
-    def do_POST(self, code: int = 201) -> None:
-        self._send(self.rfile.read(int(self.headers["Content-Length"])), code, self.headers["Content-Type"])
+    def do_POST(self) -> None:
+        self._send(self.rfile.read(int(self.headers["Content-Length"])), 201, self.headers["Content-Type"])
 
-    def do_PUT(self) -> None:
-        self.do_POST(200)
+    do_PUT = do_POST
 
     def _send(self, body: bytes, code: int, kind: str) -> None:
         self.send_response(code)
@@ -128,17 +126,18 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     """Helm's configuration for the fake cluster."""
     helm_sdkpy = pytest.importorskip("helm_sdkpy", reason="Helm's library is not installed: make setup")
     path = tmp_path_factory.mktemp("helm") / "kubeconfig"
-    with serving(_Cluster) as address:
-        config = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
-        config |= {
-            "clusters": [{"name": "here", "cluster": {"server": f"http://{address}"}}],
-            "users": [{"name": "me", "user": {}}],
-        }
-        config |= {"contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}]}
-        path.write_text(json.dumps(config))
-        yield lambda: helm_sdkpy.Configuration(namespace="translation", kubeconfig=str(path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Cluster)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    clusters = [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}]
+    contexts = [{"name": "here", "context": {"cluster": "here", "user": "me"}}]
+    config = {"apiVersion": "v1", "kind": "Config", "current-context": "here", "clusters": clusters, "contexts": contexts}
+    path.write_text(json.dumps(config | {"users": [{"name": "me", "user": {}}]}))
+    yield lambda: helm_sdkpy.Configuration(namespace="translation", kubeconfig=str(path))
+    server.shutdown()
+    server.server_close()
 
 
+SCALED = {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "advanced", "triggers"}
 # Custom resources: the fields of their specifications that must be there, and those that may.
 SPECS = {
     "ServiceMonitor": ({"selector", "endpoints"}, set()),
@@ -146,10 +145,7 @@ SPECS = {
     "PrometheusRule": ({"groups"}, set()),
     "GRPCRoute": ({"parentRefs", "rules"}, {"hostnames"}),
     "HTTPRoute": ({"parentRefs", "rules"}, {"hostnames"}),
-    "ScaledObject": (
-        {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "advanced", "triggers"},
-        {"fallback"},
-    ),
+    "ScaledObject": (SCALED, {"fallback"}),
 }
 
 
@@ -229,18 +225,6 @@ def render(configuration: Callable[[], Any]) -> Render:
         return known[key]
 
     return render
-
-
-@contextlib.contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Serve HTTP on this machine; give the host and the port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 def program(path: str) -> Any:

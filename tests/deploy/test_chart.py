@@ -27,7 +27,7 @@ HPA: Values = {"autoscaling.type": "hpa"}
 KEDA: Values = {"autoscaling.type": "keda", "autoscaling.keda.serverAddress": "http://prometheus:9090"}
 GATEWAY = {"enabled": True, "parentRefs": [{"name": "gateway"}]}
 TESTERS = {"headers": [{"name": "dragoman-canary", "value": "yes"}]}
-GENERATION, TIMEOUTS = "dragoman.v1.Generation", {"request": "0s", "backendRequest": "1m30s"}
+TIMEOUTS = {"request": "0s", "backendRequest": "1m30s"}
 US, OTHER = {"backendRefs": [{"name": "dragoman", "port": 8500}]}, {"name": "other", "namespace": "beside", "port": 9000}
 MIRROR = {"type": "RequestMirror", "requestMirror": {"backendRef": {"name": "dragoman-canary", "port": 8500}}}
 PASSED = {"matches": [{"path": {"type": "Exact", "value": "/v1/a"}}, TESTERS], "filters": [MIRROR], "timeouts": {"request": "0s"}}
@@ -49,14 +49,16 @@ def pods_metric(name: str, target: str) -> dict[str, Any]:
     return {"type": "Pods", "pods": {"metric": {"name": name}, "target": {"type": "AverageValue", "averageValue": target}}}
 
 
-def shares(number: int) -> list[dict[str, Any]]:
-    return [{"name": "dragoman", "port": number, "weight": 95}, {"name": "a", "port": number, "weight": 5}]
+def route(kind: str, rule: Values, expected: Values) -> tuple[Values, dict[str, Any]]:
+    """Return a case of a rule and the rule of the route that it becomes; the kind HTTP is that of `httpRoute`."""
+    name = "httpRoute" if kind == "HTTP" else "grpcRoute"
+    values = GATEWAY | ({} if kind == "HTTP" else {"kind": kind}) | {"rules": [rule]}
+    return {name: values}, {f"{'HTTPRoute' if kind == 'HTTP' else kind} spec rules": [expected]}
 
 
-def method(name: str | None = None) -> Values:
-    return {"matches": [{"method": {"service": GENERATION} | ({"method": name} if name else {})} | TESTERS]}
-
-
+SCORE = {"service": "dragoman.v1.Generation", "method": "Score"}
+SCORE_PATH = {"path": {"type": "Exact", "value": "/dragoman.v1.Generation/Score"}}
+SHARES = [{"name": "dragoman", "port": 8500, "weight": 95}, OTHER | {"weight": 5}]
 SERVICES = ("dragoman", "dragoman-headless")
 STRATEGY, GRACE, BUDGET = "Deployment spec strategy", "pod terminationGracePeriodSeconds", "PodDisruptionBudget kind"
 SCALING, TRIGGERS, FALLBACK = "HorizontalPodAutoscaler spec", "ScaledObject spec triggers", "ScaledObject spec fallback"
@@ -210,6 +212,13 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
             "HTTPRoute:dragoman-http metadata annotations": {"a": "b"},
         },
     ),
+    route("GRPCRoute", {"filters": [MIRROR]}, US | {"filters": [MIRROR]}),
+    route("GRPCRoute", {"matches": [TESTERS], "backends": [OTHER]}, {"matches": [TESTERS], "backendRefs": [OTHER]}),
+    route("GRPCRoute", {"backends": [{"weight": 95}, OTHER | {"weight": 5}]}, {"backendRefs": SHARES}),
+    route("GRPCRoute", {"matches": [{"method": SCORE}]}, US | {"matches": [{"method": {"type": "Exact"} | SCORE}]}),
+    route("HTTPRoute", {"timeouts": TIMEOUTS}, US | {"timeouts": TIMEOUTS}),
+    route("HTTPRoute", {"matches": [{"method": SCORE} | TESTERS]}, US | {"matches": [SCORE_PATH | TESTERS]}),
+    route("HTTP", PASSED | {"backends": [OTHER]}, PASSED | {"backendRefs": [OTHER]}),
 ]
 
 
@@ -217,28 +226,6 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
 def test_values_become_fields_of_objects(render: Render, values: Values, facts: dict[str, Any]) -> None:
     rendered = render(values)
     assert {path: rendered.find(path) for path in facts} == facts
-
-
-ROUTES: list[tuple[str, Values, Values]] = [
-    ("GRPCRoute", {"filters": [MIRROR]}, US | {"filters": [MIRROR]}),
-    ("GRPCRoute", {"matches": [TESTERS], "backends": [OTHER]}, {"matches": [TESTERS], "backendRefs": [OTHER]}),
-    ("GRPCRoute", {"backends": [{"weight": 95}, {"name": "a", "weight": 5}]}, {"backendRefs": shares(8500)}),
-    (
-        "GRPCRoute",
-        method("Score"),
-        US | {"matches": [{"method": {"type": "Exact", "service": GENERATION, "method": "Score"}} | TESTERS]},
-    ),
-    ("HTTPRoute", {"timeouts": TIMEOUTS}, US | {"timeouts": TIMEOUTS}),
-    ("HTTPRoute", method("Score"), US | {"matches": [{"path": {"type": "Exact", "value": f"/{GENERATION}/Score"}} | TESTERS]}),
-    ("HTTP", PASSED | {"backends": [OTHER]}, PASSED | {"backendRefs": [OTHER]}),
-]
-
-
-@pytest.mark.parametrize(("kind", "rule", "expected"), ROUTES)
-def test_rules_become_rules_of_routes(render: Render, kind: str, rule: Values, expected: Values) -> None:
-    name, path = ("httpRoute", "HTTPRoute") if kind == "HTTP" else ("grpcRoute", kind)
-    values = {name: GATEWAY | ({} if kind == "HTTP" else {"kind": kind}) | {"rules": [rule]}}
-    assert render(values).find(f"{path} spec rules") == [expected]
 
 
 def test_linter_of_helm_finds_nothing(configuration: Any) -> None:
@@ -299,9 +286,7 @@ def test_secrets_are_mounted_whole_where_variables_name_their_files(render: Rend
         assert rendered.find(f"pod volumes {name} secret secretName") == secret
         # Changes of a secret do not arrive through a subPath.
         assert rendered.find(f"container volumeMounts {name}") == {"name": name, "mountPath": folder, "readOnly": True}
-        assert {key: rendered.find(f"env DRAGOMAN_{key}") for key in variables} == {
-            k: f"{folder}/{v}" for k, v in variables.items()
-        }
+        assert all(rendered.find(f"env DRAGOMAN_{key}") == f"{folder}/{file}" for key, file in variables.items())
 
 
 def test_pods_satisfy_the_restricted_standard_and_write_nowhere(render: Render) -> None:
