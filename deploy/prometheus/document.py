@@ -1,6 +1,6 @@
 """Update the table of metrics in docs/metrics.md from the declarations in `server/telemetry`.
 
-Run `python -m deploy.prometheus.document` from the root of the repository; with `--check` it only reports whether the table is stale.
+Run `python -m deploy.prometheus.document` from the repository's root; with `--check` it only reports whether the table is stale.
 """
 
 import sys
