@@ -199,7 +199,7 @@ def wanted() -> dict[Path, str | None]:
 
     text = schema_text()
     files: dict[Path, str | None] = {SCHEMA: text, GONE_FILE: json.dumps(GONE, indent=2, ensure_ascii=False, sort_keys=True) + "\n"}
-    values, settings = CHART / "README.md", ROOT / "docs/operations.md"
+    values, settings = CHART / "README.md", ROOT / "docs/settings.md"
     files[values] = document_text(values, "value", values_rows(json.loads(text)))
     files[settings] = document_text(settings, "setting", settings_rows())
     for copies, (originals, pattern, copy_of) in COPIES.items():
