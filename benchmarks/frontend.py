@@ -1,4 +1,4 @@
-"""Cost of the frontend: throughput, latency and processor time by protocol, beside a server that does nothing, and in process.
+"""Cost of the frontend: throughput, latency and processor time by protocol, beside a server with a fixed answer, and in process.
 
     python -m benchmarks.frontend [--parts noop protocols latency] [--source ../older] [--quick]
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.harness.apart import Apart
+from benchmarks.harness.actor import Actor
 from benchmarks.harness.load import BATCH, BULK, GRPC, HTTP, OIP_GRPC, OIP_REST, Load, Record, Sender, percentile
 from benchmarks.harness.models import add_model_options, bundle_by, checkpoint_of, chosen_bundle
 from benchmarks.harness.noop import NoopServer
@@ -48,8 +48,8 @@ class Side:
     """A protocol of a running server.
 
     Attributes:
-        name: In the table.
-        protocol: See `load`.
+        name: Name in the table.
+        protocol: Protocol of `load`.
         run: Sends a load; returns its record and the processor seconds of each process.
     """
 
@@ -57,19 +57,19 @@ class Side:
     protocol: str
     run: Callable[[Load], tuple[Record, Cpu]]
 
-    def takes(self, load: Load) -> bool:
-        """Return whether the load suits the protocol: a message of a stream holds several requests."""
+    def supports(self, load: Load) -> bool:
+        """Return whether the protocol supports the load: only streams have several requests in a message."""
         return self.protocol != BULK or load.concurrency >= load.batch_size
 
 
 def side(name: str, server: Dragoman, protocol: str) -> Side:
-    """Describe a protocol of our server."""
+    """Return the side of a protocol of the server under test."""
     return Side(name, protocol, lambda load: server.run(load, protocol))
 
 
 def noop_side(name: str, server: NoopServer, protocol: str, stack: ExitStack) -> Side:
-    """Describe a protocol of the server that does nothing."""
-    sender = stack.enter_context(Apart(Sender, protocol, server.address))
+    """Return the side of a protocol of the server with a fixed answer."""
+    sender = stack.enter_context(Actor(Sender, protocol, server.address))
 
     def run(load: Load) -> tuple[Record, Cpu]:
         before = cpu_seconds(server.pid)
@@ -83,7 +83,7 @@ def measure(sides: Sequence[Side], loads: Sequence[Load], num_rounds: int) -> li
     """Return a row for each load and side: medians of rounds, ratios to the first side in the same round."""
     rows = []
     for load in loads:
-        own = [each for each in sides if each.takes(load)]
+        own = [each for each in sides if each.supports(load)]
         found: dict[str, list[tuple[Record, Cpu]]] = {each.name: [] for each in own}
         for number in range(num_rounds + 1):
             start = number % len(own)
@@ -120,7 +120,7 @@ def typical_answer(address: str, texts: Sequence[str]) -> GenerateResponse:
 
 
 def noop(arguments: argparse.Namespace, bundle: Path, setting: Setting, loads: Sequence[Load]) -> list[dict[str, Any]]:
-    """Measure the server beside one that does nothing."""
+    """Measure the server beside the one with a fixed answer."""
     with ExitStack() as stack:
         server = stack.enter_context(dragoman(bundle, *setting.flags()))
         nothing = stack.enter_context(NoopServer(typical_answer(server.address(), loads[0].texts)))
@@ -135,7 +135,7 @@ def noop(arguments: argparse.Namespace, bundle: Path, setting: Setting, loads: S
 
 
 def protocols(arguments: argparse.Namespace, bundle: Path, setting: Setting, loads: Sequence[Load]) -> list[dict[str, Any]]:
-    """Measure the protocols side by side, after a check that all give the same answers."""
+    """Check that all protocols have equal answers, then measure them in turns."""
     with ExitStack() as stack:
         plain = stack.enter_context(dragoman(bundle, *setting.flags()))
         server = stack.enter_context(dragoman(bundle, *setting.flags(), has_http=True))

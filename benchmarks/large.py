@@ -29,7 +29,7 @@ from dragoman.server.system import available_cores
 EXPORTS = {"fp32": ["--precision", "fp32"], "int8": ["--precision", "int8"], "int8, shortlist": ["--precision", "int8"]}
 ROWS, SOURCE_TOKENS, WARM_STEPS, NUM_STEPS, FIRST_ID = (1, 8, 64), 20, 8, 24, 10
 SECONDS = 20.0
-"""After which no further repetition begins."""
+"""Seconds after which no further repetition begins."""
 WORD_SCORE = -5.0
 
 
@@ -84,12 +84,12 @@ def make_folder(folder: Path, shape: Shape) -> None:
 
 
 def words(count: int) -> list[str]:
-    """Return words that are a token each."""
+    """Return words of one token each."""
     return [f"w{i}" for i in range(count)]
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a SentencePiece model of the kind unigram: some pieces that were learnt, and words up to the size."""
+    """Write a unigram model of SentencePiece: some learnt pieces, and words up to the size."""
     from sentencepiece import sentencepiece_model_pb2
     from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
@@ -97,7 +97,7 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
 
     kind: Any = vars(sentencepiece_model_pb2)["ModelProto"]
     proto = kind.FromString(train("unigram", 200, FAIRSEQ))
-    beyond = 1 + len(FAIRSEQ_LANGUAGE_CODES) + 1  # padding, which the file lacks, languages and a mask
+    beyond = 1 + len(FAIRSEQ_LANGUAGE_CODES) + 1  # padding (not in the file), languages and a mask
     for i in range(vocab_size - beyond - len(proto.pieces)):
         proto.pieces.add(piece=f"\u2581w{i}", score=WORD_SCORE)
     (folder / "sentencepiece.bpe.model").write_bytes(proto.SerializeToString())
@@ -116,7 +116,7 @@ def convert(checkpoint: Path, folder: Path) -> None:
 
 
 def _sources(num_rows: int) -> list[list[int]]:
-    """Return sources without end-of-sequence; the same ones each time."""
+    """Return the same sources at each call, without end-of-sequence."""
     drawn: list[list[int]] = np.random.default_rng(0).integers(FIRST_ID, 200, (num_rows, SOURCE_TOKENS - 1)).tolist()
     return drawn
 
@@ -240,7 +240,7 @@ def _row(stage: str, made: Path, finished: Finished | None) -> dict[str, Any]:
 
 
 def run_stage(kind: str, *arguments: str) -> None:
-    """Run one of the stages that are this program's own."""
+    """Run a stage that this program implements."""
     first, second = arguments
     if kind == "make":
         make_folder(Path(second), SHAPES[first])

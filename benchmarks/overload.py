@@ -1,4 +1,4 @@
-"""A server with more work than it can do: arrivals at 1, 2 and 5 times its capacity, most of which it has to refuse.
+"""A server under overload: arrivals at 1, 2 and 5 times its capacity.
 
     python -m benchmarks.overload [--model en-de-base --precision int8] [--replicas 2 --frontends 2] [--seconds 60]
 
@@ -73,7 +73,7 @@ class Overload:
 
 
 def verdicts(found: Sequence[Overload], bound_seconds: float) -> list[str]:
-    """Tell of each promise whether it was kept; `bound_seconds` is the most that an accepted request may take."""
+    """Return a line for each promise, kept or not; `bound_seconds` is the longest time of an accepted request."""
     first, last = found[0], found[-1]
     share = last.completed / first.completed
     accepted, rejection = (
@@ -93,7 +93,7 @@ def verdicts(found: Sequence[Overload], bound_seconds: float) -> list[str]:
 
 
 def capacity(server: Dragoman, load: Load) -> float:
-    """Return answers a second with callers that wait; the first fifth of the time does not count."""
+    """Return answers a second in a closed loop, without the first fifth of the time."""
     outcomes = server.run(load)[0].check().outcomes
     return sum(load.seconds / 5 <= outcome.ended <= load.seconds for outcome in outcomes) / (load.seconds * 4 / 5)
 

@@ -39,7 +39,7 @@ def best_length_penalty(translator: OfflineTranslator, sources: Sequence[str], r
 def answers(
     checkpoint: Checkpoint, precisions: Sequence[str], cache: Path, sources: list[str], validation: tuple[list[str], list[str]]
 ) -> dict[str, list[str]]:
-    """Translate in every way there is."""
+    """Translate with each engine, precision and search."""
     found = {
         "checkpoint, greedy": translate(checkpoint.model, checkpoint.tokenizers, sources),
         "checkpoint, beam 5": translate(checkpoint.model, checkpoint.tokenizers, sources, num_beams=5),

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.apart import Apart
+from benchmarks.harness.actor import Actor
 from benchmarks.harness.load import Load
 from benchmarks.harness.models import (
     MODELS,
@@ -43,7 +43,7 @@ from dragoman.server.system import available_cores
 PARTS = ("growth", "searches", "replicas")
 FIRST_ID = 3
 WINDOW = 16
-"""Steps that a figure of step time is the median of."""
+"""Number of steps of a median step time."""
 SWEEPS = ("rows", "source tokens", "target tokens")
 NUM_ROWS, NUM_STEPS = 64, 16
 TOP_K, TOP_P = Sampling(seed=1, top_k=40), Sampling(seed=1, top_p=0.9)
@@ -65,7 +65,7 @@ SEARCHES = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Requests decoded together: how many, tokens of each source (end-of-sequence included), tokens of each answer."""
+    """Requests decoded together: their number, tokens of each source (end-of-sequence included), tokens of each answer."""
 
     rows: int
     source_tokens: int
@@ -73,7 +73,7 @@ class Point:
 
 
 def points(varied: str, is_quick: bool) -> list[Point]:
-    """Return the points of a sweep, rising, so that memory at each is what that point needs."""
+    """Return the points of a sweep in rising order, so that memory at each is that of the point."""
     lengths, num_rows = ((16, 64), 8) if is_quick else ((16, 32, 64, 128, 256, 512), 32)
     if varied == "rows":
         return [Point(count, 16, 32) for count in ((1, 8) if is_quick else (1, 2, 4, 8, 16, 32, 64, 128, 256))]
@@ -87,7 +87,7 @@ class Trace:
     Attributes:
         step_seconds: Of each step by target token; for steps with prefills, or without all rows, of the first step after them.
         first_token_seconds: From submission until the last request had its first token.
-        memory_mib: By how much the process had grown since the model was loaded, after each of those steps.
+        memory_mib: Growth of the process since the model was loaded, after each of those steps.
     """
 
     step_seconds: list[float]
@@ -132,12 +132,12 @@ def growth(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for varied in SWEEPS:
         swept = points(varied, arguments.quick)
-        # A longer answer passes the places of all shorter ones: one run measures them all.
+        # A long answer includes the steps of all shorter ones: one run measures them all.
         runs = swept[-1:] if varied == "target tokens" else swept
         found: dict[tuple[str, Point], list[Trace]] = {(name, point): [] for name in bundles for point in swept}
         with ExitStack() as stack:
             most = max(point.rows for point in swept)
-            probes = {name: stack.enter_context(Apart(Probe, path, most, arguments.threads)) for name, path in bundles.items()}
+            probes = {name: stack.enter_context(Actor(Probe, path, most, arguments.threads)) for name, path in bundles.items()}
             for _ in range(arguments.rounds):
                 for run in runs:
                     for name, probe in probes.items():
@@ -152,7 +152,7 @@ def growth(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def growth_figures(traces: Sequence[Trace], point: Point) -> dict[str, float]:
-    """Return medians of the rounds; memory as it was when the point was reached first."""
+    """Return medians of the rounds, and memory at the first visit of the point."""
     windows = [trace.step_seconds[max(0, point.target_tokens - WINDOW) : point.target_tokens] for trace in traces]
     return {
         "step ms": round(1000 * statistics.median(seconds for window in windows for seconds in window), 2),
@@ -189,8 +189,8 @@ def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     figure.savefig(path, dpi=110)
 
 
-class Stopwatch:
-    """A `Runner` that measures the one it wraps.
+class TimedRunner:
+    """Wrapper of a `Runner` that measures its calls.
 
     Attributes:
         step_seconds: Time in decode steps since `reset`.
@@ -205,7 +205,7 @@ class Stopwatch:
         self.reset()
 
     def reset(self) -> None:
-        """Begin at zero."""
+        """Set all figures to zero."""
         self.step_seconds = self.copy_seconds = 0.0
         self.num_steps = 0
 
@@ -267,7 +267,7 @@ def searches(bundle: Path, texts: Sequence[str], num_threads: int, num_rounds: i
     """Fill all rows with requests of each search option and drive them to their end, in turns; figures are of full steps."""
     translator = OfflineTranslator(bundle, NUM_ROWS, num_threads)
     engine = translator.engine
-    runner = Stopwatch(engine.runner)
+    runner = TimedRunner(engine.runner)
     engine.runner = runner
     vocabulary, eos_id = translator.manifest.source_vocab_size, translator.manifest.eos_id
     if translator.tokenizers.source.vocab_size == vocabulary:

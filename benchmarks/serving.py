@@ -1,4 +1,4 @@
-"""Dragoman beside servers built around CTranslate2: requests a second that each answers in time.
+"""Goodput of Dragoman and of servers built around CTranslate2.
 
     python -m benchmarks.serving [--precision int8] [--servers dragoman triton mosec litserve] [--objective-factor 4] [--quick]
 
@@ -27,15 +27,15 @@ from benchmarks.harness.models import bundle_of
 from benchmarks.harness.page import Page, output, parser
 from benchmarks.harness.processes import dragoman
 from benchmarks.harness.widened import widened_checkpoint
-from benchmarks.peers.ladder import (
+from benchmarks.peers.rate_search import (
     GOAL_PERCENT,
     STEP,
-    Ladder,
     Point,
+    RateSearch,
     first_settings,
     latency_settings,
+    level_below,
     rate_of,
-    rung_below,
     summarise,
     tune,
 )
@@ -51,17 +51,17 @@ NAMES = (DRAGOMAN, *(kind.name for kind in KINDS))
 NUM_TEXTS, SEED, STRIDE = 2000, 1, 4
 OBJECTIVE_FACTOR, MIN_RATIO = 4.0, 2.0
 MIN_REQUESTS = 20
-"""Of a measurement; a server that cannot keep up with so few meets the objective at no rate."""
+"""Minimum requests of a measurement; the lowest rate of a search follows from it."""
 CHECK_CONCURRENCY, WARM_CONCURRENCY = 16, 8
 CURVE = (-16, -8, 6)
-"""Rungs from the knee that are measured once for the picture."""
+"""Levels relative to the knee that are measured once for the picture."""
 MIN_SAME = 0.95
-"""Of the answers in fp32, which only ties of two tokens may change."""
+"""Minimum share of equal answers in fp32; ties of two tokens may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The amount that is measured.
+    """Durations and counts of the measurement.
 
     Attributes:
         seconds: Of a rate, in a round.
@@ -86,8 +86,8 @@ class Models:
     """The same weights for every server.
 
     Attributes:
-        name: Of the model.
-        bundle: Dragoman's.
+        name: Name of the model.
+        bundle: Dragoman's bundle.
         ctranslate2: Folder with the peers' model and the tokeniser.
         precision: `fp32` or `int8`.
     """
@@ -110,10 +110,10 @@ class Contender:
         settings: Of a peer.
         unloaded_seconds: Median latency without other requests.
         answers: To the captions that are compared.
-        start: Rung at which its knee is looked for.
-        stride: Of that search.
-        knees: Of every round; None where no rate met the objective.
-        points: Of every rate of every round.
+        start: First level of the search for its knee.
+        stride: Stride of that search.
+        knees: Knee of each round; None where no rate met the objective.
+        points: Points of all rates and rounds.
     """
 
     kind: Kind | None
@@ -167,16 +167,16 @@ class Comparison:
         self._captions, self._size, self._num_cores = captions, size, available_cores()
         self._texts = mixed_texts(captions, NUM_TEXTS, SEED)
 
-    def look(self, objective_factor: float) -> None:
-        """Take everyone's answers and unloaded latency, and set the objective.
+    def check_answers(self, objective_factor: float) -> None:
+        """Compare the answers of all servers, measure unloaded latency, and set the objective.
 
         Raises:
-            RuntimeError: If a server's answers in fp32 are not the first's.
+            RuntimeError: If a server's answers in fp32 differ from the first server's.
         """
         for contender in self.contenders:
             ways = (latency_settings(self._num_cores), first_settings(self._num_cores)) if contender.kind else (None,)
             contender.unloaded_seconds = min(self._unloaded(contender, settings) for settings in ways)
-            contender.start, contender.settings = rung_below(0.5 / contender.unloaded_seconds), ways[-1]
+            contender.start, contender.settings = level_below(0.5 / contender.unloaded_seconds), ways[-1]
             same = self.share_of_same(contender)
             if contender.models.precision == "fp32" and same < MIN_SAME:
                 raise RuntimeError(f"{contender.name} gives {same:.0%} of {self.contenders[0].name}'s answers")
@@ -185,7 +185,7 @@ class Comparison:
         self.objective = objective_factor * min(contender.unloaded_seconds for contender in peers)
 
     def share_of_same(self, contender: Contender) -> float:
-        """Return how many of a server's answers are the first server's."""
+        """Return the share of a server's answers that equal the first server's."""
         return sum(map(str.__eq__, contender.answers, self.contenders[0].answers)) / len(contender.answers)
 
     def _unloaded(self, contender: Contender, settings: Settings | None) -> float:
@@ -195,9 +195,9 @@ class Comparison:
             return median(contender.send(address, Load(self._texts, 2 * self._size.warm_seconds)).check().latencies())
 
     def tune(self) -> None:
-        """Find every peer's best settings, and about where everyone's knee is."""
+        """Find each peer's best settings, and an approximate knee of each server."""
         seconds = self._size.tuning_seconds
-        lowest = rung_below(MIN_REQUESTS / seconds)
+        lowest = level_below(MIN_REQUESTS / seconds)
         for contender in self.contenders:
 
             def trial(
@@ -211,16 +211,16 @@ class Comparison:
             if contender.kind:
                 contender.settings, contender.start = tune(trial, self._num_cores, contender.start, lowest, STRIDE)
             elif found := trial(None, contender.start, lowest, STRIDE)[0]:
-                contender.start = found.rung
+                contender.start = found.level
             contender.stride = 1
 
     def run_round(self, number: int) -> None:
-        """Find everyone's knee, in an order of its own; the first round after tuning measures rates away from it, too."""
-        lowest = rung_below(MIN_REQUESTS / self._size.seconds)
+        """Find the knee of each server, in random order; the first round after tuning also measures other rates."""
+        lowest = level_below(MIN_REQUESTS / self._size.seconds)
         for contender in random.Random(number).sample(self.contenders, len(self.contenders)):
             search = contender.start, lowest, contender.stride
             has_curve = number == 1 and self._size.tuning_seconds > 0
-            others = [rung for offset in CURVE if (rung := contender.start + offset) >= lowest] if has_curve else []
+            others = [level for offset in CURVE if (level := contender.start + offset) >= lowest] if has_curve else []
             found, points = self._measure(contender, contender.settings, self._size.seconds, number, search, others)
             contender.knees.append(found)
             contender.points += points.values()
@@ -236,19 +236,19 @@ class Comparison:
         search: tuple[int, int, int],
         others: Sequence[int] = (),
     ) -> tuple[Point | None, dict[int, Point]]:
-        """Start a server, look for its knee, and measure other rungs too; arrivals depend on rate and round only."""
+        """Start a server, find its knee, and measure other levels; arrivals depend on rate and round only."""
         with contender.started(settings, self._texts[0]) as address:
             contender.send(address, Load(self._texts, self._size.warm_seconds, concurrency=WARM_CONCURRENCY))
 
-            def point(rung: int) -> Point:
-                load = Load(self._texts, seconds, rate_of(rung), seed=1000 * number + rung)
-                return summarise(rung, seconds, self.objective, contender.send(address, load))
+            def point(level: int) -> Point:
+                load = Load(self._texts, seconds, rate_of(level), seed=1000 * number + level)
+                return summarise(level, seconds, self.objective, contender.send(address, load))
 
-            ladder = Ladder(point, self.objective)
-            found = ladder.find_knee(*search)
-            for rung in others:
-                ladder.keeps(rung)
-            return found, ladder.points
+            rate_search = RateSearch(point, self.objective)
+            found = rate_search.find_knee(*search)
+            for level in others:
+                rate_search.meets(level)
+            return found, rate_search.points
 
 
 def row(contender: Contender, bleu: float, same: float, reference: float) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def row(contender: Contender, bleu: float, same: float, reference: float) -> dic
 
 
 def verdict(contenders: Sequence[Contender]) -> str:
-    """Tell how far Dragoman is ahead of the best peer."""
+    """Return the ratio of Dragoman's goodput to the best peer's, as a line."""
     ours = [contender for contender in contenders if not contender.kind]
     best = max((contender for contender in contenders if contender.kind), key=lambda peer: peer.goodput, default=None)
     if not ours or not best or not best.goodput:
@@ -297,9 +297,9 @@ def draw(path: Path, contenders: Sequence[Contender], objective: float) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for contender, marker in zip(contenders, "os^d", strict=False):
-        rungs = sorted({point.rung for point in contender.points})
-        goals = [median(point.goal_seconds for point in contender.points if point.rung == rung) for rung in rungs]
-        drawn = {rate_of(rung): 1000 * goal for rung, goal in zip(rungs, goals, strict=True) if math.isfinite(goal)}
+        levels = sorted({point.level for point in contender.points})
+        goals = [median(point.goal_seconds for point in contender.points if point.level == level) for level in levels]
+        drawn = {rate_of(level): 1000 * goal for level, goal in zip(levels, goals, strict=True) if math.isfinite(goal)}
         axes.plot(list(drawn), list(drawn.values()), marker=marker, markersize=4, label=contender.name)
     axes.axhline(objective * 1000, color="black", linestyle="--", linewidth=1, label=f"objective, {objective * 1000:.0f} ms")
     axes.set(yscale="log", xlabel="requests a second, offered", ylabel=f"latency at {GOAL_PERCENT} %, ms")
@@ -310,7 +310,7 @@ def draw(path: Path, contenders: Sequence[Contender], objective: float) -> None:
 
 
 def notes(comparison: Comparison, size: Size, factor: float, skipped: Mapping[str, str], versions: str) -> list[str]:
-    """Return how to read the table."""
+    """Return the notes below the table."""
     first = comparison.contenders[0]
     shares = ", ".join(f"{share:.0%} of {count}" for count, share in SHARES.items())
     tuned = "was searched for" if size.tuning_seconds else "was NOT searched for (quick run)"
@@ -319,7 +319,7 @@ def notes(comparison: Comparison, size: Size, factor: float, skipped: Mapping[st
         f"test_2016, single and joined ({shares}), that arrive as a Poisson process. The objective is the same for all: "
         f"{GOAL_PERCENT} % of requests answered within {comparison.objective * 1000:.0f} ms of when they were due, {factor:g} "
         "times the lowest unloaded median of a server around CTranslate2. Goodput counts what was answered in time at the highest "
-        f"rate that met the objective, one of a ladder with steps of {STEP - 1:.0%}; medians of {size.num_rounds} rounds of "
+        f"rate that met the objective, rates in steps of {STEP - 1:.0%}; medians of {size.num_rounds} rounds of "
         f"{size.seconds:g} s for each rate. A request that was refused, failed or got lost counts as never answered.",
         f"Each peer's best setting {tuned}; Dragoman runs with the settings named. BLEU, 13a, and sameness are of single captions. "
         f"Versions: {versions or 'no peers'}.",
@@ -369,7 +369,7 @@ def main() -> None:
     contenders = [Contender(kinds.get(name), models, arguments.environments, () if name in kinds else flags) for name in names]
     size = QUICK if arguments.quick else FULL
     comparison = Comparison(contenders, sources, size)
-    comparison.look(arguments.objective_factor)
+    comparison.check_answers(arguments.objective_factor)
     if size.tuning_seconds:
         comparison.tune()
     for number in range(1, size.num_rounds + 1):

@@ -51,15 +51,15 @@ PARTS = {
 NUM_PAIRS, NUM_VALIDATION_PAIRS, NUM_WARM_UP_STEPS = 4000, 8, 3
 VOCABULARY, LENGTHS, BATCH_TOKENS = 5000, (8, 16, 32, 64, 128, 256), 2048
 BOUNDS = (10, 15, 20)
-"""Words of a source up to which it belongs to a class of lengths; the last class has the longer ones."""
+"""Upper bounds of the classes of lengths, in words of a source; the last class has longer ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One way to train.
+    """Variant of the training loop.
 
     Attributes:
-        name: In the table.
+        name: Name in the table.
         schedule: Changes in the recipe's `[training]` table.
         is_dropout_pytorchs: Whether `torch.nn.Dropout` replaces ours.
         is_tcmalloc: Whether memory comes from TCMalloc.
@@ -115,7 +115,7 @@ TIMED = (VARIANTS[0], VARIANTS[2], VARIANTS[5], Variant("decoder alone", _DECODE
 
 
 def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Train in all ways, in turns; medians over the steps of all rounds but the first ones, when memory is still being taken."""
+    """Train all variants in turns; return medians over the steps of all rounds, without the first steps, which allocate memory."""
     recipe = tomllib.loads((ROOT / "model/recipes/en-de.toml").read_text(encoding="utf-8"))
     sides = [side for side in SIDES if not side.is_tcmalloc or find_library("tcmalloc_minimal")]
     speeds: dict[str, list[float]] = {side.name: [] for side in sides}
@@ -148,7 +148,7 @@ def shorten(data: Path, into: Path) -> dict[str, str]:
 
 
 def train_apart(side: Side, recipe: dict[str, Any], data: Path, num_steps: int, num_threads: int) -> list[float]:
-    """Return the target tokens a second of each step that counts, from a run in a new process."""
+    """Return target tokens a second of each measured step, from a run in a new process."""
     library = find_library("tcmalloc_minimal") if side.is_tcmalloc else None
     before = dict(os.environ)
     os.environ.update({"LD_PRELOAD": library} if library else {})
@@ -178,7 +178,7 @@ def train(side: Side, recipe: dict[str, Any], data: Path, num_steps: int, num_th
 
 
 def lengths(num_rounds: int, num_threads: int) -> list[dict[str, Any]]:
-    """Time forward and backward passes of random batches: recurrence goes position by position, attention does not."""
+    """Time forward and backward passes of random batches by sequence length."""
     torch.set_num_threads(num_threads)
     models = {variant.name: random_model(variant) for variant in TIMED}
     seconds: dict[tuple[str, int], list[float]] = {}
@@ -186,7 +186,7 @@ def lengths(num_rounds: int, num_threads: int) -> list[dict[str, Any]]:
         for length in LENGTHS:
             for name, model in models.items():
                 taken = pass_seconds(model, length)
-                if number:  # the first round takes memory
+                if number:  # the first round allocates memory
                     seconds.setdefault((name, length), []).append(taken)
     rows = []
     for name in models:
@@ -204,7 +204,7 @@ def random_model(variant: Variant) -> Network:
 
 
 def pass_seconds(model: Network, length: int) -> float:
-    """Do the forward and the backward pass of one batch."""
+    """Return the time of the forward and backward pass of one batch."""
     rows, generator = BATCH_TOKENS // length, torch.Generator().manual_seed(length)
     target = torch.randint(3, VOCABULARY, (rows, length), generator=generator)
     sizes = torch.full((rows,), length if model.config.has_source else 0)
@@ -220,7 +220,7 @@ def pass_seconds(model: Network, length: int) -> float:
 
 
 def learn(variant: Variant, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train one variant, or go on with it, and score it; a run that has ended is read."""
+    """Train one variant, or resume its training, and score it; a finished run is read."""
     torch.set_num_threads(arguments.threads)
     steps = arguments.learning_steps
     folder = arguments.cache / "runs" / f"{variant.name.replace(', ', '-').replace(' ', '-')}-{steps}-{seed}"
@@ -270,7 +270,7 @@ def learn(variant: Variant, seed: int, arguments: argparse.Namespace) -> dict[st
 
 
 def by_length(sources: Sequence[str], answers: Sequence[str], references: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-    """Part answers and references by how many words their sources have."""
+    """Group answers and references by the number of words of their sources."""
     classes: list[tuple[list[str], list[str]]] = [([], []) for _ in range(len(BOUNDS) + 1)]
     for source, answer, reference in zip(sources, answers, references, strict=True):
         place = sum(len(source.split()) > bound for bound in BOUNDS)

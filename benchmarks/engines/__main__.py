@@ -43,22 +43,22 @@ from dragoman.server.system import available_cores
 PARTS = ("requests", "throughput", "captions")
 SEARCHES = {"greedy": 1, "beam 4": 4}
 PAUSE_SECONDS = 0.3
-"""Longer than threads of any side spin after their last work."""
+"""Seconds, longer than the threads of any side spin after their last work."""
 NUM_NEW_TOKENS, MAX_CAPTION_TOKENS, NUM_TEXTS = 32, 128, 512
 CONCURRENCY, IN_FLIGHT = (1, 8, 32, 64), (64, 128)
 SLOTS, ENGINE_SLOTS, BATCH_ROWS, BATCH_TOKENS = (64, 128), (32, 64, 128), (32, 64, 128), (512, 2048)
 TRIED_ROWS, MIN_SENTENCES, WARM_UP = 256, 200, 8
 TRANSFORMERS_SOURCE_TOKENS = 16
-"""Transformers is measured with these sources alone: it is far behind, and takes the time of all others together."""
+"""Number of sources for Transformers, which takes as long as all others together."""
 
 
 def settings(arguments: argparse.Namespace, slots: Sequence[int]) -> list[Setting]:
-    """Return the settings to try: replicas share the threads out."""
+    """Return the settings to try: replicas divide the threads."""
     return [Setting(count, arguments.threads // count, most) for count in arguments.replicas for most in slots]
 
 
 def in_rounds(contenders: Mapping[str, Callable[[], Run]], num_rounds: int) -> dict[str, list[Run]]:
-    """Run every side once a round, another one first in each."""
+    """Run every side once in each round, in rotating order."""
     names, runs = list(contenders), {name: list[Run]() for name in contenders}
     for i in range(num_rounds):
         start = i % len(names)
@@ -77,15 +77,15 @@ def measure(
         ways: Settings of each side.
         texts: The work.
         part: Requests that settings are tried on.
-        seconds: About how long a run of the slowest side takes.
-        num_rounds: How often every side runs.
-        most: Requests of a run at the most, 0 for any number.
+        seconds: Approximate duration of a run of the slowest side.
+        num_rounds: Number of runs of every side.
+        most: Maximum requests of a run, 0 for any number.
 
     Returns:
         Settings and runs by side.
 
     Raises:
-        RuntimeError: If our sides do not give the same answers.
+        RuntimeError: If Dragoman's sides have different answers.
     """
     chosen = {side: best(own, texts.first(part), min(WARM_UP, part)) for side, own in ways.items()}
     slowest = min(run.sentences_per_second for _, run in chosen.values())
@@ -100,7 +100,7 @@ def measure(
 
 
 def figures(labels: Mapping[str, str], found: Mapping[str, list[Run]], rate: Callable[[Run], float]) -> dict[str, Any]:
-    """Return medians, settings, ratios of the same rounds to CTranslate2, and how many answers it has in common with us."""
+    """Return medians, settings, ratios to CTranslate2 in the same rounds, and the share of its answers that equal Dragoman's."""
     row: dict[str, Any] = {}
     for side, runs in found.items():
         row[side] = f"{statistics.median(map(rate, runs)):,.0f}"
@@ -185,7 +185,7 @@ def captions(stage: Stage, arguments: argparse.Namespace) -> list[dict[str, Any]
 
 
 def notes(arguments: argparse.Namespace, part: str) -> list[str]:
-    """Return how to read the table of a part."""
+    """Return the notes below the table of a part."""
     unit = "Sentences a second on the first sentences of test_2016" if part == "captions" else "Tokens a second"
     found = [
         f"{unit}, encoder included: medians of {arguments.rounds} rounds in which all sides ran in turns, each with "

@@ -1,4 +1,4 @@
-"""Our weights in CTranslate2, through its public model specification, as an implementation to compare with."""
+"""Conversion of checkpoints to CTranslate2 through its public model specification."""
 
 from importlib import import_module
 from pathlib import Path
@@ -15,11 +15,11 @@ BANNED = -1e9
 
 
 def write_model(ours: Transformer, folder: Path, quantization: str = "float32") -> None:
-    """Write a model that CTranslate2 loads; its tokens are called by their ids, and padding is never one of its answers.
+    """Write a CTranslate2 model whose tokens are named by their ids and which never generates padding.
 
     Args:
-        ours: Any of our models, in single precision.
-        folder: Made if absent; what lies there is replaced.
+        ours: Model in single precision.
+        folder: Created if absent; its files are replaced.
         quantization: CTranslate2's name of the weights' format, `float32` or `int8`.
 
     Raises:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.apart import Apart
+from benchmarks.harness.actor import Actor
 from benchmarks.harness.load import CLIENT, GRPC, Load
 from benchmarks.harness.models import bundle_by, bundle_of
 from benchmarks.harness.processes import Dragoman, Setting, dragoman
@@ -28,7 +28,7 @@ from dragoman.server.system import keep_freed_memory
 ENGINE, SERVED, BULK, BEFORE, CT2, TRANSFORMERS = "engine", "gRPC", "gRPC in bulk", "before, gRPC", "CTranslate2", "Transformers"
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 BULK_REQUESTS_A_SLOT = 2
-"""Requests in flight in bulk for each slot, so that there is always one to go on with."""
+"""Requests in flight in bulk for each slot, so that no slot is idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Workload:
     Attributes:
         texts: Sources, for a side that reads text.
         sources: The same as ids, without special tokens.
-        num_beams: Of beam search with one answer, which ends once as many hypotheses are finished: CTranslate2 has no other way.
-        max_new_tokens: Of each answer at the most.
+        num_beams: Width of beam search with one answer and early stopping, as in CTranslate2.
+        max_new_tokens: Maximum of each answer.
     """
 
     texts: list[str]
@@ -48,12 +48,12 @@ class Workload:
     max_new_tokens: int
 
     def first(self, count: int) -> "Workload":
-        """Return the first requests, from the start again where there are not enough."""
+        """Return the first requests, repeated where there are not enough."""
         places = [i % len(self.sources) for i in range(count)]
         return replace(self, texts=[self.texts[i] for i in places], sources=[self.sources[i] for i in places])
 
-    def dealt(self, count: int) -> "list[Workload]":
-        """Return so many pieces, dealt out like cards."""
+    def round_robin(self, count: int) -> "list[Workload]":
+        """Return this many parts, with requests assigned in turn."""
         return [replace(self, texts=self.texts[i::count], sources=self.sources[i::count]) for i in range(count)]
 
 
@@ -71,12 +71,12 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of the answers over the time they took, encoder included."""
+        """Tokens of the answers a second, encoder included."""
         return sum(map(len, self.answers)) / self.seconds
 
     @property
     def sentences_per_second(self) -> float:
-        """Answers over the time they took."""
+        """Answers a second."""
         return len(self.answers) / self.seconds
 
 
@@ -84,7 +84,7 @@ Work = Callable[[Workload], Run]
 
 
 class DragomanEngine:
-    """Our engine driven directly, on the cores of these numbers alone, if there are any."""
+    """Dragoman's engine, driven directly, on the given cores if any."""
 
     def __init__(self, bundle: Path, num_threads: int, max_slots: int, cores: Sequence[int], weights_cache: str) -> None:
         if cores:
@@ -125,7 +125,7 @@ class CTranslate2Engine:
         self._translator = ctranslate2.Translator(str(folder), compute_type=compute_type, **threads)
 
     def run(self, workload: Workload, max_batch_size: int, batch_type: str = "examples") -> Run:
-        """Translate everything at once; CTranslate2 sorts it by length and cuts it into batches of that size."""
+        """Translate everything at once; CTranslate2 sorts it by length and divides it into batches of that size."""
         started = time.perf_counter()
         results = self._translator.translate_batch(
             [[str(i) for i in ids] for ids in workload.sources],
@@ -143,7 +143,7 @@ class TransformersEngine:
     """Transformers' `generate` on Marian or Pegasus with our weights, in single precision."""
 
     def __init__(self, checkpoint: Path, num_threads: int) -> None:
-        # These imports take seconds, which processes of other sides need not spend.
+        # These imports take seconds.
         import torch
 
         from benchmarks.engines import transformers_model
@@ -166,12 +166,12 @@ class Stage:
     """All sides on one model in one precision; started when they are first asked for, stopped with the stack.
 
     Args:
-        stack: Ends everything.
+        stack: Exit stack of all sides.
         checkpoint: The model.
-        precision: Of all sides.
-        cache: Folder that keeps what is converted.
-        num_threads: That each side computes with.
-        flags: More flags of our servers.
+        precision: Precision of all sides.
+        cache: Folder of converted models.
+        num_threads: Threads of each side.
+        flags: More flags of Dragoman's servers.
         source: An older checkout, whose server is one more side.
     """
 
@@ -189,13 +189,13 @@ class Stage:
         self._stack, self._cache, self._flags, self.source = stack, cache, flags, source
         self._bundle = bundle_of(checkpoint, cache, precision)
         self._servers: dict[Setting, Dragoman] = {}
-        self._engines: dict[Setting, list[Apart]] = {}
-        self._others: dict[object, Apart] = {}
+        self._engines: dict[Setting, list[Actor]] = {}
+        self._others: dict[object, Actor] = {}
         self.workers = sorted({1, num_threads}) if find_spec("ctranslate2") else []
         self.has_transformers = precision == "fp32" and find_spec("transformers") is not None
 
     def serve(self, setting: Setting, workload: Workload, concurrency: int, protocol: str = GRPC) -> Run:
-        """Run on our server."""
+        """Run on the server."""
         if setting not in self._servers:
             self._servers[setting] = self._stack.enter_context(dragoman(self._bundle, *setting.flags(), *self._flags))
         return _sent(self._servers[setting], workload, concurrency, protocol)
@@ -210,15 +210,15 @@ class Stage:
         return _sent(self._servers[key], workload, concurrency, GRPC)
 
     def decode(self, setting: Setting, workload: Workload, concurrency: int = 0) -> Run:
-        """Run on our engines alone, so many requests at a time in all; without a number everything at once."""
+        """Run on engines alone, with this many requests at a time in all; without a number everything at once."""
         if setting not in self._engines:
             weights = str(self._cache / "weights") if setting.replicas > 1 else ""  # as a server does by itself
             makers = [
-                Apart(DragomanEngine, self._bundle, setting.threads, setting.slots, cores, weights) for cores in pinned(setting)
+                Actor(DragomanEngine, self._bundle, setting.threads, setting.slots, cores, weights) for cores in pinned(setting)
             ]
             self._engines[setting] = [self._stack.enter_context(maker) for maker in makers]
         engines = self._engines[setting]
-        pieces = workload.dealt(len(engines))
+        pieces = workload.round_robin(len(engines))
         started = time.perf_counter()
         with ThreadPoolExecutor(len(engines)) as pool:
             each = concurrency // len(engines)
@@ -237,7 +237,7 @@ class Stage:
             folder, kind = self._cache / f"{self.checkpoint.name}-{self.precision}-ctranslate2", COMPUTE_TYPES[self.precision]
             if not self._others:
                 write_model(transformer_of(self.checkpoint.model), folder, kind)
-            made = Apart(CTranslate2Engine, folder, kind, num_workers, self.num_threads // num_workers)
+            made = Actor(CTranslate2Engine, folder, kind, num_workers, self.num_threads // num_workers)
             self._others[num_workers] = self._stack.enter_context(made)
         run: Run = self._others[num_workers].call("run", workload, batch_size, batch_type)
         return run
@@ -247,7 +247,7 @@ class Stage:
         if TRANSFORMERS not in self._others:
             folder = self._cache / f"{self.checkpoint.name}-checkpoint"
             self.checkpoint.save(folder)
-            self._others[TRANSFORMERS] = self._stack.enter_context(Apart(TransformersEngine, folder, self.num_threads))
+            self._others[TRANSFORMERS] = self._stack.enter_context(Actor(TransformersEngine, folder, self.num_threads))
         run: Run = self._others[TRANSFORMERS].call("run", workload, batch_size)
         return run
 
@@ -262,7 +262,7 @@ class Stage:
     def dragoman_ways(
         self, engines: Sequence[Setting], servers: Sequence[Setting], in_flight: Sequence[int], num_beams: int, has_bulk: bool
     ) -> dict[str, dict[str, Work]]:
-        """Return settings of our sides.
+        """Return settings of Dragoman's sides.
 
         Args:
             engines: Settings of engines alone.
@@ -302,7 +302,7 @@ def _sent(server: Dragoman, workload: Workload, concurrency: int, protocol: str)
 
 
 def pinned(setting: Setting) -> list[tuple[int, ...]]:
-    """Return the cores of each engine: its own where there are several and enough; a single one may choose."""
+    """Return the cores of each engine: separate ones where there are enough; None for a single engine."""
     cores = sorted(os.sched_getaffinity(0))
     if setting.replicas == 1 or setting.replicas * setting.threads > len(cores):
         return [()] * setting.replicas

@@ -1,4 +1,4 @@
-"""Our weights in Transformers' own models, as an implementation to compare with: Marian (post-norm) or Pegasus (pre-norm)."""
+"""Conversion of checkpoints to models of Transformers: Marian (post-norm) or Pegasus (pre-norm)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +13,10 @@ from dragoman.model.padding import pad
 
 
 def to_transformers(ours: Transformer) -> Any:
-    """Build the model of Transformers that computes the same, in double precision: our weights, position table and ban on padding.
+    """Return the equal model of Transformers in double precision, with the same weights, position table and ban on padding.
 
     Raises:
-        ValueError: If none of the two can hold the weights.
+        ValueError: If neither can hold the weights.
     """
     config = ours.config
     if not (config.is_embedding_shared and config.is_projection_tied):

@@ -33,7 +33,7 @@ from dragoman.model.networks.transformer import transformer_of
 from dragoman.server.runtime.device.model import DeviceModel
 
 ROWS, QUICK_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), (1, 3, 8)
-# Answers to random tokens are long and hesitant: two ways of rounding part at ties that real text seldom has.
+# Answers to random tokens are long and have many near ties, at which roundings differ.
 MIN_SAME_TEXTS, MIN_SAME_RANDOM, MAX_DIFFERENCE = 0.99, 0.8, 0.1
 CONCURRENCY = 256
 TEXTS = (
@@ -70,7 +70,7 @@ class Run:
         self.found: dict[str, Rows] = {}
 
     def part(self, name: str, measure: Callable[[], Rows]) -> None:
-        """Do one part, unless the time is over, and write it; an error is its row."""
+        """Run one part, unless the time is over, and write it; an error becomes its row."""
         started = time.perf_counter()
         if started - self._started > self.arguments.max_seconds:
             self.found[name] = [{"skipped": f"the {self.arguments.max_seconds} seconds are over"}]
@@ -115,7 +115,7 @@ class Run:
         return speed.against_peers(self.device, size, model, graphs, batches, num_tokens, self.torch_device)
 
     def served(self) -> Rows:
-        """Serve the trained model in fp16 with gRPC and translate as fast as one client can send."""
+        """Serve the trained model in fp16 over gRPC and measure one client's throughput."""
         from benchmarks.harness.load import CLIENT, Load
         from benchmarks.harness.models import bundle_of
         from benchmarks.harness.processes import dragoman
@@ -133,7 +133,7 @@ class Run:
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """Do every part; return 1 if one failed or a check did not hold."""
+    """Run every part; return 1 if one failed or a check did not hold."""
     run = Run(arguments)
     sizes = ("toy",) if arguments.quick else ("base", "big")
     rows, num_steps = (QUICK_ROWS, 6) if arguments.quick else (ROWS, speed.NUM_STEPS)

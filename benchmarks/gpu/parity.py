@@ -23,11 +23,11 @@ def answers_against_eager(
     """Decode sources on the device, ragged, and with eager models.
 
     Args:
-        device: Where.
-        graphs: Of the model.
+        device: Device of the graphs.
+        graphs: Graphs of the model.
         models: Eager models to compare with, by name.
         sources: End-of-sequence included.
-        torch_device: Where those compute.
+        torch_device: Device of the eager models.
 
     Returns:
         For each eager model the share of answers that are the same, and the largest difference of a log-probability up to where
@@ -59,7 +59,7 @@ def replay_against_plain(device: Device, graphs: DeviceModel, max_rows: int) -> 
     """Compare captured with uncaptured steps, bit for bit, in every bucket of rows and candidates and at a row less.
 
     Returns:
-        How many steps were compared, and the shapes that differed.
+        Number of compared steps, and the shapes that differed.
     """
     captured = open_decoder(device, graphs, max_rows, is_ahead=False)
     plain = open_decoder(device, graphs, max_rows, is_ahead=False, has_graphs=False)

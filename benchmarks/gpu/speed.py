@@ -18,7 +18,7 @@ from dragoman.server.runtime.device.model import DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
 
 Measure = Callable[[Sequence[list[int]], int], float]
-"""Decodes a batch of sources, so many tokens each, and returns the seconds that took."""
+"""Decodes a batch of sources, this many tokens each, and returns the seconds."""
 
 SOURCE_TOKENS, WARM_STEPS, NUM_STEPS = 20, 10, 60
 WAYS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def step_seconds(decoder: DeviceRunner, model: DeviceModel, num_rows: int, num_steps: int) -> float:
-    """Return the median time of a greedy step of so many rows, host and bus included."""
+    """Return the median time of a greedy step of this many rows, host and bus included."""
     decoder.prefill(random_sources(model, num_rows, SOURCE_TOKENS, SOURCE_TOKENS), list(range(num_rows)))
     tokens, positions = np.full(num_rows, model.decoder_start_id, np.int64), np.zeros(num_rows, np.int64)
     times = []
@@ -42,7 +42,7 @@ def step_seconds(decoder: DeviceRunner, model: DeviceModel, num_rows: int, num_s
 
 
 def steps_by_rows(device: Device, name: str, model: DeviceModel, rows: Sequence[int], num_steps: int) -> list[dict[str, Any]]:
-    """Measure every way at every number of rows; the ways take turns."""
+    """Measure each variant at each number of rows, in turns."""
     decoders = {way: open_decoder(device, model, max(rows), **settings) for way, settings in WAYS.items()}
     bandwidth = memory_bandwidth(device)
     found = []
@@ -89,7 +89,7 @@ def memory_bandwidth(device: Device) -> float:
 
 
 def our_seconds(decoder: DeviceRunner, model: DeviceModel, sources: Sequence[list[int]], num_tokens: int) -> float:
-    """Return the time to encode sources and to decode so many tokens of each, all in one batch."""
+    """Return the time to encode sources and to decode this many tokens of each, all in one batch."""
     started = time.perf_counter()
     decoder.prefill(sources, list(range(len(sources))))
     tokens, positions = np.full(len(sources), model.decoder_start_id, np.int64), np.zeros(len(sources), np.int64)
@@ -157,7 +157,7 @@ def ctranslate2_seconds(model: Transformer, torch_device: str) -> Measure:
 def against_peers(
     device: Device, name: str, model: Transformer, graphs: DeviceModel, batches: Sequence[int], num_tokens: int, torch_device: str
 ) -> list[dict[str, Any]]:
-    """Translate equal batches with ourselves and with peers; return tokens a second, or why a peer is missing."""
+    """Translate equal batches with Dragoman and with peers; return tokens a second, or the reason for a missing peer."""
     half = {"fp16": torch.float16, "bf16": torch.bfloat16}[graphs.precision]
     decoder = open_decoder(device, graphs, max(batches))
     measures: dict[str, Measure] = {"dragoman": lambda sources, count: our_seconds(decoder, graphs, sources, count)}

@@ -1,6 +1,6 @@
 """Load on a server from a process of its own: arrivals at a rate, or callers that wait for their answers, over any protocol.
 
-A `Sender` lives in an `Apart`. Calls are made with bare stubs: no retries, no deadlines.
+A `Sender` lives in an `Actor`. Calls are made with bare stubs: no retries, no deadlines.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import grpc
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from grpc import aio
 
-from benchmarks.harness.apart import Apart
+from benchmarks.harness.actor import Actor
 from dragoman.client.sync import Client
 from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
@@ -52,13 +52,13 @@ class Load:
 
     Attributes:
         texts: Sources.
-        seconds: How long to send texts in random order, again and again; 0 sends each text once.
+        seconds: Duration of sending texts repeatedly in random order; 0 sends each text once.
         rate: Arrivals a second, as a Poisson process; 0 for callers that wait.
         concurrency: Callers that wait; of a stream, requests in flight.
-        seed: Of the arrivals and the order of texts.
-        num_beams: Of each request.
-        early_stopping: Of each request with beams.
-        max_new_tokens: Of each request; 0 leaves it to the server.
+        seed: Seed of arrivals and order of texts.
+        num_beams: Beams of each request.
+        early_stopping: Early stopping of each request with beams.
+        max_new_tokens: Limit of each request; 0 for the server's default.
         batch_size: Requests in a message of `GenerateBulk`.
         keeps_answers: Whether outcomes have the answers.
     """
@@ -96,9 +96,9 @@ class Outcome(NamedTuple):
     """One request; times are seconds since the first could have been sent.
 
     Attributes:
-        due: When it was to be sent.
-        sent: When it was.
-        ended: When its status came; without one, when that was given up.
+        due: Scheduled time of sending.
+        sent: Time of sending.
+        ended: Time of its status; without one, the end of waiting.
         code: Name of its status, or `UNFINISHED`.
         answer: Text and tokens, where they are kept.
     """
@@ -135,7 +135,7 @@ class Record:
         return Counter(outcome.code for outcome in self.outcomes)
 
     def latencies(self, code: str = "OK") -> list[float]:
-        """Return rising seconds from when requests with that status were due to when they ended."""
+        """Return sorted seconds from the scheduled time to the end of requests with that status."""
         return sorted(outcome.ended - outcome.due for outcome in self.outcomes if outcome.code == code)
 
     def check(self) -> "Record":
@@ -177,7 +177,7 @@ class Sender:
                 outcomes = await stream(stub, self._protocol, load, self._model)
         else:
             async with PROTOCOLS[self._protocol](self._address, self._model, load) as ask:
-                await ask(load.texts[0])  # so that the connection is there
+                await ask(load.texts[0])  # so that the connection is open
                 wall, cpu = time.perf_counter(), time.process_time()
                 outcomes = await (at_rate if load.rate else in_turns)(ask, load)
         return Record(outcomes, time.process_time() - cpu, time.perf_counter() - wall)
@@ -202,13 +202,13 @@ class Sender:
 
 def send(protocol: str, address: str, load: Load, model: str = "") -> Record:
     """Send one load from a new process."""
-    with Apart(Sender, protocol, address, model) as sender:
+    with Actor(Sender, protocol, address, model) as sender:
         record: Record = sender.call("run", load)
         return record
 
 
 async def at_rate(ask: Ask, load: Load) -> list[Outcome]:
-    """Send requests when they are due, regardless of answers."""
+    """Send requests at their scheduled times, regardless of answers."""
     loop = asyncio.get_running_loop()
     start = loop.time() + LEAD_SECONDS
     texts = load.queue()
@@ -292,7 +292,7 @@ def arrivals(rate: float, seconds: float, seed: int) -> Iterator[float]:
 
 
 def percentile(rising: Sequence[float], percent: int) -> float:
-    """Return the smallest of rising values that so many percent of them do not exceed."""
+    """Return the smallest of sorted values that this percentage of them does not exceed."""
     return rising[max(0, -(-len(rising) * percent // 100) - 1)]
 
 
@@ -362,7 +362,7 @@ async def by_oip_grpc(address: str, model: str, load: Load) -> AsyncIterator[Ask
 
 @asynccontextmanager
 async def by_triton(address: str, model: str, load: Load) -> AsyncIterator[Ask]:
-    """Ask the peer's model of Triton, which takes and gives one string."""
+    """Ask the peer's model of Triton, whose input and output is one string."""
     async with grpc_channel(address) as channel:
         stub: Any = GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
 
@@ -381,7 +381,7 @@ def _packed(text: str) -> bytes:
 
 
 def _by_http(path: str, body: Callable[[str, Load], Any], read: Callable[[Any], str]) -> Any:
-    """Return a way to ask a server over HTTP; connections are kept and used again."""
+    """Return a function that asks a server over HTTP with kept connections."""
 
     @asynccontextmanager
     async def connect(address: str, model: str, load: Load) -> AsyncIterator[Ask]:

@@ -1,4 +1,4 @@
-"""Models of benchmarks, and their bundles, which are made once and kept in a cache folder.
+"""Models of benchmarks, and their bundles, cached in a folder.
 
 Random models, and those called endless, never end a sequence: the benchmark chooses how long answers are.
 """
@@ -51,7 +51,7 @@ def add_model_options(parser: argparse.ArgumentParser, model: str = "en-de", pre
 
 
 def chosen_bundle(arguments: argparse.Namespace) -> Path:
-    """Return the bundle that the command line asks for, exported if need be."""
+    """Return the bundle of the command line's options, exported if needed."""
     bundle: Path | None = arguments.bundle
     return bundle or bundle_of(checkpoint_of(arguments.model), arguments.cache, arguments.precision)
 
@@ -97,7 +97,7 @@ def base_checkpoint() -> Checkpoint:
 
 @torch.inference_mode()
 def sharpen(model: Transformer, probability: float = LIKELIEST_PROBABILITY) -> None:
-    """Scale a random model's last layer norm until its likeliest tokens are as likely, on average, as asked for."""
+    """Scale a random model's last layer norm until its likeliest tokens have the given mean probability."""
     last = model.decoder.layers[-1]
     assert isinstance(last, DecoderLayer)
     norm = model.decoder.norm if model.config.norm == "pre" else last.feed_residual.norm
@@ -115,7 +115,7 @@ def sharpen(model: Transformer, probability: float = LIKELIEST_PROBABILITY) -> N
 
 
 def without_end(model: Network) -> Network:
-    """Return the same model with an output bias that rules end-of-sequence out."""
+    """Return the same model with an output bias that excludes end-of-sequence."""
     config = replace(model.config, has_output_bias=True)
     endless = network(config).eval()
     endless.load_state_dict(model.state_dict(), strict=False)  # only the bias may be missing, which starts at zero

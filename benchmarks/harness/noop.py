@@ -1,4 +1,4 @@
-"""A minimal gRPC server in Python: grpc.aio, our protocol, no interceptor, and one answer made beforehand.
+"""A minimal gRPC server in Python: grpc.aio, the native protocol, no interceptor, and one fixed answer.
 
 `python -m benchmarks.harness.noop` reads that answer, a serialised `GenerateResponse`, from standard input, writes its port to
 standard output, and answers every `Generate`, and every request of a `GenerateBulk`, with it until SIGTERM.
@@ -52,8 +52,8 @@ class NoopServer:
     """The server in its own process, as a context manager.
 
     Attributes:
-        address: Of its port.
-        pid: Of the process.
+        address: Address of its port.
+        pid: Process id.
     """
 
     def __init__(self, answer: generation_pb2.GenerateResponse) -> None:

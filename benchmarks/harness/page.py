@@ -1,4 +1,4 @@
-"""Results as Markdown pages: a section for each kind of processor, in it a part for each thing that is measured.
+"""Results as Markdown pages: a section for each kind of processor, with a part for each measurement.
 
 Figures of one kind of processor say nothing about another. A run replaces the parts that it measured in the section of its own kind
 of processor (`dragoman.export.processor`) and leaves everything else on the page as it is.
@@ -45,7 +45,7 @@ def output(arguments: argparse.Namespace) -> Path | None:
 
 
 def program() -> str:
-    """Return how this program was started, without its arguments."""
+    """Return the command that started this program, without its arguments."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"python -m {spec.name.removesuffix('.__main__')}" if spec else "python"
 
@@ -55,11 +55,11 @@ class Page:
     """One page of results.
 
     Attributes:
-        name: Of its file, less the ending.
+        name: Name of its file, without the ending.
         title: Its heading.
         output: Folder of the page; None prints only.
         packages: Distributions whose versions matter.
-        kind: Of the processor, by default this machine's.
+        kind: Kind of processor, by default this machine's.
     """
 
     name: str

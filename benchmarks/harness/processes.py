@@ -1,4 +1,4 @@
-"""Processes under measurement: our server with one model, its processor time and memory, and commands that run to their end."""
+"""Processes under measurement: a server with one model, its processor time and memory, and commands that run to their end."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.apart import Apart
+from benchmarks.harness.actor import Actor
 from benchmarks.harness.load import GRPC, Load, Record, Sender
 from dragoman.export.bundle import Bundle
 from tests.system.harness.server import ROOT, Server, cpu_seconds, is_engine, processes, serving, wait_until
@@ -25,8 +25,8 @@ class Setting:
 
     Attributes:
         replicas: Engines of the model.
-        threads: Of each.
-        slots: Of each.
+        threads: Threads of each.
+        slots: Slots of each.
         frontends: Processes that answer callers.
     """
 
@@ -60,10 +60,10 @@ class Dragoman:
 
     def __init__(self, server: Server, model: str, stack: ExitStack) -> None:
         self.server, self.model, self._stack = server, model, stack
-        self._senders: dict[str, Apart] = {}
+        self._senders: dict[str, Actor] = {}
 
     def address(self, protocol: str = GRPC) -> str:
-        """Return where a protocol is spoken."""
+        """Return the address of a protocol."""
         return self.server.http_address if protocol in ("HTTP/JSON", "OIP REST") else self.server.address
 
     def pids(self) -> dict[str, list[int]]:
@@ -75,7 +75,7 @@ class Dragoman:
     def run(self, load: Load, protocol: str = GRPC) -> tuple[Record, dict[str, float]]:
         """Send a load; return its outcomes, and the processor seconds of the sender, the frontends and the engines."""
         if protocol not in self._senders:
-            sender = Apart(Sender, protocol, self.address(protocol), self.model)
+            sender = Actor(Sender, protocol, self.address(protocol), self.model)
             self._senders[protocol] = self._stack.enter_context(sender)
         before = {name: cpu_seconds(*pids) for name, pids in self.pids().items()}
         record: Record = self._senders[protocol].call("run", load)
@@ -104,7 +104,7 @@ def dragoman(bundle: Path, *flags: str, source: Path = ROOT, has_http: bool = Fa
 
 
 def memory_mib(pid: int | str = "self") -> dict[str, float]:
-    """Return memory of a process: resident, its share where pages are mapped by several (`pss`), and what lies in no file."""
+    """Return memory of a process: resident, proportional share (`pss`), and anonymous."""
     wanted = {"Rss:": "rss", "Pss:": "pss", "Anonymous:": "anonymous"}
     lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines())
     return {wanted[parts[0]]: int(parts[1]) / 1024 for parts in lines if parts[0] in wanted}

@@ -1,4 +1,4 @@
-"""A model of Transformer-base's size that really translates: a smaller trained one, widened without changing what it computes.
+"""A translation model of Transformer-base's size: a smaller trained one, widened without a change of its answers.
 
 Every feature of the narrow model is there several times, and weights that read features are divided by that number: sums, means and
 variances are the same, so layer norm sees the same statistics. Heads are copied whole as well as in their features; attention
@@ -53,7 +53,7 @@ def widen(narrow: Transformer, wide_config: ModelConfig) -> Transformer:
         A model in evaluation mode whose logits of the narrow model's tokens are the narrow model's, to rounding.
 
     Raises:
-        ValueError: Naming what cannot be widened.
+        ValueError: If it cannot be widened; the message has the reason.
     """
     _check(narrow.config, wide_config)
     wide = Transformer(wide_config).eval()
@@ -145,7 +145,7 @@ def _spread(weight: Tensor, columns: Tensor) -> Tensor:
 
 
 def _check(narrow: ModelConfig, wide: ModelConfig) -> None:
-    """Refuse what cannot be widened exactly."""
+    """Raise an error for a model that cannot be widened exactly."""
     if narrow.norm != "pre" or narrow.has_embedding_norm or not (narrow.is_embedding_shared and narrow.is_projection_tied):
         raise ValueError(
             "only a pre-norm model without embedding norm, with one table for embeddings and projection, can be widened"

@@ -25,9 +25,9 @@ class Kind:
     """A peer and the way to reach it.
 
     Attributes:
-        name: Of its environment and, with `_server`, of its module.
-        protocol: See `load`.
-        path: Of its HTTP address.
+        name: Name of its environment and, with `_server`, of its module.
+        protocol: Protocol of `load`.
+        path: Path of its HTTP address.
         packages: Distributions whose versions matter.
     """
 
@@ -41,7 +41,7 @@ class Kind:
         return environments.absolute() / self.name / "bin" / "python"
 
     def versions(self, environments: Path) -> dict[str, str]:
-        """Return what is installed in its environment."""
+        """Return the versions of the packages in its environment."""
         code = "import importlib.metadata as m, sys; print(*map(m.version, sys.argv[1:]))"
         command = [str(self.python(environments)), "-c", code, *self.packages]
         found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
@@ -61,10 +61,10 @@ class Settings:
 
     Attributes:
         num_instances: Batches that the server has computed at the same time.
-        num_parts: Into how many CTranslate2 divides each, after sorting by length.
-        num_threads: For each part.
+        num_parts: Parts into which CTranslate2 divides each, after sorting by length.
+        num_threads: Threads of each part.
         max_batch_size: Requests of a batch.
-        delay_ms: How long a batch that is not full waits for more.
+        delay_ms: Time that a partial batch waits for more requests.
     """
 
     num_instances: int
@@ -96,19 +96,19 @@ class PeerServer:
     """The server's processes, started on entering and stopped on leaving.
 
     Attributes:
-        address: Of its port.
+        address: Address of its port.
     """
 
     def __init__(self, kind: Kind, environments: Path, model: Path, precision: str, settings: Settings, sample: str) -> None:
         """Describe the server.
 
         Args:
-            kind: Of peer.
-            environments: Folder that `setup.sh` filled.
+            kind: Kind of peer.
+            environments: Folder made by `setup.sh`.
             model: Folder with CTranslate2's files and the tokeniser.
             precision: `fp32` or `int8`.
-            settings: See there.
-            sample: A text that it has to translate before it counts as started.
+            settings: Its settings.
+            sample: Text whose translation shows that it has started.
         """
         self._kind, self._sample = kind, sample
         port = _free_port()
@@ -144,7 +144,7 @@ class PeerServer:
             raise RuntimeError(f"{self._kind.name} ended by itself:\n{said}")
 
     def _wait(self) -> None:
-        """Return when it answers.
+        """Wait until it answers.
 
         Raises:
             RuntimeError: If it ends, or does not answer in time, with the end of its log.
@@ -162,7 +162,7 @@ class PeerServer:
         return self._log.read().decode(errors="replace")[-2000:]
 
     def _stop(self) -> None:
-        """End all its processes, and wait until they are gone."""
+        """End all its processes, and wait for their end."""
         _send(self._process.pid, signal.SIGTERM)
         until = time.monotonic() + STOP_SECONDS
         while time.monotonic() < until and _send(self._process.pid, 0):
@@ -174,7 +174,7 @@ class PeerServer:
 
 
 def _send(group: int, number: int) -> bool:
-    """Signal a group of processes; return whether there is any left."""
+    """Signal a group of processes; return whether any process remains."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

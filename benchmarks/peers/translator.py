@@ -26,8 +26,8 @@ class Translator:
             model: Folder with CTranslate2's files and our `tokenizer.json`.
             precision: `fp32` or `int8`.
             num_workers: Batches that are computed at the same time.
-            num_threads: For each of them.
-            num_parts: Into how many a batch is divided, for as many workers.
+            num_threads: Threads of each.
+            num_parts: Parts of a batch, each for a worker.
         """
         self._tokenizer = ByteLevelTokenizer.load(model)
         self._translator = ctranslate2.Translator(

@@ -1,15 +1,12 @@
-"""Bring what repeats the settings, rules and dashboards up to date: the chart, and the tables of settings and values in the docs.
+"""Update what repeats the settings: the schema of the chart's values, and the tables of settings and values.
 
-Rules are repeated with a placeholder in every selector, which a release replaces by matchers of its own series.
-
-Run `python deploy/helm/generate.py` after a change of `server/config.py`, of the chart's values or of what lies in
-`deploy/prometheus/rules` and `deploy/grafana/dashboards`; with `--check` it only tells what is stale.
+Run `python deploy/helm/generate.py` after a change of `server/config.py` or of the chart's values; with `--check` it only reports
+stale files.
 """
 
 import json
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/dragoman"
 SCHEMA = CHART / "values.schema.json"
-# Read by the chart, which refuses these settings by name.
-GONE_FILE = CHART / "files/gone.json"
-# What the chart sets itself, from other values.
+# Settings that the chart derives from other values.
 MANAGED = frozenset(
     {
         *("models", "model_files", "require_signatures", "port", "http_port", "metrics_port", "drain_seconds", "weights_cache"),
@@ -32,14 +27,6 @@ KEYWORDS = (
     *("type", "enum", "const", "pattern", "minLength", "maxLength"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
 )
-RULES_HEADER = (
-    "# Written by make chart from deploy/prometheus/rules. The chart puts matchers of its release in the place of `scope`.\n"
-)
-# What rules are about, with the matchers that it has there; strings are passed over.
-SELECTOR = re.compile(r'"[^"]*"|\b(?P<name>dragoman[\w:]+|up)\b(?:\{(?P<matchers>[^}]*)\})?')
-MATCHER = re.compile(r'\w+(?:=~|!~|!=|=)"[^"]*"')
-# By which the rules find Dragoman where no release is known.
-BY_NAME = re.compile(r'job=~"[^"]*dragoman[^"]*"')
 
 
 def settings_schema() -> dict[str, Any]:
@@ -48,7 +35,7 @@ def settings_schema() -> dict[str, Any]:
 
     schema = ServerConfig.model_json_schema()
     fields = {name: _plain(field, schema.get("$defs", {})) for name, field in schema["properties"].items() if name not in MANAGED}
-    return fields | {name: {"description": f"Gone: {reason}."} for name, reason in GONE.items()}
+    return fields | {name: {"const": f"removed: {reason}"} for name, reason in GONE.items()}
 
 
 def model_file_schema() -> dict[str, Any]:
@@ -87,52 +74,6 @@ def _plain(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
     return plain | ({"description": field["description"]} if "description" in field else {})
 
 
-def scoped(expression: str) -> str:
-    """Return a query of which every selector has a placeholder that the chart replaces by matchers of its release."""
-
-    def add(found: re.Match[str]) -> str:
-        if found["name"] is None:
-            return found[0]
-        kept = [matcher for matcher in MATCHER.findall(found["matchers"] or "") if not BY_NAME.fullmatch(matcher)]
-        matchers = ",".join(('scope="release"', *kept))
-        return f"{found['name']}{{{matchers}}}"
-
-    return SELECTOR.sub(add, expression)
-
-
-def rules_text(path: Path) -> str:
-    """Return a file of rules as the chart has it."""
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    for group in content["groups"]:
-        for rule in group["rules"]:
-            rule["expr"] = scoped(rule["expr"])
-    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
-    return RULES_HEADER + text
-
-
-class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # it brings no types
-    """Writes texts of several lines as they are."""
-
-
-def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _write_text)
-
-
-def as_it_is(path: Path) -> str:
-    """Return a file's text."""
-    return path.read_text(encoding="utf-8")
-
-
-# Folder of the chart: where its files come from, which, and what the chart has of each.
-COPIES: dict[Path, tuple[Path, str, Callable[[Path], str]]] = {
-    CHART / "files/rules": (ROOT / "deploy/prometheus/rules", "*.yaml", rules_text),
-    CHART / "files/dashboards": (ROOT / "deploy/grafana/dashboards", "*.json", as_it_is),
-}
-
-
 def schema_text() -> str:
     """Return the values' schema with the settings of the server and of models as they are."""
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
@@ -169,9 +110,10 @@ def values_rows(schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 def _rows(schema: dict[str, Any], values: Any, path: str) -> Iterator[tuple[str, str, str]]:
     for name, field in schema["properties"].items():
         full = f"{path}{name}"
-        if full == "global":
+        if full == "global" or "const" in field:
             continue
-        if full != "config" and "properties" in field:
+        inner = [each for each in field.get("properties", {}).values() if "const" not in each]
+        if full != "config" and inner and all("description" in each for each in inner):
             yield from _rows(field, values[name], f"{full}.")
         else:
             yield full, _cell(values[name]), field["description"]
@@ -193,32 +135,23 @@ def document_text(document: Path, what: str, rows: Iterator[tuple[str, str, str]
     return "\n".join([f"{before}{begin}", *lines, f"\n{end}{after}"])
 
 
-def wanted() -> dict[Path, str | None]:
-    """Return what each generated file must hold; None for one that must go."""
-    from dragoman.server.config import GONE
-
+def wanted() -> dict[Path, str]:
+    """Return what each generated file must hold."""
     text = schema_text()
-    files: dict[Path, str | None] = {SCHEMA: text, GONE_FILE: json.dumps(GONE, indent=2, ensure_ascii=False, sort_keys=True) + "\n"}
     values, settings = CHART / "README.md", ROOT / "docs/settings.md"
-    files[values] = document_text(values, "value", values_rows(json.loads(text)))
-    files[settings] = document_text(settings, "setting", settings_rows())
-    for copies, (originals, pattern, copy_of) in COPIES.items():
-        files |= {path: None for path in copies.glob(pattern)}
-        files |= {copies / path.name: copy_of(path) for path in originals.glob(pattern)}
-    return files
+    return {
+        SCHEMA: text,
+        values: document_text(values, "value", values_rows(json.loads(text))),
+        settings: document_text(settings, "setting", settings_rows()),
+    }
 
 
 def main(arguments: list[str]) -> int:
-    """Write what is stale, or only tell; return the exit code."""
-    stale = {path: text for path, text in wanted().items() if (path.read_text(encoding="utf-8") if path.exists() else None) != text}
+    """Write stale files, or with `--check` report them; return the exit code."""
+    stale = {path: text for path, text in wanted().items() if path.read_text(encoding="utf-8") != text}
     for path, text in stale.items():
         print(f"{path.relative_to(ROOT)} {'is stale' if '--check' in arguments else 'brought up to date'}")
-        if "--check" in arguments:
-            continue
-        if text is None:
-            path.unlink()
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        if "--check" not in arguments:
             path.write_text(text, encoding="utf-8")
     return 1 if stale and "--check" in arguments else 0
 

@@ -85,8 +85,8 @@ def test_each_address_is_pulled_before_the_start_into_the_folder_of_models(rende
 def test_credentials_are_given_to_the_pull_alone(render: Render) -> None:
     secret = {"valueFrom": {"secretKeyRef": {"name": "token", "key": "token"}}}
     env = [{"name": "DRAGOMAN_STORE_TOKEN"} | secret, {"name": "DOCKER_CONFIG", "value": "/etc/dragoman/store"}]
-    more = {"models.store.secretName": "registry", "models.store.env": env, "models.store.envFrom": [{"secretRef": {"name": "a"}}]}
-    rendered = render(STORE | more)
+    spec = {"env": env, "envFrom": [{"secretRef": {"name": "a"}}]}
+    rendered = render(STORE | {"models.store.secretName": "registry", "models.store.containerSpec": spec})
     (pull,) = rendered.find("pod initContainers")
     assert pull["env"] == env and pull["envFrom"] == [{"secretRef": {"name": "a"}}]
     assert {"name": "store", "mountPath": "/etc/dragoman/store", "readOnly": True} in pull["volumeMounts"]

@@ -52,7 +52,7 @@ def test_rollouts_cut_no_request_off_and_scaling_is_by_the_queue() -> None:
     assert predictor["terminationGracePeriodSeconds"] >= needed
     assert predictor["deploymentStrategy"]["rollingUpdate"]["maxUnavailable"] == 0
     (metric,) = [each["external"] for each in predictor["autoScaling"]["metrics"]]
-    target = load("helm/dragoman/values.yaml")["autoscaling"]["queueSeconds"]["target"]
+    target = load("helm/dragoman/values.yaml")["autoscaling"]["targets"]["queueSeconds"]
     assert float(metric["target"]["value"]) == target and "dragoman_estimated_queue_seconds" in metric["metric"]["query"]
     knative, (container,) = load(f"kserve/{KNATIVE}")["spec"]["predictor"], load(f"kserve/{RUNTIME}")["spec"]["containers"]
     refused = {"terminationGracePeriodSeconds", "deploymentStrategy", "autoScaling", "lifecycle"}

@@ -22,6 +22,10 @@ VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": ".*", "$i
 # Series of Prometheus itself, and those of a process, which only Linux has.
 OTHERS = {"up"} | {f"process_{name}" for name in ("resident_memory_bytes", "open_fds", "max_fds", "cpu_seconds_total")}
 
+# Labels that a scrape gives every series, and those of the Python process's own metrics.
+TARGET = frozenset({"namespace", "job", "instance", "pod"})
+PYTHONS = ("generation", "version", "implementation", "major", "minor", "patchlevel")
+
 
 def rules(content: Any) -> list[dict[str, Any]]:
     return [rule for group in content["groups"] for rule in group["rules"]]
@@ -29,16 +33,27 @@ def rules(content: Any) -> list[dict[str, Any]]:
 
 def selectors(expression: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
     """Return the series that a query reads, each with its matchers, by an independent parser."""
+    return parsed(expression)[0]
+
+
+def parsed(expression: str) -> tuple[list[tuple[str, dict[str, tuple[str, str]]]], set[str]]:
+    """Return the series that a query reads, each with its matchers, and the labels it groups and joins by."""
     parser = pytest.importorskip("promql_parser", reason="promql-parser is not installed: make setup")
     found: list[Any] = []
+    grouped: set[str] = set()
 
     def visit(node: Any) -> None:
         if isinstance(node, parser.VectorSelector):
             matchers = {each.name: (str(each.op).rpartition(".")[2], each.value) for each in node.matchers.matchers}
             found.append((node.name, matchers))
+        elif isinstance(node, parser.AggregateExpr) and node.modifier:
+            grouped.update(node.modifier.labels)
+        elif isinstance(node, parser.BinaryExpr) and node.modifier:
+            grouped.update(node.modifier.group_labels or ())
+            grouped.update(node.modifier.matching.labels if node.modifier.matching else ())
 
     parser.walk(parser.parse(expression), visit)
-    return found
+    return found, grouped
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +84,27 @@ def queries(dashboard: dict[str, Any]) -> Iterator[str]:
     yield from (rule["expr"] for rule in all_rules())
 
 
-def test_queries_read_series_that_exist_and_every_metric_is_read(dashboard: dict[str, Any]) -> None:
-    registry, known, asked = CollectorRegistry(), set(OTHERS), set[str]()
+def test_queries_read_series_and_labels_that_exist_and_every_metric_is_read(dashboard: dict[str, Any]) -> None:
+    registry, known, asked = CollectorRegistry(), dict.fromkeys(OTHERS, frozenset[str]()), set[str]()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
-    ours = set(Metrics(registry).labels)
-    known |= {rule["record"] for rule in all_rules() if "record" in rule}
+    ours = Metrics(registry).labels
     for metric in registry.collect():
         parts = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "info": ("_info",)}
-        known |= {metric.name + part for part in parts.get(metric.type, ("",))}
+        for part in parts.get(metric.type, ("",)):
+            name = metric.name + part
+            labels = frozenset(next((ours[each] for each in (name, metric.name) if each in ours), PYTHONS))
+            known[name] = labels | {"le"} if part == "_bucket" else labels
+    known |= {rule["record"]: frozenset({"model"}) for rule in all_rules() if "record" in rule}
     for query in queries(dashboard):
-        names = {name for name, _ in selectors(query)}
-        assert "$" not in query and names and names <= known, (query, names - known)
+        read, grouped = parsed(query)
+        names = {name for name, _ in read}
+        assert "$" not in query and names and names <= known.keys(), (query, names - known.keys())
+        for name, matchers in read:
+            assert matchers.keys() <= known[name] | TARGET, (query, matchers.keys() - known[name])
+        assert grouped <= TARGET.union(*(known[name] for name in names)), query
         asked |= names
-    assert len(asked) > 60 and ours - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} == set()
+    assert len(asked) > 60 and ours.keys() - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} == set()
 
 
 def test_every_query_can_be_narrowed_by_the_variables(dashboard: dict[str, Any]) -> None:
@@ -168,7 +190,7 @@ def test_rules_read_series_of_their_release_alone(render: Render, release: str, 
             pattern = matchers["job"][1]
             assert re.fullmatch(pattern, name) and re.fullmatch(pattern, f"translation/{name}")
             assert not re.fullmatch(pattern, f"{name}-canary") and not re.fullmatch(pattern, f"other-{name}")
-        assert "scope=" not in rule["expr"], "no placeholder is left"
-    for kind in ("serviceMonitor", "podMonitor"):
-        monitor = render({f"metrics.{kind}.enabled": True}, release=release).find(kind[0].upper() + kind[1:])
+        assert 'job!=""' not in rule["expr"], "no placeholder is left"
+    for kind in ("ServiceMonitor", "PodMonitor"):
+        monitor = render({"metrics.monitor.kind": kind}, release=release).find(kind)
         assert monitor["metadata"]["name"] == name and "jobLabel" not in monitor["spec"]

@@ -3,7 +3,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Name of what is installed; 40 characters leave room for suffixes and for the pods' own. */}}
+{{/* Name of the objects; 40 characters leave room for suffixes and for those of pods. */}}
 {{- define "dragoman.fullname" -}}
 {{- $name := include "dragoman.name" . -}}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
@@ -42,7 +42,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{/* A value as the environment has it: numbers without exponents where they are whole, commas between the items of a list. */}}
+{{/* A setting as an environment variable: whole numbers without exponents, commas between the items of a list. */}}
 {{- define "dragoman.settingValue" -}}
 {{- if kindIs "slice" . -}}
 {{- $items := list -}}
@@ -81,7 +81,21 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{/* Resources of what runs before the server: its own, but for what only it can use. */}}
+{{/* Merge `from` into `into`, recursively: a list replaces a list, null removes a field. Renders nothing. */}}
+{{- define "dragoman.merge" -}}
+{{- range $key, $value := .from -}}
+{{- $old := get $.into $key -}}
+{{- if and (kindIs "map" $value) (kindIs "map" $old) -}}
+{{- include "dragoman.merge" (dict "into" $old "from" $value) -}}
+{{- else if kindIs "invalid" $value -}}
+{{- $_ := unset $.into $key -}}
+{{- else -}}
+{{- $_ := set $.into $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Resources of init containers: CPU and memory of the server's container. */}}
 {{- define "dragoman.initResources" -}}
 {{- $all := include "dragoman.resources" . | fromYaml -}}
 {{- $ours := dict -}}
@@ -96,20 +110,20 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if or .Values.models.signatures.configMapName .Values.models.signatures.secretName -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Whether HTTP is answered beside gRPC. Empty for no. */}}
+{{/* Whether HTTP is served. Empty for no. */}}
 {{- define "dragoman.answersHttp" -}}
 {{- $given := get .Values.config "http" -}}
 {{- if or (not (hasKey .Values.config "http")) (kindIs "invalid" $given) $given -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Whether others than the pod itself reach HTTP. Empty for no. */}}
+{{/* Whether HTTP is reachable from outside the pod. Empty for no. */}}
 {{- define "dragoman.hasHttp" -}}
 {{- if not (has (get .Values.config "http_host" | default (get .Values.config "host")) (list "127.0.0.1" "::1" "localhost")) -}}
 {{- include "dragoman.answersHttp" . -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Backends of a route's rule; takes root, those that are given, and the port of a Service that names none. */}}
+{{/* Backends of a route's rule; takes root, the given backends, and the default port. */}}
 {{- define "dragoman.backends" -}}
 {{- $backends := list -}}
 {{- range default (list (dict)) .given -}}
@@ -121,7 +135,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- toYaml $backends -}}
 {{- end -}}
 
-{{/* Kind of probe: the kubelet's gRPC probes speak no TLS, so with TLS the plain HTTP port is asked. */}}
+{{/* Kind of probe: the kubelet's gRPC probes speak no TLS, so with TLS they request the metrics port. */}}
 {{- define "dragoman.probeType" -}}
 {{- if eq .Values.probes.type "auto" -}}
 {{- ternary "http" "grpc" .Values.tls.enabled -}}
@@ -130,7 +144,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{/* One probe; takes root, the probe's values, the gRPC service and the HTTP path. */}}
+{{/* Handler of a probe; takes root, the gRPC service and the HTTP path. */}}
 {{- define "dragoman.probe" -}}
 {{- if eq (include "dragoman.probeType" .root) "grpc" -}}
 grpc:
@@ -143,10 +157,7 @@ httpGet:
   {{- if .root.Values.metrics.tls.enabled }}
   scheme: HTTPS
   {{- end }}
-{{- end }}
-periodSeconds: {{ .probe.periodSeconds }}
-timeoutSeconds: {{ .probe.timeoutSeconds }}
-failureThreshold: {{ .probe.failureThreshold }}
+{{- end -}}
 {{- end -}}
 
 {{/* Secret with the certificate of the metrics port. */}}
@@ -154,44 +165,41 @@ failureThreshold: {{ .probe.failureThreshold }}
 {{- default (ternary .Values.tls.secretName "" .Values.tls.enabled) .Values.metrics.tls.secretName -}}
 {{- end -}}
 
-{{/* What an endpoint of a ServiceMonitor or PodMonitor needs beside its port: how to speak, and the token to show. */}}
-{{- define "dragoman.scrape" -}}
+{{/* Endpoint of a ServiceMonitor or PodMonitor. */}}
+{{- define "dragoman.endpoint" -}}
 {{- $metrics := .Values.metrics -}}
+port: metrics
+path: /metrics
+interval: 15s
+scrapeTimeout: 10s
 {{- if $metrics.tls.enabled }}
 scheme: https
 tlsConfig:
-  serverName: {{ default (printf "%s.%s.svc" (include "dragoman.fullname" .) .Release.Namespace) $metrics.tls.serverName }}
+  serverName: {{ include "dragoman.fullname" . }}.{{ .Release.Namespace }}.svc
   ca:
     secret:
-      name: {{ default (include "dragoman.metricsTlsSecret" .) $metrics.tls.ca.secretName }}
-      key: {{ $metrics.tls.ca.key }}
+      name: {{ include "dragoman.metricsTlsSecret" . }}
+      key: ca.crt
 {{- end }}
 {{- if $metrics.auth.secretName }}
 authorization:
   type: Bearer
   credentials:
     name: {{ $metrics.auth.secretName }}
-    key: {{ default $metrics.auth.key $metrics.auth.scrapeKey }}
+    key: {{ $metrics.auth.key }}
 {{- end }}
 {{- end -}}
 
-{{/* Seconds from the deletion of a pod to its SIGKILL: preStop, drain and margin, or more where the values say so. */}}
+{{/* Seconds from the deletion of a pod to its SIGKILL: preStop, drain and margin. */}}
 {{- define "dragoman.gracePeriod" -}}
-{{- $drain := .Values.drain -}}
-{{- $needed := int (ceil (addf $drain.preStopSeconds $drain.seconds $drain.marginSeconds)) -}}
-{{- if kindIs "invalid" $drain.terminationGracePeriodSeconds -}}
-{{- $needed -}}
-{{- else if lt (int $drain.terminationGracePeriodSeconds) $needed -}}
-{{- fail (printf "drain.terminationGracePeriodSeconds: %d is less than preStopSeconds + seconds + marginSeconds = %d: running requests would be cut off" (int $drain.terminationGracePeriodSeconds) $needed) -}}
-{{- else -}}
-{{- int $drain.terminationGracePeriodSeconds -}}
-{{- end -}}
+{{- int (ceil (addf .Values.drain.preStopSeconds .Values.drain.seconds .Values.drain.marginSeconds)) -}}
 {{- end -}}
 
-{{/* How pods are replaced: a pod more first, but not where that would need a GPU more. */}}
+{{/* Deployment strategy: one pod is added first, but on GPU nodes one is removed first. */}}
 {{- define "dragoman.strategy" -}}
-type: {{ .Values.strategy.type }}
-{{- if eq .Values.strategy.type "RollingUpdate" }}
+{{- $type := default "RollingUpdate" .Values.strategy.type -}}
+type: {{ $type }}
+{{- if eq $type "RollingUpdate" }}
 {{- $given := default (dict) .Values.strategy.rollingUpdate -}}
 {{- $surge := get $given "maxSurge" -}}
 {{- $unavailable := get $given "maxUnavailable" -}}
@@ -212,21 +220,57 @@ rollingUpdate:
 {{- toYaml (ternary .Values.gpu.resources .Values.resources .Values.gpu.enabled) -}}
 {{- end -}}
 
-{{/* Whether the CPU is scaled by: by default where there is no GPU, beside which it says little. Empty for no. */}}
-{{- define "dragoman.scalesByCpu" -}}
-{{- $enabled := .Values.autoscaling.cpu.enabled -}}
-{{- if ternary (not .Values.gpu.enabled) $enabled (kindIs "invalid" $enabled) -}}yes{{- end -}}
+{{/* CPU target in percent: by default 80, on GPU nodes 0, which is off. */}}
+{{- define "dragoman.cpuPercent" -}}
+{{- $target := .Values.autoscaling.targets.cpuPercent -}}
+{{- ternary (ternary 0 80 .Values.gpu.enabled) $target (eq (toString $target) "auto") -}}
 {{- end -}}
 
-{{/* Slots in use a pod to scale by: by default three eighths of those that it has; 64 is the server's own default. */}}
-{{- define "dragoman.slotsTarget" -}}
-{{- $target := .Values.autoscaling.slotsInUse.target -}}
-{{- if kindIs "invalid" $target -}}
-{{- $slots := mul (int (default 64 (get .Values.config "max_slots"))) (int (default 1 (get .Values.config "replicas"))) -}}
-{{- max 1 (div (mul 3 $slots) 8) -}}
-{{- else -}}
-{{- $target -}}
+{{/* Metrics to scale by: the name, the aggregation over a pod's models, and the target per pod. */}}
+{{- define "dragoman.scalingMetrics" -}}
+{{- $targets := .Values.autoscaling.targets -}}
+{{- $slots := $targets.slotsInUse -}}
+{{- if eq (toString $slots) "auto" -}}
+{{- /* Three eighths of a pod's slots; 64 is the server's default. */ -}}
+{{- $all := mul (int (default 64 (get .Values.config "max_slots"))) (int (default 1 (get .Values.config "replicas"))) -}}
+{{- $slots = max 1 (div (mul 3 $all) 8) -}}
 {{- end -}}
+{{- $metrics := list -}}
+{{- if $targets.queueSeconds -}}
+{{- $metrics = append $metrics (dict "name" "dragoman_estimated_queue_seconds" "of" "max by (pod) (%s)" "target" $targets.queueSeconds) -}}
+{{- end -}}
+{{- if $targets.requestsWaiting -}}
+{{- $metrics = append $metrics (dict "name" "dragoman_num_requests_waiting" "of" "%s" "target" $targets.requestsWaiting) -}}
+{{- end -}}
+{{- if $slots -}}
+{{- $metrics = append $metrics (dict "name" "dragoman_slots_in_use" "of" "%s" "target" $slots) -}}
+{{- end -}}
+{{- toYaml $metrics -}}
+{{- end -}}
+
+{{/* A route; takes root, kind, name, its values, the port of backends, and its rules without backends. */}}
+{{- define "dragoman.route" -}}
+{{- $rules := list -}}
+{{- range $number, $rule := .rules -}}
+{{- $given := index (default (list (dict)) $.values.rules) $number -}}
+{{- $backends := include "dragoman.backends" (dict "root" $.root "given" $given.backends "port" $.port) | fromYamlArray -}}
+{{- $rules = append $rules (set $rule "backendRefs" $backends) -}}
+{{- end -}}
+apiVersion: gateway.networking.k8s.io/v1
+kind: {{ .kind }}
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  labels: {{- include "dragoman.labels" .root | nindent 4 }}
+  {{- with .values.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  parentRefs: {{- toYaml .values.parentRefs | nindent 4 }}
+  {{- with .values.hostnames }}
+  hostnames: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  rules: {{- toYaml $rules | nindent 4 }}
 {{- end -}}
 
 {{/* Matchers of this release's series, as the chart's monitors label them: a ServiceMonitor's job is NAME, a PodMonitor's NAMESPACE/NAME. */}}
@@ -236,37 +280,32 @@ rollingUpdate:
 {{- default $own .Values.metrics.prometheusRule.matchers -}}
 {{- end -}}
 
-{{/* What the rules sum by: labels that matchers ask for stay, or nobody would find what is recorded. */}}
+{{/* Labels that the rules sum by: those in matchers are kept, so that recorded series match them too. */}}
 {{- define "dragoman.sumLabels" -}}
 {{- $bare := regexReplaceAll "\"([^\"\\\\]|\\\\.)*\"" (include "dragoman.matchers" .) "" -}}
 {{- $names := without (regexFindAll "[a-zA-Z_][a-zA-Z0-9_]*" $bare -1) "namespace" "job" "model" -}}
 {{- join ", " (concat (list "namespace" "job") (uniq $names) (list "model")) -}}
 {{- end -}}
 
-{{/* Whether a rule's backends get any call; one without a weight has 1. */}}
+{{/* Whether any of a rule's backends has a weight above 0, the default being 1. Empty for no. */}}
 {{- define "dragoman.weighs" -}}
 {{- range . -}}{{- if or (not (hasKey . "weight")) (gt (int .weight) 0) -}}yes{{- end -}}{{- end -}}
 {{- end -}}
 
-{{/* The least number of replicas there will be. */}}
+{{/* Lowest number of replicas. */}}
 {{- define "dragoman.minReplicas" -}}
 {{- ternary .Values.replicaCount .Values.autoscaling.minReplicas (eq .Values.autoscaling.type "none") -}}
 {{- end -}}
 
-{{/* What the schema cannot say. */}}
+{{/* Checks beyond the schema. */}}
 {{- define "dragoman.validate" -}}
 {{- $v := .Values -}}
-{{- $gone := .Files.Get "files/gone.json" | fromJson -}}
-{{- range $name, $_ := $v.config -}}
-{{- with get $gone $name -}}{{- fail (printf "config.%s is gone: %s" $name .) -}}{{- end -}}
+{{- if eq $v.models.source "volume" -}}
+{{- if not $v.models.volume -}}{{- fail "models.volume: needed with models.source: volume" -}}{{- end -}}
+{{- if hasKey $v.models.volume "image" -}}
+{{- if not (regexMatch "^[^@\\s]+@sha256:[0-9a-f]{64}$" (default "" $v.models.volume.image.reference)) -}}{{- fail "models.volume.image.reference: must be NAME@sha256:…, or pods of one release could have different models" -}}{{- end -}}
+{{- if semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version -}}{{- fail (printf "models.volume.image needs image volumes, Kubernetes 1.33 or newer; this is %s" .Capabilities.KubeVersion.Version) -}}{{- end -}}
 {{- end -}}
-{{- if and (eq $v.models.source "pvc") (not $v.models.pvc.claimName) -}}{{- fail "models.pvc.claimName: needed with models.source: pvc" -}}{{- end -}}
-{{- if eq $v.models.source "oci" -}}
-{{- if not $v.models.oci.reference -}}{{- fail "models.oci.reference: needed with models.source: oci" -}}{{- end -}}
-{{- if semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version -}}{{- fail (printf "models.source: oci needs image volumes, Kubernetes 1.33 or newer; this is %s" .Capabilities.KubeVersion.Version) -}}{{- end -}}
-{{- end -}}
-{{- if eq $v.models.source "download" -}}
-{{- if not $v.models.download.archives -}}{{- fail "models.download.archives: needed with models.source: download" -}}{{- end -}}
 {{- end -}}
 {{- if eq $v.models.source "store" -}}
 {{- if not $v.models.store.addresses -}}{{- fail "models.store.addresses: needed with models.source: store" -}}{{- end -}}
@@ -274,7 +313,7 @@ rollingUpdate:
 {{- if and (hasPrefix "http://" .address) (not .sha256) (not (include "dragoman.signed" $)) -}}{{- fail (printf "models.store.addresses: %s: without TLS, what comes must have a sha256 or be signed (models.signatures)" .address) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and (has $v.models.source (list "download" "store")) $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}{{- fail (printf "networkPolicy.egress: must allow the download of models (and DNS) with models.source: %s" $v.models.source) -}}{{- end -}}
+{{- if and (eq $v.models.source "store") $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}{{- fail "networkPolicy.egress: must allow the store of models (and DNS) with models.source: store" -}}{{- end -}}
 {{- if and $v.models.signatures.configMapName $v.models.signatures.secretName -}}{{- fail "models.signatures: set configMapName or secretName, not both" -}}{{- end -}}
 {{- range $name, $file := $v.models.files -}}
 {{- $versions := default (dict) (get (default (dict) $file) "versions") -}}
@@ -288,11 +327,14 @@ rollingUpdate:
 {{- if and $v.metrics.tls.enabled (not (include "dragoman.metricsTlsSecret" .)) -}}{{- fail "metrics.tls.secretName: needed with metrics.tls.enabled, where gRPC has no certificate" -}}{{- end -}}
 {{- if has (get $v.config "metrics_host" | default (get $v.config "host")) (list "127.0.0.1" "::1" "localhost") -}}
 {{- if eq (include "dragoman.probeType" .) "http" -}}{{- fail "config.metrics_host: the kubelet cannot probe a port that only the pod itself reaches" -}}{{- end -}}
-{{- if or $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}{{- fail "config.metrics_host: nobody can scrape a port that only the pod itself reaches" -}}{{- end -}}
+{{- if ne $v.metrics.monitor.kind "none" -}}{{- fail "config.metrics_host: nobody can scrape a port that only the pod itself reaches" -}}{{- end -}}
+{{- end -}}
+{{- with $v.podSpec.terminationGracePeriodSeconds -}}
+{{- $needed := int (include "dragoman.gracePeriod" $) -}}
+{{- if lt (int .) $needed -}}{{- fail (printf "podSpec.terminationGracePeriodSeconds: %d is less than preStopSeconds + seconds + marginSeconds = %d: running requests would be cut off" (int .) $needed) -}}{{- end -}}
 {{- end -}}
 {{- if and $v.tls.enabled (eq $v.probes.type "grpc") -}}{{- fail "probes.type: gRPC probes speak no TLS; use auto or http with tls.enabled" -}}{{- end -}}
-{{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}{{- fail "metrics: enable serviceMonitor or podMonitor, not both, or everything is counted twice" -}}{{- end -}}
-{{- if and $v.metrics.serviceMonitor.enabled (ne $v.service.type "ClusterIP") -}}{{- fail "metrics.serviceMonitor: a Service that is reached from outside has no metrics port; use podMonitor" -}}{{- end -}}
+{{- if and (eq $v.metrics.monitor.kind "ServiceMonitor") (ne $v.service.type "ClusterIP") -}}{{- fail "metrics.monitor: a Service that is reached from outside has no metrics port; use kind: PodMonitor" -}}{{- end -}}
 {{- if and $v.httpRoute.enabled (not (include "dragoman.hasHttp" .)) -}}{{- fail "httpRoute: nobody outside of the pod reaches HTTP; see config.http and config.http_host" -}}{{- end -}}
 {{- range $route, $port := dict "grpcRoute" $v.service.grpcPort "httpRoute" $v.service.httpPort -}}
 {{- $given := get $v $route -}}
@@ -308,8 +350,8 @@ rollingUpdate:
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if eq $v.strategy.type "RollingUpdate" -}}
-{{- $limits := get (include "dragoman.strategy" . | fromYaml) "rollingUpdate" -}}
+{{- with get (include "dragoman.strategy" . | fromYaml) "rollingUpdate" -}}
+{{- $limits := . -}}
 {{- if and (has (toString $limits.maxSurge) (list "0" "0%")) (has (toString $limits.maxUnavailable) (list "0" "0%")) -}}{{- fail "strategy.rollingUpdate: with maxSurge and maxUnavailable 0 nothing could ever be replaced" -}}{{- end -}}
 {{- end -}}
 {{- if eq (int $v.service.grpcPort) (int $v.service.metricsPort) -}}{{- fail "service: grpcPort and metricsPort are the same" -}}{{- end -}}
@@ -318,11 +360,11 @@ rollingUpdate:
 {{- end -}}
 {{- if ne $v.autoscaling.type "none" -}}
 {{- if gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas) -}}{{- fail "autoscaling: minReplicas is more than maxReplicas" -}}{{- end -}}
-{{- if not (or $v.autoscaling.queueSeconds.enabled $v.autoscaling.requestsWaiting.enabled $v.autoscaling.slotsInUse.enabled (include "dragoman.scalesByCpu" .)) -}}{{- fail "autoscaling: enable queueSeconds, requestsWaiting, slotsInUse or cpu" -}}{{- end -}}
-{{- if and (include "dragoman.scalesByCpu" .) (not (dig "requests" "cpu" "" (include "dragoman.resources" . | fromYaml))) -}}{{- fail (printf "autoscaling.cpu: needs %s.requests.cpu" (ternary "gpu.resources" "resources" $v.gpu.enabled)) -}}{{- end -}}
-{{- end -}}
-{{- if eq $v.autoscaling.type "keda" -}}
-{{- if and (or $v.autoscaling.queueSeconds.enabled $v.autoscaling.requestsWaiting.enabled $v.autoscaling.slotsInUse.enabled) (not $v.autoscaling.keda.serverAddress) -}}{{- fail "autoscaling.keda.serverAddress: needed with autoscaling.type: keda" -}}{{- end -}}
+{{- $metrics := include "dragoman.scalingMetrics" . | fromYamlArray -}}
+{{- $cpu := int (include "dragoman.cpuPercent" .) -}}
+{{- if not (or $metrics $cpu) -}}{{- fail "autoscaling.targets: at least one must be above 0" -}}{{- end -}}
+{{- if and $cpu (not (dig "requests" "cpu" "" (include "dragoman.resources" . | fromYaml))) -}}{{- fail (printf "autoscaling.targets.cpuPercent: needs %s.requests.cpu" (ternary "gpu.resources" "resources" $v.gpu.enabled)) -}}{{- end -}}
+{{- if and (eq $v.autoscaling.type "keda") $metrics (not $v.autoscaling.keda.serverAddress) -}}{{- fail "autoscaling.keda.serverAddress: needed with autoscaling.type: keda" -}}{{- end -}}
 {{- end -}}
 {{- if and $v.podDisruptionBudget.enabled (not (kindIs "invalid" $v.podDisruptionBudget.minAvailable)) (not (kindIs "invalid" $v.podDisruptionBudget.maxUnavailable)) -}}{{- fail "podDisruptionBudget: set minAvailable or maxUnavailable, and the other one to null" -}}{{- end -}}
 {{- if and $v.podDisruptionBudget.enabled (kindIs "invalid" $v.podDisruptionBudget.minAvailable) (kindIs "invalid" $v.podDisruptionBudget.maxUnavailable) -}}{{- fail "podDisruptionBudget: set minAvailable or maxUnavailable" -}}{{- end -}}

@@ -1,4 +1,4 @@
-"""An object in a process of its own, which shares no threads, interpreter or allocator with others."""
+"""An object in a process of its own, without threads, interpreter or allocator in common with the caller."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from typing import Any, Self
 STOP_SECONDS = 10.0
 
 
-class Apart:
-    """Context manager: creates the object in a new process, whose errors it raises, and ends that process.
+class Actor:
+    """Context manager that creates the object in a new process, raises its errors, and ends that process.
 
     Calls block, one at a time. Arguments, results and exceptions are pickled.
     """
@@ -22,7 +22,7 @@ class Apart:
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_live, args=(theirs, self._make, self._arguments), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, self._make, self._arguments), daemon=True)
         self._process.start()
         theirs.close()
         try:
@@ -36,7 +36,7 @@ class Apart:
         self._stop()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method there and return its result, or raise its exception.
+        """Call a method of the object and return its result, or raise its exception.
 
         Raises:
             RuntimeError: If the process has ended.
@@ -69,10 +69,10 @@ class Apart:
             self._process.join()
 
 
-def _live(connection: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _serve(connection: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Create the object and serve calls until the other end is closed."""
     try:
-        it = make(*arguments)
+        target = make(*arguments)
     except Exception as error:
         connection.send((None, error))
         return
@@ -83,7 +83,7 @@ def _live(connection: Connection, make: Callable[..., Any], arguments: tuple[Any
         except (EOFError, KeyboardInterrupt):
             return
         try:
-            result = getattr(it, method)(*call_arguments)
+            result = getattr(target, method)(*call_arguments)
         except Exception as error:
             connection.send((None, error))
         else:

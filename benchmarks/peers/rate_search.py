@@ -1,6 +1,6 @@
 """Goodput of a server: one measurement at one rate, the search for the highest rate that meets the objective, and a peer's tuning.
 
-Rates are rungs of one ladder, so that every server meets the same arrivals.
+Rates are powers of `STEP`, numbered as levels, so that all servers get the same arrivals.
 """
 
 import math
@@ -12,7 +12,7 @@ from benchmarks.harness.load import Record, percentile
 from benchmarks.peers.server import Settings
 
 STEP = 1.08
-"""A rung's rate over that of the rung below."""
+"""Ratio of a level's rate to that of the level below."""
 GOAL_PERCENT = 95
 BATCH_SIZES, DELAYS_MS = (16, 64), (0, 20)
 
@@ -22,16 +22,16 @@ class Point:
     """One rate and its outcomes.
 
     Attributes:
-        rung: Of the ladder.
+        level: Number of the rate.
         goodput: Requests a second that were answered within the objective.
         goal_seconds: Latency at `GOAL_PERCENT` of all requests; infinite where too many were not answered.
-        median_seconds: Latency in the middle.
-        late_seconds: How late requests were sent, at 99 %.
-        failures: How many ended with which status other than an answer.
+        median_seconds: Median latency.
+        late_seconds: Delay of sending, at 99 %.
+        failures: Number of requests by status, but for answers.
         sender_cores: Processor time of the sender over wall time.
     """
 
-    rung: int
+    level: int
     goodput: float
     goal_seconds: float
     median_seconds: float
@@ -41,32 +41,32 @@ class Point:
 
     @property
     def offered(self) -> float:
-        """Requests a second that the arrivals were drawn for."""
-        return rate_of(self.rung)
+        """Mean arrivals a second."""
+        return rate_of(self.level)
 
 
-def rate_of(rung: int) -> float:
-    """Return a rung's requests a second."""
-    return STEP**rung
+def rate_of(level: int) -> float:
+    """Return a level's requests a second."""
+    return STEP**level
 
 
-def rung_below(rate: float) -> int:
-    """Return the highest rung that does not exceed a rate."""
+def level_below(rate: float) -> int:
+    """Return the highest level that does not exceed a rate."""
     return math.floor(math.log(rate) / math.log(STEP) + 1e-9)
 
 
-def summarise(rung: int, seconds: float, objective: float, record: Record) -> Point:
-    """Return the point of a record; a request that failed counts as one that was never answered.
+def summarise(level: int, seconds: float, objective: float, record: Record) -> Point:
+    """Return the point of a record; a failed request counts as never answered.
 
     Raises:
         ValueError: If nothing was sent.
     """
     outcomes = record.outcomes
     if not outcomes:
-        raise ValueError(f"no request was due within {seconds:g} s at {rate_of(rung):.2f} a second")
+        raise ValueError(f"no request was due within {seconds:g} s at {rate_of(level):.2f} a second")
     latencies = sorted(outcome.ended - outcome.due if outcome.code == "OK" else math.inf for outcome in outcomes)
     return Point(
-        rung=rung,
+        level=level,
         goodput=sum(latency <= objective for latency in latencies) / seconds,
         goal_seconds=percentile(latencies, GOAL_PERCENT),
         median_seconds=percentile(latencies, 50),
@@ -76,66 +76,66 @@ def summarise(rung: int, seconds: float, objective: float, record: Record) -> Po
     )
 
 
-class Ladder:
-    """Rates that one started server has been given, and the search for its knee among them.
+class RateSearch:
+    """Rates measured with one started server, and the search for its knee among them.
 
     Attributes:
-        points: Of every rate so far, in the order of measuring.
+        points: Measured points by level, in the order of measuring.
     """
 
     def __init__(self, measure: Callable[[int], Point], objective: float) -> None:
-        """Begin with nothing measured; `measure` puts a rung's rate on the server, the objective is in seconds."""
+        """Begin without measurements; `measure` sends a level's rate to the server, the objective is in seconds."""
         self._measure, self._objective = measure, objective
         self.points: dict[int, Point] = {}
 
-    def keeps(self, rung: int) -> bool:
-        """Return whether a rate meets the objective; it is measured once."""
-        if rung not in self.points:
-            self.points[rung] = self._measure(rung)
-        return self.points[rung].goal_seconds <= self._objective
+    def meets(self, level: int) -> bool:
+        """Return whether a level meets the objective; each is measured once."""
+        if level not in self.points:
+            self.points[level] = self._measure(level)
+        return self.points[level].goal_seconds <= self._objective
 
     def find_knee(self, start: int, lowest: int, stride: int = 1) -> Point | None:
-        """Return the highest rate that meets the objective, with the next rung above it not doing so.
+        """Return the highest rate that meets the objective while the next level does not.
 
         Args:
-            start: Rung to begin at; from one that is too much already, the search goes down.
-            lowest: Rung that it gives up below.
-            stride: Rungs that are taken at once, until the knee lies between two; the interval is then halved.
+            start: First level; if it misses the objective, the search goes down.
+            lowest: Level below which the search ends.
+            stride: Levels of a step until the knee lies between two; the interval is then halved.
 
         Returns:
-            Its point, or None if even the lowest rate is too much.
+            Its point, or None if the lowest level misses the objective.
         """
         low = high = max(start, lowest)
-        if self.keeps(low):
-            while self.keeps(high := high + stride):
+        if self.meets(low):
+            while self.meets(high := high + stride):
                 low = high
         else:
-            while low > lowest and not self.keeps(low := max(lowest, low - stride)):
+            while low > lowest and not self.meets(low := max(lowest, low - stride)):
                 high = low
-            if not self.keeps(low):
+            if not self.meets(low):
                 return None
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.keeps(middle) else (low, middle)
+            low, high = (middle, high) if self.meets(middle) else (low, middle)
         return self.points[low]
 
 
 Trial = Callable[[Settings, int, int, int], tuple[Point | None, dict[int, Point]]]
-"""Starts a peer with settings and looks for its knee, with `Ladder.find_knee`'s arguments; returns it, and all points."""
+"""Starts a peer with settings and finds its knee, with `RateSearch.find_knee`'s arguments; returns it, and all points."""
 
 
 def first_settings(num_cores: int) -> Settings:
-    """Return the settings that the search starts from: a batch for each core."""
+    """Return the settings at the start of the search: a batch for each core."""
     return Settings(num_instances=num_cores, num_parts=1, num_threads=1, max_batch_size=32, delay_ms=5)
 
 
 def latency_settings(num_cores: int) -> Settings:
-    """Return the settings that answer a single request soonest: all cores for it, and no delay."""
+    """Return the settings with the lowest latency of a single request: all cores for it, and no delay."""
     return Settings(num_instances=1, num_parts=1, num_threads=num_cores, max_batch_size=32, delay_ms=0)
 
 
-def challengers(best: Settings, stage: int, num_cores: int) -> list[Settings]:
-    """Return what a stage of the search tries: other divisions of the cores, other batch sizes, other delays."""
+def candidates(best: Settings, stage: int, num_cores: int) -> list[Settings]:
+    """Return the settings of a stage of the search: other divisions of the cores, other batch sizes, other delays."""
     if stage == 0:
         ways = dict.fromkeys([(1, 1, num_cores), (1, num_cores, 1)])
         found = [replace(best, num_instances=count, num_parts=parts, num_threads=threads) for count, parts, threads in ways]
@@ -146,24 +146,24 @@ def challengers(best: Settings, stage: int, num_cores: int) -> list[Settings]:
 
 
 def tune(trial: Trial, num_cores: int, start: int, lowest: int, stride: int) -> tuple[Settings, int]:
-    """Return a peer's best settings, and the rung that they kept up with.
+    """Return a peer's best settings and their level.
 
-    A challenger is measured at the rate that was too much for the best so far. It wins by keeping up with it, or by answering more
-    requests in time although it does not.
+    A candidate is measured at the lowest rate that the best settings so far missed. It is better if it meets the objective there,
+    or has a higher goodput.
 
     Raises:
-        RuntimeError: If the first settings keep up with no rate.
+        RuntimeError: If the first settings meet the objective at no rate.
     """
     settings = first_settings(num_cores)
     knee, points = trial(settings, start, lowest, stride)
     if not knee:
         raise RuntimeError(f"no rate is slow enough for {settings}")
-    beyond = points[knee.rung + 1]
+    beyond = points[knee.level + 1]
     for stage in range(3):
-        for challenger in challengers(settings, stage, num_cores):
-            found, points = trial(challenger, beyond.rung, beyond.rung, 1)
+        for candidate in candidates(settings, stage, num_cores):
+            found, points = trial(candidate, beyond.level, beyond.level, 1)
             if found:
-                settings, knee, beyond = challenger, found, points[found.rung + 1]
-            elif points[beyond.rung].goodput > beyond.goodput:
-                settings, beyond = challenger, points[beyond.rung]
-    return settings, knee.rung
+                settings, knee, beyond = candidate, found, points[found.level + 1]
+            elif points[beyond.level].goodput > beyond.goodput:
+                settings, beyond = candidate, points[beyond.level]
+    return settings, knee.level
