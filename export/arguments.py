@@ -15,10 +15,12 @@ from dragoman.export.generation_checks import num_forced
 from dragoman.export.manifest import MANIFEST_FILE, Dimensions
 from dragoman.model.config import UNUSED, ModelConfig
 from dragoman.model.errors import InputError
-from dragoman.model.generation import Defaults, Languages, Template
+from dragoman.model.generation import Defaults, Language, Languages, Template
+from dragoman.model.languages import LanguageTable
 
 HEAD_DIM_MULTIPLE = 8
 DEFAULT_MAX_NEW_TOKENS = 256
+_MAX_LISTED = 5  # languages in a message
 
 
 class ExportError(InputError):
@@ -171,3 +173,38 @@ def check_heads(config: ModelConfig) -> None:
             f"heads must be a multiple of {HEAD_DIM_MULTIPLE} wide for ONNX Runtime's attention; "
             f"{config.num_heads} heads of a d_model of {config.d_model} are not"
         )
+
+
+def with_asked_languages(languages: Languages | None, source: str, target: str) -> Languages | None:
+    """Return a checkpoint's languages with those that the user names (empty: none): its only ones, or the default ones of several.
+
+    Raises:
+        InputError: If it has languages, and not this one; for text that is no code; or where names are to be looked up and the
+            library that knows them is not installed.
+    """
+    changed = Languages() if languages is None else languages
+    for side, asked in (("source", source), ("target", target)):
+        if not asked:
+            continue
+        known: list[Language] = getattr(changed, side)
+        if not known:
+            changed = msgspec.structs.replace(changed, **{side: [_language(side, asked)]})
+            continue
+        language = LanguageTable(known).find(asked)
+        if language is None:
+            codes = ", ".join(one.code for one in known[:_MAX_LISTED]) + (" and others" if len(known) > _MAX_LISTED else "")
+            raise InputError(f"--{side}-language: the model has no {asked!r}; it has {codes}")
+        changed = msgspec.structs.replace(changed, **{f"default_{side}": language.code if len(known) > 1 else ""})
+    return changed if source or target else languages
+
+
+def _language(side: str, code: str) -> Language:
+    """Return a language by its code, with its other names."""
+    try:
+        from dragoman.model.importers.language_names import other_names
+    except ModuleNotFoundError as error:
+        raise InputError(f"--{side}-language: needs {error.name}: pip install 'dragoman[import]'") from error
+    try:
+        return msgspec.convert({"code": code, "names": other_names([code])[0]}, Language)
+    except msgspec.ValidationError as error:
+        raise InputError(f"--{side}-language: {code!r:.80} is no code of a language: {error}") from error

@@ -34,7 +34,7 @@ HOMES = {
     "onnx": ("export/",),
     "torch": ("model/", "export/", "dragoman/cli/training.py"),
     "opentelemetry": ("server/telemetry/tracing.py", "dragoman/client/settings.py"),
-    "sentencepiece": ("model/text/", "model/importers/"),
+    "sentencepiece": ("model/text/",),
     "tokenizers": ("model/text/",),
     "transformers": ("model/importers/verifying.py",),
     **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),

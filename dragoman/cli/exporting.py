@@ -49,9 +49,16 @@ def export(
     target_language: Annotated[str, typer.Option(help="Language that it writes; likewise.")] = "",
 ) -> None:
     """Export a checkpoint to an ONNX bundle, and check that it computes the same."""
-    from dragoman.export.arguments import check_bits, check_dimensions, check_heads, check_name, check_output, check_precision
+    from dragoman.export.arguments import (
+        check_bits,
+        check_dimensions,
+        check_heads,
+        check_name,
+        check_output,
+        check_precision,
+        with_asked_languages,
+    )
     from dragoman.model.checkpoint_folder import CheckpointFolder
-    from dragoman.model.importers.asked_languages import with_asked_languages
 
     if (quality_source is None) != (quality_reference is None):
         raise InputError("--quality-source and --quality-reference go together")

@@ -95,9 +95,9 @@ def import_(
     else:
         folder = fetch(checkpoint, revision)
 
-    from dragoman.model.importers.foreign import Limits  # with torch, which takes seconds to load
-    from dragoman.model.importers.importing import Order, default_name, import_checkpoint
-    from dragoman.model.importers.speech import Wishes
+    from dragoman.model.importers.importing import Order, default_name, import_checkpoint  # loads torch, which takes seconds
+    from dragoman.model.importers.languages import Wishes
+    from dragoman.model.importers.weights import Limits
 
     said = os.path.abspath(checkpoint) if folder == Path(checkpoint) else checkpoint
     order = Order(

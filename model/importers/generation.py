@@ -1,34 +1,55 @@
-"""What a foreign folder says of generation, put together: template, languages, defaults, and what became of every field."""
+"""Settings of generation of a foreign folder: template, languages, defaults, and the result of every field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Defaults, Languages, Template, around
-from dragoman.model.importers.conversion import Target
-from dragoman.model.importers.defaults import convert
-from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.generation_fields import generation_fields, shown
-from dragoman.model.importers.languages import read_speech
-from dragoman.model.importers.speech import Folder, Speech, Wishes, is_token
-from dragoman.model.importers.token_ids import read_token_ids
+from dragoman.model.importers.defaults import Target, convert
+from dragoman.model.importers.files import ForeignError, shown, words
+from dragoman.model.importers.languages import (
+    TASKS_FIELD,
+    Folder,
+    PromptFormat,
+    Wishes,
+    chosen_tasks,
+    read_prompt_format,
+    tasks_of,
+)
+from dragoman.model.importers.tokenizers import read_token_ids
+
+# Fields of the length, the width and the search of an answer, in any version of Transformers.
+SEARCH_FIELDS: Final = frozenset(
+    words(
+        """
+    max_length max_new_tokens min_length min_new_tokens early_stopping max_time stop_strings do_sample num_beams use_mtp temperature
+    top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty length_penalty
+    no_repeat_ngram_size bad_words_ids renormalize_logits forced_bos_token_id forced_eos_token_id remove_invalid_values
+    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens sequence_bias token_healing guidance_scale
+    watermarking_config num_return_sequences encoder_no_repeat_ngram_size penalty_alpha dola_layers diversity_penalty
+    num_beam_groups constraints force_words_ids
+    """
+    )
+)
+TOKEN_FIELDS: Final = frozenset({"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"})
+_FORCE_FIRST: Final = "force_bos_token_to_be_generated"  # the old name of forced_bos_token_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignGeneration:
-    """What is said to a model, and how it is asked where a request does not say.
+    """Prompts and defaults of a model.
 
     Attributes:
         template: Around every text.
         languages: Its languages; None where it is not known to have any.
-        defaults: What a request means that does not say.
-        padding: How its network predicts padding; see `ModelConfig.padding`.
-        notes: What was found of languages and templates, a sentence each.
-        fields: `field: what became of it`, for every setting of generation.
+        defaults: Meaning of a request that does not say.
+        padding: Treatment of padding in its network's predictions; see `ModelConfig.padding`.
+        notes: Sentences on languages and templates.
+        fields: `field: result`, for every setting of generation.
     """
 
     template: Template
@@ -47,10 +68,10 @@ def read_generation(
     tokenizer: Mapping[str, Any],
     wishes: Wishes,
 ) -> ForeignGeneration:
-    """Return what a foreign folder says of generation.
+    """Return a foreign folder's prompts and defaults.
 
     Args:
-        path: Of the folder.
+        path: The folder.
         network: The configuration that was made of it; its `padding` is not looked at.
         config: Its `config.json`.
         generation: Its `generation_config.json`; None where it has none.
@@ -58,7 +79,7 @@ def read_generation(
         wishes: The user's.
 
     Raises:
-        ForeignError: Naming what is missing, contradictory, or beyond us.
+        ForeignError: Naming the field that is missing, contradictory, or not supported.
     """
     settings = generation_fields(path, config, generation, wishes.task)
     folder = Folder(
@@ -72,65 +93,99 @@ def read_generation(
         target_vocab_size=network.target_vocab_size,
         wishes=wishes,
     )
-    speech = _checked(folder)
-    template = _started(folder, speech, network.decoder_start_id)
-    start = network.decoder_start_id if template.decoder_start_id is None else template.decoder_start_id
+    prompts = _checked(folder)
+    template, start = prompts.template, settings.fields.get("decoder_start_token_id")
+    if start is not None and start != network.decoder_start_id:
+        template = msgspec.structs.replace(template, decoder_start_id=folder.target_token("decoder_start_token_id"))
     target = Target(
         pad_id=network.pad_id,
         eos_id=network.eos_id,
-        decoder_start_id=start,
+        decoder_start_id=network.decoder_start_id if template.decoder_start_id is None else template.decoder_start_id,
         vocab_size=network.target_vocab_size,
         max_target_tokens=network.max_target_positions,
-        num_forced=speech.num_forced,
+        num_forced=prompts.num_forced,
     )
     converted = convert(settings.fields, target, path / settings.origin)
     return ForeignGeneration(
         template=template,
-        languages=speech.languages,
+        languages=prompts.languages,
         defaults=converted.defaults,
         padding=converted.padding,
-        notes=[_around(folder, template, network.eos_id), *speech.notes],
+        notes=[_around(folder, template, network.eos_id), *prompts.notes],
         fields=[*converted.notes, *settings.notes],
     )
 
 
-def _checked(folder: Folder) -> Speech:
-    """Return what is said to a model, within the bounds that checkpoints have.
-
-    Raises:
-        ForeignError: If it is not, or contradicts itself.
-    """
+def _checked(folder: Folder) -> PromptFormat:
+    """Return a folder's template and languages; refuse those beyond the bounds that checkpoints have."""
     try:
-        speech = read_speech(folder)
-        for kind, value in ((Template, speech.template), (Languages, speech.languages)):
+        prompts = read_prompt_format(folder)
+        for kind, value in ((Template, prompts.template), (Languages, prompts.languages)):
             if value is not None:
                 msgspec.convert(msgspec.to_builtins(value), kind)
     except ForeignError:
         raise
     except ValueError as error:
         raise ForeignError(f"{folder.path}: {error}") from error
-    return speech
+    return prompts
 
 
 def _around(folder: Folder, template: Template, eos_id: int) -> str:
     """Return a sentence on the tokens around every text."""
     names = {token_id: name for name, token_id in folder.token_ids.items()}
-    said = around(template, None, None, eos_id)
+    affixes = around(template, None, None, eos_id)
     before, after = (
-        " ".join(names.get(token_id, f"token {token_id}") for token_id in ids) for ids in (said.source_prefix, said.source_suffix)
+        " ".join(names.get(token_id, f"token {token_id}") for token_id in ids)
+        for ids in (affixes.source_prefix, affixes.source_suffix)
     )
     return f"around every text: {before} TEXT {after}".replace(":  ", ": ")
 
 
-def _started(folder: Folder, speech: Speech, start: int) -> Template:
-    """Return the template with the start token that `generate` takes, where that is not the network's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationFields:
+    """Fields by name, without those that are null; the file that most of them are from; notes on fields that do not count."""
+
+    fields: Mapping[str, Any]
+    origin: str
+    notes: list[str]
+
+
+def generation_fields(
+    path: object, config: Mapping[str, Any], generation: Mapping[str, Any] | None, task: str = ""
+) -> GenerationFields:
+    """Return the fields that `generate` takes: `generation_config.json` alone where there is one, else those of `config.json`.
+
+    Args:
+        path: The folder, for messages.
+        config: Its `config.json`.
+        generation: Its `generation_config.json`; None where it has none.
+        task: One of `task_specific_params`; its fields come before the others.
 
     Raises:
-        ForeignError: If it is no token.
+        ForeignError: If there is no such task.
     """
-    stated = folder.generation.get("decoder_start_token_id")
-    if stated is None or stated == start:
-        return speech.template
-    if not is_token(stated, folder.target_vocab_size):
-        raise ForeignError(f"{folder.path}: decoder_start_token_id {shown(stated)} is no token of the {folder.target_vocab_size}")
-    return msgspec.structs.replace(speech.template, decoder_start_id=stated)
+    stated = {name: value for name, value in config.items() if value is not None and name in SEARCH_FIELDS | TOKEN_FIELDS}
+    notes: list[str] = []
+    if generation is None:
+        fields, origin = dict(stated), "config.json"
+        if config.get(_FORCE_FIRST) is True and config.get("bos_token_id") is not None:
+            fields.setdefault("forced_bos_token_id", config["bos_token_id"])
+            notes.append(f"{_FORCE_FIRST}: forced_bos_token_id {config['bos_token_id']}")
+    else:
+        fields, origin = {name: value for name, value in generation.items() if value is not None}, "generation_config.json"
+        notes += [
+            f"{name}: config.json says {shown(value)}, which does not count beside generation_config.json"
+            for name, value in stated.items()
+            if name in SEARCH_FIELDS and generation.get(name) != value
+        ]
+    # The fields of the chosen tasks, over the others; those in which several tasks differ stay as they are.
+    chosen = chosen_tasks(path, config, task)
+    for name in dict.fromkeys(name for fields_of_task in chosen.values() for name in fields_of_task if name != "prefix"):
+        values = [fields_of_task.get(name) for fields_of_task in chosen.values()]
+        if any(value != values[0] for value in values):
+            notes.append(f"{name}: differs among the tasks {', '.join(chosen):.400}; choose one of them for it to count")
+        elif values[0] is not None:
+            fields[name] = values[0]
+    if unused := [name for name in tasks_of(config) if name not in chosen]:
+        notes.append(f"{TASKS_FIELD}: not chosen with --task: {', '.join(unused):.400}")
+    return GenerationFields(fields=fields, origin=origin, notes=notes)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.weight_files import INDEX_SUFFIX, PICKLED, SAFETENSORS
+from dragoman.model.importers.files import INDEX_SUFFIX, PICKLED, SAFETENSORS, ForeignError
 
 # "t5-small", "Helsinki-NLP/opus-mt-en-de"
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

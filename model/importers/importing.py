@@ -1,8 +1,7 @@
-"""From a foreign folder to a checkpoint of ours, written whole or not at all, and a report of what was made of it."""
+"""Import of a foreign folder: a checkpoint of ours, which appears whole or not at all, and a report."""
 
 import re
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -12,33 +11,35 @@ from safetensors import SafetensorError
 
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.checkpoint_folder import CONFIG_FILE, WEIGHTS_FILE
+from dragoman.model.config import ModelConfig
 from dragoman.model.files import put_directory
-from dragoman.model.importers.config_fields import tell_ignored
-from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.family import Family, model_config
-from dragoman.model.importers.foreign import Foreign, Limits
-from dragoman.model.importers.generation import ForeignGeneration, read_generation
-from dragoman.model.importers.layout import Layout, load
-from dragoman.model.importers.registry import family_of
+from dragoman.model.importers.families import family_of
+from dragoman.model.importers.files import ForeignError
+from dragoman.model.importers.generation import SEARCH_FIELDS, TOKEN_FIELDS, ForeignGeneration, read_generation
+from dragoman.model.importers.languages import TASKS_FIELD, Wishes, tasks_of
+from dragoman.model.importers.mapping import Family, lay_out, load, model_config
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.special_tokens import with_special_tokens
-from dragoman.model.importers.speech import Wishes
-from dragoman.model.importers.tokenisers import read_tokenizers
+from dragoman.model.importers.tokenizers import read_tokenizers
 from dragoman.model.importers.verifying import verify_against_transformers, verify_written
+from dragoman.model.importers.weights import Foreign, Limits
 
-_NOT_OF_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_NAME: Final = 64
-Say = Callable[[str], None]
+_PADDING: Final = {
+    "masked": "never generated, as bad_words_ids says; the probability that the model gives it is lost",
+    "excluded": "never generated, as bad_words_ids says; its probability goes to the other tokens (renormalize_logits)",
+    "predicted": "generated if the model gives it the best score, for nothing in the folder rules it out (bad_words_ids would)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What is asked of an import.
+    """Options of an import.
 
     Attributes:
         name: Of the model; empty for the folder's.
         limits: Of lengths.
-        wishes: Of languages and tasks.
+        wishes: Languages and tasks.
         is_half: Keep weights in half precision.
         is_forced: Let the checkpoint take the place of one that is there.
         is_checked: Compare with Transformers, too.
@@ -58,20 +59,25 @@ def import_checkpoint(source: Path, output: Path, order: Order) -> Report:
     """Read a foreign folder and write a checkpoint.
 
     Raises:
-        ForeignError: Naming the file, and what is missing, damaged, beyond us, or in the way.
-        CheckpointError: If what was written cannot be read.
+        ForeignError: Naming the file, and what is missing, damaged, not supported, or in the way.
+        CheckpointError: If the written checkpoint cannot be read.
     """
     output = output.absolute()
     check_output(source, output, order.is_forced)
     report = Report()
     foreign = Foreign.open(source)
     family = family_of(foreign.config)
-    layout, generation = _described(foreign, family, order, report)
-    tokenizers = read_tokenizers(foreign, family.tokenizers, layout.config, report)
-    tokenizers = with_special_tokens(foreign, tokenizers, layout.config, generation, order.reads_special_tokens, report)
+    layout = lay_out(family, foreign, order.limits, report)
+    fields = foreign.generation.fields if foreign.generation.path.exists() else None
+    config, tokenizer = foreign.config.fields, foreign.tokenizer.fields
+    generation = read_generation(source, layout.config, config, fields, tokenizer, order.wishes)
+    network = model_config(foreign.config, **layout.config.to_dict() | {"padding": generation.padding})
+    layout = replace(layout, config=network)
+    tokenizers = read_tokenizers(foreign, family.tokenizers, network, report)
+    tokenizers = with_special_tokens(foreign, tokenizers, network, generation, order.reads_special_tokens, report)
     defaults = msgspec.structs.replace(generation.defaults, special_tokens_in_text=order.reads_special_tokens or None)
     model = load(layout, foreign.weights)
-    _tell(foreign, family, layout, generation, report)
+    _tell(foreign, family, network, generation, report)
     name = order.name or default_name(source.absolute().name, family.model_type)
     checkpoint = Checkpoint(name, model, tokenizers, generation.template, generation.languages, defaults)
     if order.is_checked:
@@ -80,10 +86,9 @@ def import_checkpoint(source: Path, output: Path, order: Order) -> Report:
     return report
 
 
-def default_name(said: str, otherwise: str) -> str:
-    """Return a name that a model can be served by, as near as can be to one that a folder or a repository has."""
-    name = _NOT_OF_A_NAME.sub("-", said).strip("._-")[:_MAX_NAME]
-    return name or otherwise
+def default_name(name: str, otherwise: str) -> str:
+    """Return a name that a model can be served by, as near as can be to that of a folder or a repository."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:_MAX_NAME] or otherwise
 
 
 def check_output(source: Path, output: Path, is_forced: bool) -> None:
@@ -108,18 +113,9 @@ def check_output(source: Path, output: Path, is_forced: bool) -> None:
         raise ForeignError(f"{place}: exists and is not a directory")
 
 
-def _described(foreign: Foreign, family: Family, order: Order, report: Report) -> tuple[Layout, ForeignGeneration]:
-    """Return the network and what is said to it, of which one thing is the network's."""
-    layout = family.architecture.lay_out(foreign, order.limits, report)
-    said = foreign.generation.fields if foreign.generation.path.exists() else None
-    generation = read_generation(foreign.path, layout.config, foreign.config.fields, said, foreign.tokenizer.fields, order.wishes)
-    fields = layout.config.to_dict() | {"padding": generation.padding}
-    return replace(layout, config=model_config(foreign.config, **fields)), generation
-
-
-def _tell(foreign: Foreign, family: Family, layout: Layout, generation: ForeignGeneration, report: Report) -> None:
-    """Say what was found."""
-    config, weights = layout.config, foreign.weights
+def _tell(foreign: Foreign, family: Family, config: ModelConfig, generation: ForeignGeneration, report: Report) -> None:
+    """Report the network, the weights and the settings of generation."""
+    weights = foreign.weights
     report.found[:0] = [
         f"{family.name} (model_type {family.model_type}): {config.num_encoder_layers}+{config.num_decoder_layers} layers, "
         f"d_model {config.d_model}, {config.num_heads} heads of {config.head_dim}, {config.source_vocab_size:,} source and "
@@ -127,15 +123,10 @@ def _tell(foreign: Foreign, family: Family, layout: Layout, generation: ForeignG
         f"weights: {weights.path.name}, {len(weights)} tensors of {' and '.join(sorted(weights.dtypes))}"
         f"{'' if weights.dtypes == {'F32'} else ', read into single precision'}",
     ]
-    padding = {
-        "masked": "never generated, as bad_words_ids says; the probability that the model gives it is lost",
-        "excluded": "never generated, as bad_words_ids says; its probability goes to the other tokens (renormalize_logits)",
-        "predicted": "generated if the model gives it the best score, for nothing in the folder rules it out (bad_words_ids would)",
-    }[config.padding]
-    report.translated.append(f"the padding token, {config.pad_id}, is {padding}")
-    report.translated += generation.notes
-    report.translated += generation.fields
-    tell_ignored(foreign, report)
+    report.translated.append(f"the padding token, {config.pad_id}, is {_PADDING[config.padding]}")
+    report.translated += [*generation.notes, *generation.fields]
+    told = SEARCH_FIELDS | TOKEN_FIELDS | ({TASKS_FIELD} if tasks_of(foreign.config.fields) else set())
+    report.ignore_unread(foreign.config.unread, told)
 
 
 def _write(checkpoint: Checkpoint, output: Path, order: Order, report: Report) -> None:

@@ -11,13 +11,18 @@ from typing import Any, Final
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Languages
-from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.foreign import TOKENIZER_CONFIG, Foreign
+from dragoman.model.importers.files import ForeignError, listed, load_object_if_any
 from dragoman.model.importers.generation import ForeignGeneration
 from dragoman.model.importers.report import Report
-from dragoman.model.importers.settings import load_object
-from dragoman.model.importers.token_ids import ADDED_FILE, TOKENIZER_FILE, read_token_ids
-from dragoman.model.importers.weights import listed
+from dragoman.model.importers.tokenizers import (
+    ADDED_FILE,
+    SPECIAL_TOKENS_MAP,
+    TOKENIZER_FILE,
+    added_entries,
+    read_token_ids,
+    special_entries,
+)
+from dragoman.model.importers.weights import TOKENIZER_CONFIG, Foreign
 from dragoman.model.text.byte_ids import ByteTokenizer
 from dragoman.model.text.json_file import JsonTokenizer
 from dragoman.model.text.names import SPACE, is_name
@@ -27,7 +32,6 @@ from dragoman.model.text.special_tokens import SpecialToken
 from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 
-_SPECIAL_TOKENS_MAP: Final = "special_tokens_map.json"
 _STRUCTURE: Final = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls"))
 _NAMES: Final = frozenset({"<s>", "</s>", "<unk>", "<pad>"})
 # As families write them; those of the model's own languages are known by their ids, too.
@@ -46,19 +50,19 @@ def with_special_tokens(
         foreign: The folder.
         tokenizers: Its tokenisers.
         config: Of the network.
-        generation: What is said around a text.
+        generation: Template and languages.
         is_read: Whether they are tokens where a request does not say.
-        report: Told which they are.
+        report: Takes a list of them.
 
     Raises:
         ForeignError: If they are to be tokens, and there are none.
     """
     room, structure = min(config.source_vocab_size, config.target_vocab_size), _structure(foreign.path)
-    said = {config.pad_id, config.eos_id, config.decoder_start_id, *_ids_around(generation)}
+    taken = {config.pad_id, config.eos_id, config.decoder_start_id, *_ids_around(generation)}
     tokens = {
         name: token
         for name, token in _hidden(foreign, tokenizers.source, room).items()
-        if token["id"] < room and token["id"] not in said and name not in structure and not _LANGUAGE.fullmatch(name)
+        if token["id"] < room and token["id"] not in taken and name not in structure and not _LANGUAGE.fullmatch(name)
     }
     if not tokens:
         if is_read:
@@ -92,7 +96,7 @@ def _hidden(foreign: Foreign, source: Tokenizer, room: int) -> dict[str, Token]:
         pieces = zip(described.pieces, described.types, table, strict=True)
         found: dict[str, Token] = {piece: {"id": i} for piece, kind, i in pieces if kind == CONTROL and i >= 0}
         # Without a pre-tokeniser that takes spaces off, the library `tokenizers` makes a piece of one before a token.
-        splits = _object(foreign.path / TOKENIZER_FILE).get("pre_tokenizer")
+        splits = load_object_if_any(foreign.path / TOKENIZER_FILE).get("pre_tokenizer")
         has_spaces = isinstance(splits, dict) and splits.get("type") == "Metaspace" and SPACE in described.pieces
         more = {"space_id": table[described.pieces.index(SPACE)]} if has_spaces else {}
         outside = {name: {**x, **more, "id": ids[name]} for name, x in added.items() if name in ids.keys() - described.pieces}
@@ -113,7 +117,7 @@ def _sentinels(ids: range) -> dict[str, Token]:
 
 
 def _added(folder: Path) -> dict[str, Token]:
-    """Return what a folder's files say of tokens that were added to a vocabulary, by name."""
+    """Return the descriptions of tokens that were added to a vocabulary, by name."""
     found: dict[str, Token] = {}
     for token in _entries(folder):
         if isinstance(name := token.get("content"), str) and name:
@@ -122,35 +126,28 @@ def _added(folder: Path) -> dict[str, Token]:
 
 
 def _entries(folder: Path) -> Iterator[Token]:
-    """Yield what each file says of a token; a later one knows better."""
-    for name in (_SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG):
-        said = _object(folder / name)
-        lists = (said.get(field) for field in ("additional_special_tokens", "extra_special_tokens"))
-        for token in (said.get("mask_token"), *(token for tokens in lists if isinstance(tokens, list) for token in tokens)):
+    """Yield each file's description of a token; a later one knows better."""
+    for name in (SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG):
+        for token in (load_object_if_any(folder / name).get("mask_token"), *special_entries(folder, name)):
             yield {**token, "special": True} if isinstance(token, dict) else {"content": token, "special": True}
-    yield from ({"content": name} for name in _object(folder / ADDED_FILE))
-    decoder, added = said.get("added_tokens_decoder"), _object(folder / TOKENIZER_FILE).get("added_tokens")
-    for tokens in (added, [*decoder.values()] if isinstance(decoder, dict) else None):
-        yield from (token for token in (tokens if isinstance(tokens, list) else ()) if isinstance(token, dict))
+    yield from ({"content": name} for name in load_object_if_any(folder / ADDED_FILE))
+    yield from added_entries(folder)
 
 
 def _structure(folder: Path) -> set[str]:
     """Return the names of tokens that are a sequence's structure."""
-    said = [_object(folder / name).get(field) for name in (_SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG) for field in _STRUCTURE]
-    return {*_NAMES, *(str(token.get("content")) if isinstance(token, dict) else str(token) for token in said)}
-
-
-def _object(path: Path) -> dict[str, Any]:
-    return load_object(path) if path.exists() else {}
+    files = (load_object_if_any(folder / name) for name in (SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG))
+    tokens = [file.get(field) for file in files for field in _STRUCTURE]
+    return {*_NAMES, *(str(token.get("content")) if isinstance(token, dict) else str(token) for token in tokens)}
 
 
 def _ids_around(generation: ForeignGeneration) -> set[int]:
-    """Return the tokens that are said around a text."""
+    """Return the tokens that go around a text."""
     languages = generation.languages or Languages()
     return {
         token_id
-        for said in (generation.template, *languages.source, *languages.target)
-        for token_id in (*said.source_prefix, *said.source_suffix, *said.target_prefix, said.decoder_start_id)
+        for affixes in (generation.template, *languages.source, *languages.target)
+        for token_id in (*affixes.source_prefix, *affixes.source_suffix, *affixes.target_prefix, affixes.decoder_start_id)
         if token_id is not None
     }
 
@@ -159,7 +156,7 @@ def _writing(tokenizers: Tokenizers, written: dict[int, str]) -> tuple[Tokenizer
     """Return tokenisers whose answers have the names of tokens that are not special, as in other libraries."""
     source, target = tokenizers.source, tokenizers.target
     if source is target and isinstance(source, SentencePieceTokenizer) and written:
-        said = source.settings()
-        pieces = {**{int(token_id): piece for token_id, piece in said["pieces"].items()}, **written}
-        source = target = SentencePieceTokenizer(source.content(), said["ids"], source.eos_id, pieces)
+        settings = source.settings()
+        pieces = {**{int(token_id): piece for token_id, piece in settings["pieces"].items()}, **written}
+        source = target = SentencePieceTokenizer(source.content(), settings["ids"], source.eos_id, pieces)
     return source, target

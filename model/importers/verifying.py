@@ -1,4 +1,4 @@
-"""What an import is proved by: what was written is what was read; and, if asked for, it computes what Transformers does."""
+"""Checks of an import: the written checkpoint holds the weights that were read, and, on request, computes as Transformers does."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.generation import Languages, around
-from dragoman.model.importers.errors import ForeignError
+from dragoman.model.importers.files import ForeignError
 from dragoman.model.importers.report import Report
 from dragoman.model.languages import LanguageTable
 
-# Of the largest logit, at least 1: what sums in another order may differ by.
+# Of the largest logit, at least 1: sums in another order differ by less.
 TOLERANCE: Final = 1e-4
 _ROWS, _SOURCE, _TARGET = 4, 16, 12
 TEXTS: Final = (
@@ -26,11 +26,11 @@ TEXTS: Final = (
 
 
 def verify_written(directory: Path, checkpoint: Checkpoint, is_half: bool, report: Report) -> None:
-    """Read a checkpoint that was written a moment ago: it holds every weight as it was read, and answers with numbers.
+    """Read a written checkpoint: it has every weight as it was read, and its logits are numbers.
 
     Raises:
         CheckpointError: If it cannot be read.
-        ForeignError: If a weight is another, or what is computed is no number.
+        ForeignError: If a weight is another, or a logit is no number.
     """
     written = Checkpoint.load(directory)
     parameters = dict(written.model.named_parameters())
@@ -85,7 +85,7 @@ def verify_against_transformers(source: Path, checkpoint: Checkpoint, report: Re
 
 
 def _quieten() -> None:
-    """Keep Transformers from drawing bars and telling of what it does."""
+    """Switch off Transformers' progress bars and messages."""
     from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging
@@ -94,7 +94,7 @@ def _quieten() -> None:
 
 
 def _compare_texts(source: Path, checkpoint: Checkpoint, report: Report) -> None:
-    """Say of how many texts the ids are those of Transformers' tokeniser."""
+    """Report the number of texts whose ids are those of Transformers' tokeniser."""
     from transformers import AutoTokenizer
 
     languages = checkpoint.languages or Languages()

@@ -1,43 +1,58 @@
-"""The tensors of a foreign folder, whatever files they are in: mapped into memory, read one at a time, never unpickled as code."""
+"""A foreign folder: its settings, and its tensors, mapped into memory, read one at a time, never unpickled as code."""
 
 import contextlib
+import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.settings import load_object, refuse_pointer
-from dragoman.model.importers.weight_files import COMPILED, INDEX_SUFFIX, OTHERS, PICKLED, SAFETENSORS, refuse_other_folder
+from dragoman.model.importers.files import (
+    INDEX_SUFFIX,
+    PICKLED,
+    SAFETENSORS,
+    ForeignError,
+    Settings,
+    is_empty,
+    listed,
+    load_object,
+    refuse_other_folder,
+    refuse_pointer,
+)
 
-# What is read: each becomes single precision.
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+# Refused wherever it has a value: the field of config.json, and why.
+_UNSUPPORTED: Final = {
+    "auto_map": "it needs code of its own (trust_remote_code), which is never run",
+    "quantization_config": "its weights are quantised; import the model they were made from",
+    "num_experts": "a mixture of experts",
+    "num_local_experts": "a mixture of experts",
+    "encoder_sparse_step": "a mixture of experts",
+    "decoder_sparse_step": "a mixture of experts",
+    "pruned_heads": "heads were taken out of some of its layers",
+    "tie_encoder_decoder": "encoder and decoder share layers",
+}
+# Number formats that are read, each into single precision.
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+_COMPILED: Final = "_orig_mod."  # taken off: before the names of a model that went through `torch.compile`
+# Weights of other libraries, named in a refusal.
+_OTHERS: Final = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.npz", "model.ckpt.index")
 _FORBIDDEN_GLOBAL: Final = re.compile(r"GLOBAL ([\w.]+)")
 
 
-class _File(Protocol):
-    """One file of tensors."""
+class Shape(NamedTuple):
+    """A tensor before it is read: its file, its number format as safetensors calls it (F16), its shape."""
 
     path: Path
-
-    def names(self) -> list[str]:
-        """Of its tensors."""
-        ...
-
-    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Return a tensor's number format, as safetensors calls it, and its shape."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """Return a tensor, mapped where that can be."""
-        ...
+    dtype: str
+    size: tuple[int, ...]
 
 
 class _Safetensors:
@@ -49,17 +64,14 @@ class _Safetensors:
             self._file: Any = safe_open(path, "pt")
         except (OSError, SafetensorError, ValueError) as error:
             raise ForeignError(f"{path}: {_reason(error)}") from error
-        self._names: dict[str, str] = {name.removeprefix(COMPILED): name for name in list(self._file.keys())}  # type: ignore[no-untyped-call]
+        self.names: dict[str, str] = {name.removeprefix(_COMPILED): name for name in list(self._file.keys())}  # type: ignore[no-untyped-call]
 
-    def names(self) -> list[str]:
-        return list(self._names)
-
-    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
-        part = self._file.get_slice(self._names[name])
-        return part.get_dtype(), tuple(part.get_shape())
+    def describe(self, name: str) -> Shape:
+        part = self._file.get_slice(self.names[name])
+        return Shape(self.path, part.get_dtype(), tuple(part.get_shape()))
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._file.get_tensor(self._names[name])
+        tensor: Tensor = self._file.get_tensor(self.names[name])
         return tensor
 
 
@@ -75,71 +87,51 @@ class _Pickled:
             raise ForeignError(f"{path}: {_reason(error)}") from error
         if not isinstance(state, Mapping):
             raise ForeignError(f"{path}: holds a {type(state).__name__}, not a table of tensors")
-        self._tensors: dict[str, Tensor] = {}
+        self.names: dict[str, Tensor] = {}
         for name, tensor in state.items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise ForeignError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor")
-            _refuse_larger_than_storage(path, name, tensor)
-            self._tensors[name.removeprefix(COMPILED)] = tensor.detach()
+            # One that repeats few numbers many times would take memory that the file does not have.
+            is_plain = tensor.layout == torch.strided and not tensor.is_meta
+            if not is_plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+                raise ForeignError(f"{path}: {name} is not a plain tensor")
+            self.names[name.removeprefix(_COMPILED)] = tensor.detach()
 
-    def names(self) -> list[str]:
-        return list(self._tensors)
-
-    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
-        tensor = self._tensors[name]
-        return _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape)
+    def describe(self, name: str) -> Shape:
+        tensor = self.names[name]
+        return Shape(self.path, _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape))
 
     def read(self, name: str) -> Tensor:
-        return self._tensors[name]
+        return self.names[name]
 
 
-def _refuse_larger_than_storage(path: Path, name: str, tensor: Tensor) -> None:
-    """Refuse a tensor that repeats few numbers many times: it would take memory that the file does not have."""
-    is_plain = tensor.layout == torch.strided and not tensor.is_meta
-    if not is_plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise ForeignError(f"{path}: {name} is not a plain tensor")
+_File = _Safetensors | _Pickled
 
 
 def _reason(error: Exception) -> str:
     """Return why a file of tensors cannot be read, in one sentence."""
+    if isinstance(error, OSError) and error.strerror:
+        return "No such file or directory" if isinstance(error, FileNotFoundError) else error.strerror
+    message = str(error).strip()
     if isinstance(error, FileNotFoundError):
         return "No such file or directory"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    message = str(error)
     if "weights_only" in message or "Weights only" in message:
         found = _FORBIDDEN_GLOBAL.search(message)
-        what = f" ({found[1]})" if found else ""
-        return f"holds pickled code{what}, which is never run"
-    first = message.strip().splitlines()[0] if message.strip() else type(error).__name__
+        return f"holds pickled code{f' ({found[1]})' if found else ''}, which is never run"
+    first = message.splitlines()[0] if message else type(error).__name__
     return first if len(first) < 300 else f"{first[:300]}..."
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a tensor is, before it is read.
-
-    Attributes:
-        path: Its file.
-        dtype: As safetensors calls it, for example F16.
-        size: Its shape.
-    """
-
-    path: Path
-    dtype: str
-    size: tuple[int, ...]
-
-
 class Weights:
-    """The tensors of a folder by name.
+    """Tensors of a folder by name.
 
     Attributes:
         path: The one file, or the index of several.
-        dtypes: The number formats that tensors had which were read.
+        dtypes: Number formats of the tensors that have been read.
     """
 
     def __init__(self, path: Path, homes: Mapping[str, _File]) -> None:
-        """Take which file each tensor is in; see `Weights.open`."""
+        """Take the file of each tensor; see `Weights.open`."""
         self.path = path
         self.dtypes: set[str] = set()
         self._homes = homes
@@ -152,48 +144,50 @@ class Weights:
         Raises:
             ForeignError: If there are none, or they cannot be read; names the file.
         """
-        for name, kind in ((SAFETENSORS, _Safetensors), (PICKLED, _Pickled)):
-            path = folder / name
-            if path.exists() or path.is_symlink():
-                _refuse_irregular(path)
-                file: _File = kind(path)
-                return cls(path, dict.fromkeys(file.names(), file))
-            index = folder / f"{name}{INDEX_SUFFIX}"
-            if index.exists() or index.is_symlink():
+        kinds: tuple[tuple[str, type[_File]], ...] = ((SAFETENSORS, _Safetensors), (PICKLED, _Pickled))
+        for name, kind in kinds:
+            path, index = folder / name, folder / f"{name}{INDEX_SUFFIX}"
+            if os.path.lexists(path):
+                if not path.is_file():
+                    is_dangling = path.is_symlink() and not path.exists()
+                    raise ForeignError(f"{path}: {'a link to nothing' if is_dangling else 'not a regular file'}")
+                refuse_pointer(path)
+                file = kind(path)
+                return cls(path, dict.fromkeys(file.names, file))
+            if os.path.lexists(index):
                 return cls(index, _shards(index, kind))
         refuse_other_folder(folder)
-        others = [name for name in OTHERS if (folder / name).exists()]
+        others = [name for name in _OTHERS if (folder / name).exists()]
         instead = f", only {listed(others)}, which is not read here" if others else ""
         raise ForeignError(f"{folder}: there is neither {SAFETENSORS} nor {PICKLED}{instead}")
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether there is such a tensor."""
+        """Return whether there is such a tensor."""
         return name in self._homes
 
     def __len__(self) -> int:
-        """Return how many tensors there are."""
+        """Return the number of tensors."""
         return len(self._homes)
 
     @property
     def unread(self) -> list[str]:
-        """Names of the tensors that nobody has taken or passed over."""
+        """Names of the tensors that have been neither read nor passed over."""
         return sorted(self._homes.keys() - self._read)
 
     def describe(self, name: str) -> Shape:
-        """Return what a tensor is."""
-        file = self._homes[name]
-        return Shape(file.path, *file.describe(name))
+        """Return a tensor's file, number format and shape."""
+        return self._homes[name].describe(name)
 
     def pass_over(self, name: str) -> None:
         """Count a tensor as read that is not needed."""
         self._read.add(name)
 
     def are_equal(self, name: str, other: str) -> bool:
-        """Tell whether two tensors hold the same numbers; a tensor equals itself."""
+        """Return whether two tensors hold the same numbers; a tensor equals itself."""
         if name == other:
             return True
-        first, second = (self.describe(each) for each in (name, other))
-        if first.dtype != second.dtype or first.size != second.size or first.dtype not in _DTYPES:
+        first, second = self.describe(name), self.describe(other)
+        if first[1:] != second[1:] or first.dtype not in _DTYPES:
             return False
         tensors = [self._homes[each].read(each) for each in (name, other)]
         return tensors[0].data_ptr() == tensors[1].data_ptr() or torch.equal(*tensors)
@@ -202,7 +196,7 @@ class Weights:
         """Return a tensor in single precision; one that has it already is not copied.
 
         Raises:
-            ForeignError: If it is of no kind that weights have, or not all of it are numbers; names its file.
+            ForeignError: If its number format is no weights', or some of it is NaN or infinite; names its file.
         """
         found = self.describe(name)
         if found.dtype not in _DTYPES:
@@ -220,51 +214,94 @@ class Weights:
         return tensor.float().contiguous()
 
 
-def _refuse_irregular(path: Path) -> None:
-    if not path.is_file():
-        reason = "a link to nothing" if path.is_symlink() and not path.exists() else "not a regular file"
-        raise ForeignError(f"{path}: {reason}")
-    refuse_pointer(path)
-
-
-def _shards(index: Path, kind: Any) -> dict[str, _File]:
-    """Open the shards that an index names; each must lie in the folder, and hold what the index says."""
+def _shards(index: Path, kind: type[_File]) -> dict[str, _File]:
+    """Open the shards that an index names; each must lie in the folder, and hold the tensors that the index says."""
     table = load_object(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise ForeignError(f"{index}: weight_map is missing")
     files: dict[str, _File] = {}
     homes: dict[str, _File] = {}
-    for name, shard in ((name.removeprefix(COMPILED), shard) for name, shard in table.items()):
-        if not isinstance(shard, str) or not _is_file_name(shard):
+    for name, shard in ((name.removeprefix(_COMPILED), shard) for name, shard in table.items()):
+        if not isinstance(shard, str) or shard in ("", ".", "..") or set(shard) & set("/\\\0"):
             raise ForeignError(f"{index}: {name} is said to be in {shard!r}, which is no file of the folder")
+        path = index.parent / shard
         if shard not in files:
-            _refuse_missing(index, name, shard)
-            refuse_pointer(index.parent / shard)
-            files[shard] = kind(index.parent / shard)
+            is_file = False
+            with contextlib.suppress(OSError):
+                is_file = path.is_file()
+            if not is_file:
+                raise ForeignError(f"{path}: no such file, though {index.name} says that {name} is there")
+            refuse_pointer(path)
+            files[shard] = kind(path)
         homes[name] = files[shard]
-    for shard, file in files.items():
-        held = set(file.names())
-        for name in (name for name, home in homes.items() if home is file):
-            if name not in held:
-                raise ForeignError(f"{index.parent / shard}: {name} is missing, though {index.name} says it is there")
+    for name, file in homes.items():
+        if name not in file.names:
+            raise ForeignError(f"{file.path}: {name} is missing, though {index.name} says it is there")
     return homes
 
 
-def _is_file_name(text: str) -> bool:
-    """Tell the name of a file from a path that leads elsewhere."""
-    return text not in ("", ".", "..") and not set(text) & set("/\\\0")
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Lengths that the user asks for; None for those of the checkpoint.
+
+    Attributes:
+        max_source_tokens: Longest source, end-of-sequence and tokens around it included.
+        max_target_tokens: Longest answer, its start token included.
+    """
+
+    max_source_tokens: int | None = None
+    max_target_tokens: int | None = None
 
 
-def _refuse_missing(index: Path, name: str, shard: str) -> None:
-    path = index.parent / shard
-    with contextlib.suppress(OSError):
-        if path.is_file():
-            return
-    raise ForeignError(f"{path}: no such file, though {index.name} says that {name} is there")
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A folder of another library: its path, three JSON files, of which the last two may have no fields, and its tensors."""
+
+    path: Path
+    config: Settings
+    generation: Settings
+    tokenizer: Settings
+    weights: Weights
+
+    @property
+    def is_of_bytes(self) -> bool:
+        """Whether its tokens are bytes: ByT5."""
+        stated = self.tokenizer.find("tokenizer_class", str) or self.config.find("tokenizer_class", str)
+        return stated == "ByT5Tokenizer"
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read a folder's settings, and find its weights; none is read yet.
+
+        Raises:
+            ForeignError: Naming the file, and what is missing, damaged or not supported.
+        """
+        config = _read_config(path)
+        generation = Settings.load(path / "generation_config.json", is_required=False)
+        tokenizer = Settings.load(path / TOKENIZER_CONFIG, is_required=False)
+        return cls(path, config, generation, tokenizer, Weights.open(path))
 
 
-def listed(names: Iterator[str] | list[str], most: int = 3) -> str:
-    """Return names for a message: the first few, and how many more there are."""
-    names = list(names)
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+def _read_config(path: Path) -> Settings:
+    """Read a folder's `config.json`; refuse fields that no family here has."""
+    if not path.is_dir():
+        raise ForeignError(f"{path}: {'not a directory' if path.exists() else 'No such file or directory'}")
+    if (path / "adapter_config.json").exists():
+        raise ForeignError(
+            f"{path / 'adapter_config.json'}: an adapter; merge it into its model (merge_and_unload), and import that"
+        )
+    if not os.path.lexists(path / "config.json"):
+        refuse_other_folder(path)
+    config = Settings.load(path / "config.json")
+    if "model_type" not in config.fields:
+        refuse_other_folder(path)
+        if "format_version" in config.fields:
+            raise ForeignError(f"{config.path}: a checkpoint of ours already; export it as it is")
+    for name, reason in _UNSUPPORTED.items():
+        if not is_empty(config.take(name)):
+            raise ForeignError(f"{config.path}: {name}: {reason}")
+    if config.find("is_encoder_decoder", bool) is False:
+        raise ForeignError(f"{config.path}: is_encoder_decoder is false: a model without an encoder, or without a decoder")
+    if config.find("is_decoder", bool):
+        raise ForeignError(f"{config.path}: is_decoder is true: a decoder without its encoder")
+    return config

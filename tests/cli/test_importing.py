@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,9 +64,10 @@ def test_it_is_exported_at_once_under_its_folders_name(run_command: Run, folder:
 
 
 def test_what_computes_something_else_is_not_written(run_command: Run, folder: Path, tmp_path: Path, monkeypatch) -> None:
-    from dragoman.model.importers import t5
+    from dragoman.model.importers.families import FAMILIES
 
-    monkeypatch.setattr(t5.T5Like, "_is_scaled", lambda *_: False)
+    unscaled = replace(FAMILIES["t5"], settings={"is_output_scaled": False})
+    monkeypatch.setitem(FAMILIES, "t5", unscaled)
     assert_refused(run_command("import", folder, tmp_path / "out", "--check"), str(folder), "differ from those of Transformers by")
     assert list(tmp_path.iterdir()) == []
 

@@ -10,10 +10,10 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from dragoman.model.importers.foreign import Foreign, Limits
-from dragoman.model.importers.layout import load
-from dragoman.model.importers.registry import family_of
+from dragoman.model.importers.families import family_of
+from dragoman.model.importers.mapping import lay_out, load
 from dragoman.model.importers.report import Report
+from dragoman.model.importers.weights import Foreign, Limits
 from dragoman.model.networks.transformer import Transformer
 
 VOCAB_SIZE, MAX_POSITIONS = 300, 40
@@ -53,7 +53,7 @@ def random_pair(family: str, seed: int = 0, scale: float = 0.1) -> tuple[PreTrai
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         foreign = Foreign.open(Path(folder))
-        layout = family_of(foreign.config).architecture.lay_out(foreign, Limits(MAX_POSITIONS, MAX_POSITIONS), Report())
+        layout = lay_out(family_of(foreign.config), foreign, Limits(MAX_POSITIONS, MAX_POSITIONS), Report())
         padding: Any = "masked" if family == "marian" else "predicted"
         ours = load(replace(layout, config=replace(layout.config, padding=padding)), foreign.weights)
     return theirs, ours.eval()

@@ -14,7 +14,7 @@ from dragoman.client.errors import InvalidArgument
 from dragoman.client.sync import Client
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.importers.importing import Order, import_checkpoint
-from dragoman.model.importers.speech import Wishes
+from dragoman.model.importers.languages import Wishes
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.oracles.checkpoints import make_checkpoint

@@ -13,8 +13,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from dragoman.model.importers.conversion import Target
-from dragoman.model.importers.defaults import convert
+from dragoman.model.importers.defaults import Target, convert
 from dragoman.server.engine.messages import Request, SearchOptions
 from tests.server.engine.bench import Ids, reference_answers
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.foreign import Limits
+from dragoman.model.importers.files import ForeignError
 from dragoman.model.importers.importing import Order, import_checkpoint
+from dragoman.model.importers.weights import Limits
 from tests.model.importers.conftest import change_json, change_weights
 
 Change = Callable[[Path], Any]

@@ -14,11 +14,11 @@ import transformers
 from torch import Tensor
 
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.foreign import Foreign, Limits
-from dragoman.model.importers.layout import load
-from dragoman.model.importers.registry import FAMILIES, family_of
+from dragoman.model.importers.families import FAMILIES, family_of
+from dragoman.model.importers.files import ForeignError
+from dragoman.model.importers.mapping import lay_out, load
 from dragoman.model.importers.report import Report
+from dragoman.model.importers.weights import Foreign, Limits
 from dragoman.model.networks.transformer import Transformer
 from tests.model.importers.conftest import change_json, change_weights
 from tests.oracles.checkpoints import load_tokenizer
@@ -39,8 +39,7 @@ USED = """
 
 def network(folder: Path, **limits: Any) -> Transformer:
     foreign = Foreign.open(folder)
-    family = family_of(foreign.config)
-    return load(family.architecture.lay_out(foreign, Limits(**limits), Report()), foreign.weights)
+    return load(lay_out(family_of(foreign.config), foreign, Limits(**limits), Report()), foreign.weights)
 
 
 def check_logits(model: Transformer, folder: Path, variant: str, size: int = 13, tolerance: float | None = None) -> None:

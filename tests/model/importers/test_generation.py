@@ -13,12 +13,10 @@ from transformers import GenerationConfig
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Defaults, Template
-from dragoman.model.importers.conversion import Target
-from dragoman.model.importers.defaults import Converted, convert
-from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.generation import ForeignGeneration, read_generation
-from dragoman.model.importers.generation_fields import generation_fields
-from dragoman.model.importers.speech import Wishes
+from dragoman.model.importers.defaults import Converted, Target, convert
+from dragoman.model.importers.files import ForeignError
+from dragoman.model.importers.generation import ForeignGeneration, generation_fields, read_generation
+from dragoman.model.importers.languages import Wishes
 
 MARIAN = {"</s>": 0, "<unk>": 1, ">>fra<<": 2, ">>deu<<": 3, "▁a": 4, "<pad>": 5}
 T5_SUMMARY = {"prefix": "summarize: ", "num_beams": 4, "max_length": 200, "min_length": 30, "early_stopping": True}

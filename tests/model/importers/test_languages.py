@@ -11,18 +11,23 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dragoman.export.arguments import with_asked_languages
 from dragoman.model.generation import Language, Languages, Template, spelling
-from dragoman.model.importers.asked_languages import with_asked_languages
-from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.foreign import Foreign, Limits
-from dragoman.model.importers.language_codes import M2M100_LANGUAGES, MBART50_LANGUAGES, NLLB_LANGUAGES
-from dragoman.model.importers.language_names import english_name, is_group, other_names
-from dragoman.model.importers.languages import read_speech
-from dragoman.model.importers.registry import family_of
+from dragoman.model.importers.families import family_of
+from dragoman.model.importers.files import ForeignError
+from dragoman.model.importers.language_names import (
+    M2M100_LANGUAGES,
+    MBART50_LANGUAGES,
+    NLLB_LANGUAGES,
+    english_name,
+    is_group,
+    other_names,
+)
+from dragoman.model.importers.languages import Folder, PromptFormat, Wishes, read_prompt_format
+from dragoman.model.importers.mapping import lay_out
 from dragoman.model.importers.report import Report
-from dragoman.model.importers.speech import Folder, Speech, Wishes
-from dragoman.model.importers.token_ids import read_token_ids
-from dragoman.model.importers.tokenisers import read_tokenizers
+from dragoman.model.importers.tokenizers import read_token_ids, read_tokenizers
+from dragoman.model.importers.weights import Foreign, Limits
 from dragoman.model.languages import LanguageTable
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.model.importers.conftest import change_json, change_weights
@@ -39,14 +44,16 @@ def json_of(path: Path) -> dict[str, Any]:
     return fields
 
 
-def read(path: Path, model_type: str, generation: dict[str, Any] | None = None, **wishes: str) -> Speech:
+def read(path: Path, model_type: str, generation: dict[str, Any] | None = None, **wishes: str) -> PromptFormat:
     tokenizer, config = json_of(path / SETTINGS), json_of(path / "config.json")
     files: dict[str, Any] = {"config": config, "tokenizer": tokenizer, "token_ids": read_token_ids(path, tokenizer)}
     files |= {"source_vocab_size": 100_000, "target_vocab_size": 100_000}
-    return read_speech(Folder(path=path, model_type=model_type, generation=generation or {}, wishes=Wishes(**wishes), **files))
+    return read_prompt_format(
+        Folder(path=path, model_type=model_type, generation=generation or {}, wishes=Wishes(**wishes), **files)
+    )
 
 
-def said(speech: Speech, source: str | None, target: str | None, text: Ids, eos: int) -> tuple[Ids, int | None, Ids]:
+def said(speech: PromptFormat, source: str | None, target: str | None, text: Ids, eos: int) -> tuple[Ids, int | None, Ids]:
     """Return the encoder's input, the decoder's start, and the forced tokens, as the template and the languages define them."""
     languages, template = speech.languages, speech.template
     to = LanguageTable(languages.target).find(target) if languages and target else None
@@ -246,7 +253,7 @@ def test_languages_are_whole_or_refused(
     sizes = {"source_vocab_size": 10, "target_vocab_size": 10}
     folder = Folder(path=Path("/nowhere"), model_type=model_type, generation=generation, wishes=wishes, **files, **sizes)
     try:
-        speech = read_speech(folder)
+        speech = read_prompt_format(folder)
     except ForeignError as error:
         assert str(error).startswith("/nowhere") and "\n" not in str(error)
         return
@@ -350,7 +357,7 @@ def test_a_user_gives_a_checkpoint_its_languages() -> None:
 def tokenizers_of(folder: Path) -> tuple[Tokenizers, Report]:
     foreign, report = Foreign.open(folder), Report()
     family = family_of(foreign.config)
-    config = family.architecture.lay_out(foreign, Limits(), Report()).config
+    config = lay_out(family, foreign, Limits(), Report()).config
     return read_tokenizers(foreign, family.tokenizers, config, report), report
 
 

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.model.importers.errors import ForeignError
+from dragoman.model.importers.files import ForeignError
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.oracles.checkpoints import load_tokenizer
 from tests.oracles.variants import VARIANTS

@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 
-from dragoman.model.importers.errors import ForeignError
+from dragoman.model.importers.files import ForeignError
 from dragoman.model.importers.hub import fetch, is_name, needed
 from dragoman.model.importers.weights import Weights
 

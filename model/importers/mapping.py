@@ -1,0 +1,327 @@
+"""Mapping of foreign networks to ours: an architecture's tables of settings and tensor names, applied to a folder.
+
+Shared and tied token tables are told from the tensors, not from the flags of the configuration.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dragoman.model.checkpoint import with_weights
+from dragoman.model.config import ModelConfig, ModelConfigError
+from dragoman.model.importers.files import ForeignError, Settings, is_whole, listed
+from dragoman.model.importers.report import Report
+from dragoman.model.importers.tokenizers import TokenizerFiles
+from dragoman.model.importers.weights import Foreign, Limits, Weights
+from dragoman.model.networks.transformer import Transformer, transformer_of
+
+ACTIVATIONS: Final = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+_BIAS: Final = "final_logits_bias"
+_POSITIONS: Final = "embedding.positions"
+TableMaker = Callable[[int, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """Layout of networks, shared by families.
+
+    Attributes:
+        settings: Fixed settings of `ModelConfig`.
+        sizes: Sizes of `ModelConfig`, each with its field of `config.json`.
+        read: Returns the other settings, but for those that the tensors decide.
+        names: Their tensor for each of our parameters but token tables. `{side}` is encoder or decoder, `{n}` a layer, `{part}`
+            weight or bias, `{last}` the feed-forward part of a T5 layer, `{inner}` its inner projection; `*` stands for q, k and v,
+            which are one matrix here.
+        prefix: Before all names but those of the head; `BartModel` and its like are saved without.
+        unused: Tensors of old files that no version of the network reads.
+        is_head_required: Whether a projection that is said to be untied must be there.
+    """
+
+    settings: Mapping[str, Any]
+    sizes: Mapping[str, str]
+    read: Callable[["Family", Foreign, Limits, Report], Mapping[str, Any]]
+    names: Mapping[str, str]
+    prefix: str = ""
+    unused: tuple[str, ...] = ()
+    is_head_required: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        name: Its usual name.
+        model_type: Its name in `config.json`.
+        architecture: Layout of its network.
+        settings: Its fixed settings of `ModelConfig`.
+        defaults: Values that Transformers takes for fields that `config.json` lacks.
+        tokenizers: Files that its tokeniser may be in, beside `tokenizer.json`, which all may have.
+        has_output_bias: The logits may have a bias each.
+        make_positions: Makes the position tables that files leave out; None where they are trained.
+        has_longer_tables: Position tables are made as long as needed, whatever `max_position_embeddings` says.
+    """
+
+    name: str
+    model_type: str
+    architecture: Architecture
+    settings: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    tokenizers: tuple[TokenizerFiles, ...]
+    has_output_bias: bool = False
+    make_positions: TableMaker | None = None
+    has_longer_tables: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A network before its weights are read.
+
+    Attributes:
+        config: Our configuration.
+        names: The tensors that make up each of our parameters, one below the other; some that the network has not, too.
+        make_positions: See `Family`.
+    """
+
+    config: ModelConfig
+    names: Mapping[str, tuple[str, ...]]
+    make_positions: TableMaker | None
+
+
+def lay_out(family: Family, foreign: Foreign, limits: Limits, report: Report) -> Layout:
+    """Return our configuration, and the tensors that our parameters are made of.
+
+    Raises:
+        ForeignError: If the configuration is of a model that is not supported.
+    """
+    config, weights, kind = foreign.config, foreign.weights, family.architecture
+    is_prefixed = any(f"{kind.prefix}{side}.layers.0.fc1.weight" in weights for side in ("encoder", "decoder"))
+    prefix = kind.prefix if is_prefixed else ""
+    sizes = {ours: config.size(theirs) for ours, theirs in kind.sizes.items()}
+    fields = {**kind.settings, **sizes, "padding": "predicted", **kind.read(family, foreign, limits, report)}
+    ours = model_config(config, **fields)
+    depth = max(ours.num_encoder_layers, ours.num_decoder_layers)
+    if ours.num_encoder_layers + ours.num_decoder_layers > len(weights):
+        raise ForeignError(f"{config.path}: more layers than {weights.path} has tensors")
+    for name in kind.unused:
+        if f"{prefix}{name}" in weights:
+            weights.pass_over(f"{prefix}{name}")
+    is_tied = config.find("tie_word_embeddings", bool) is not False
+    are_shared = ours.is_embedding_shared
+    tables = _choose_tables(prefix, weights, report, is_tied, are_shared, kind.is_head_required)
+    has_bias = family.has_output_bias and _BIAS in weights
+    if has_bias and not weights.read(_BIAS).any():
+        has_bias = False
+        report.translated.append(f"{_BIAS} is zero everywhere: left out")
+    fields |= {"is_embedding_shared": tables.encoder == tables.decoder, "is_projection_tied": tables.head == tables.decoder}
+    ours = model_config(config, **fields, has_output_bias=has_bias)
+    names: dict[str, tuple[str, ...]] = {
+        "encoder.embedding.tokens.weight": (tables.encoder,),
+        "decoder.embedding.tokens.weight": (tables.decoder,),
+        "decoder.projection.weight": (tables.head,),
+        "decoder.output_bias": (_BIAS,),
+    }
+    inner = "wi_1" if ours.is_ffn_gated else "wi"
+    for side, n, part in product(("encoder", "decoder"), range(depth), ("weight", "bias")):
+        values = {"side": side, "n": n, "part": part, "last": 1 + (side == "decoder"), "inner": inner}
+        for ours_name, theirs in kind.names.items():
+            name = prefix + theirs.format(**values)
+            names[ours_name.format(**values)] = tuple(name.replace("*", which) for which in ("qkv" if "*" in name else "-"))
+    return Layout(ours, names, family.make_positions)
+
+
+def load(layout: Layout, weights: Weights) -> Transformer:
+    """Read the weights of a layout; all of them are there and as large as the configuration says, and none is left.
+
+    Raises:
+        ForeignError: Naming the file and the tensors that are missing, of another shape, or not used.
+    """
+    with torch.device("meta"):
+        shapes = {name: tuple(parameter.shape) for name, parameter in Transformer(layout.config).state_dict().items()}
+    used = {name: layout.names[name] for name in shapes}
+    if layout.make_positions is not None:
+        made = {name for name in used if name.endswith(_POSITIONS) and used[name][0] not in weights}
+        used |= dict.fromkeys(made, ())
+    names = list(dict.fromkeys(name for parts in used.values() for name in parts))
+    if missing := [name for name in names if name not in weights]:
+        raise ForeignError(f"{weights.path}: {listed(missing)} missing")
+    for name, parts in used.items():
+        _check_shapes(parts, shapes[name], weights, name.endswith(_POSITIONS))
+    if left := sorted({*weights.unread} - {*names}):
+        raise ForeignError(f"{weights.path}: {listed(left)}: nothing in this architecture has a use for it")
+    tensors: dict[tuple[str, ...], Tensor] = {}
+    found: dict[str, Tensor] = {}
+    for name, parts in used.items():
+        if not parts:
+            assert layout.make_positions is not None
+            found[name] = layout.make_positions(*shapes[name])
+            continue
+        if parts not in tensors:
+            read = [weights.read(part) for part in parts]
+            tensors[parts] = torch.cat(read) if len(read) > 1 else _cut(read[0], shapes[name])
+        found[name] = tensors[parts]
+    return transformer_of(with_weights(layout.config, found))
+
+
+def _cut(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a tensor in our shape: a bias may be [1, V], a table of positions longer."""
+    return tensor[: shape[0]].clone() if tensor.dim() == len(shape) and tensor.shape[0] > shape[0] else tensor.reshape(shape)
+
+
+def _check_shapes(parts: tuple[str, ...], shape: tuple[int, ...], weights: Weights, may_be_longer: bool) -> None:
+    """Refuse tensors that do not make up a parameter of that shape."""
+    for name in parts:
+        found = weights.describe(name)
+        expected = (shape[0] // len(parts), *shape[1:])
+        size = found.size[1:] if len(found.size) == len(shape) + 1 and found.size[0] == 1 else found.size  # [1, V] of a bias
+        if may_be_longer and len(size) == len(shape) and size[0] >= shape[0]:
+            size = (shape[0], *size[1:])
+        if size != expected:
+            raise ForeignError(f"{found.path}: {name} is {list(found.size)}, where config.json asks for {list(expected)}")
+
+
+class _Tables(NamedTuple):
+    """Names of the token tables; two that are equal have one name."""
+
+    encoder: str
+    decoder: str
+    head: str
+
+
+def _choose_tables(
+    prefix: str, weights: Weights, report: Report, is_tied: bool, are_sides_shared: bool, is_head_required: bool
+) -> _Tables:
+    """Choose the token tables; refuse a folder that has none for a side, or not the head that the configuration says.
+
+    Args:
+        prefix: Before the names of all but the head.
+        weights: The tensors.
+        report: Takes differences between tensors and flags.
+        is_tied: Whether the configuration says that the projection is the decoder's table.
+        are_sides_shared: Whether the configuration says that both sides have one table.
+        is_head_required: See `Architecture`.
+    """
+    shared, encoder, decoder = (f"{prefix}{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens"))
+    head = "lm_head.weight"
+    of_both = [shared] * are_sides_shared
+    is_one = is_tied and are_sides_shared
+    first = _first(weights, [encoder, *of_both, *[decoder, head] * is_one])
+    second = _first(weights, [decoder, *of_both, *[encoder] * is_one, *[head] * is_tied])
+    if not is_tied and is_head_required and head not in weights:
+        raise ForeignError(
+            f"{weights.path}: {head} is missing, though config.json says that it is a table of its own (tie_word_embeddings)"
+        )
+    last = _first(weights, [head, second])
+    is_really_tied = weights.are_equal(last, second)
+    is_really_one = weights.are_equal(first, second)
+    chosen = _Tables(second if is_really_one else first, second, second if is_really_tied else last)
+    if is_tied and not is_really_tied:
+        report.translated.append(
+            f"config.json says that the output projection is tied to the token table, but {last} and {second} differ: they stay two"
+        )
+    if not is_tied and is_really_tied:
+        how = "there is no projection of its own" if head not in weights else "the tensors are equal"
+        report.translated.append(
+            f"config.json says that the output projection is not tied to the token table, but {how}: they are one"
+        )
+    told = "one token table for both sides" if is_really_one else "a token table for each side"
+    report.translated.append(f"{told}, the output projection {'is the decoder’s' if is_really_tied else 'has its own weights'}")
+    for name in (shared, encoder, decoder, head):
+        if name in weights and name not in chosen:
+            if name == shared and not any(weights.are_equal(name, kept) for kept in chosen[:2]):
+                report.ignored.append(f"{weights.path.name}: {name}: both sides have tables of their own")
+            weights.pass_over(name)
+    return chosen
+
+
+def _first(weights: Weights, names: list[str]) -> str:
+    for name in names:
+        if name in weights:
+            return name
+    raise ForeignError(f"{weights.path}: {names[0]} is missing")
+
+
+def model_config(config: Settings, **fields: Any) -> ModelConfig:
+    """Return our configuration; raise `ForeignError`, naming the file, if there can be no such model."""
+    try:
+        return ModelConfig(**fields)
+    except ModelConfigError as error:
+        raise ForeignError(f"{config.path}: {error}") from error
+
+
+def activation(config: Settings, name: str, value: str) -> str:
+    """Return our name of an activation; raise `ForeignError` if it is not supported."""
+    if value not in ACTIVATIONS:
+        raise ForeignError(f"{config.path}: {name} {value!r} is not known here; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[value]
+
+
+def special_ids(foreign: Foreign, start: int | None = None) -> dict[str, int]:
+    """Return the tokens that pad, end and start a sequence: of generation_config.json, where it names them, or of config.json.
+
+    Padding is config.json's first: the network counts positions by it, where the one that `generate` fills rows with has no effect.
+
+    Args:
+        foreign: The folder.
+        start: The decoder's start token where neither file names one.
+
+    Raises:
+        ForeignError: If neither file names one of them, or there are several ends.
+    """
+    found = {"pad_id": _special_id(foreign, "pad_token_id"), "eos_id": _special_id(foreign, "eos_token_id")}
+    begin = _special_id(foreign, "decoder_start_token_id")
+    if begin is None:
+        begin = _special_id(foreign, "bos_token_id") if start is None else start
+    found["decoder_start_id"] = begin
+    ids = {name: token_id for name, token_id in found.items() if token_id is not None}
+    if missing := [name for name in found if name not in ids]:
+        raise ForeignError(f"{foreign.config.path}: {missing[0].removesuffix('_id')}_token_id is missing")
+    return ids
+
+
+def _special_id(foreign: Foreign, name: str) -> int | None:
+    files = foreign.generation, foreign.config
+    for settings in files[::-1] if name == "pad_token_id" else files:
+        value = settings.take(name)
+        if isinstance(value, list) and name == "eos_token_id":
+            if len(value) != 1:
+                raise ForeignError(f"{settings.path}: eos_token_id names {len(value)} ends of sequence; there can be one here")
+            value = value[0]
+        if value is not None:
+            if not is_whole(value):
+                raise ForeignError(f"{settings.path}: {name} must be a whole number, not {value!r}")
+            return int(value)
+    return None
+
+
+def half_sinusoids(num_positions: int, d_model: int) -> Tensor:
+    """Return Marian's and Pegasus' table `[num_positions, d_model]`: sin(p / 10000^(2i/d)) in half of a row, then cos."""
+    angles = np.arange(num_positions)[:, None] / np.power(10000, 2 * np.arange((d_model + 1) // 2) / d_model)
+    table = np.concatenate([np.sin(angles), np.cos(angles[:, : d_model // 2])], axis=1)
+    return torch.from_numpy(table).float()
+
+
+def tensor2tensor_sinusoids(num_positions: int, d_model: int) -> Tensor:
+    """Return M2M100's table `[num_positions, d_model]`: halves of sin and cos with frequencies 10000^(-i / (d/2 - 1)).
+
+    It is computed in single precision, as M2M100 does: late positions multiply the rounding of a frequency.
+    """
+    half = d_model // 2
+    frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(num_positions).float()[:, None] * frequencies
+    table = torch.cat([angles.sin(), angles.cos()], 1)
+    return torch.cat([table, torch.zeros(num_positions, 1)], 1) if d_model % 2 else table
