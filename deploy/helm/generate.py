@@ -138,7 +138,7 @@ def document_text(document: Path, what: str, rows: Iterator[tuple[str, str, str]
 def wanted() -> dict[Path, str]:
     """Return what each generated file must hold."""
     text = schema_text()
-    values, settings = CHART / "README.md", ROOT / "docs/operations.md"
+    values, settings = CHART / "README.md", ROOT / "docs/settings.md"
     return {
         SCHEMA: text,
         values: document_text(values, "value", values_rows(json.loads(text))),
