@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dragoman.client.aio import AsyncClient
-    from dragoman.client.aio_stream import AsyncStream
+    from dragoman.client.aio_calls import AsyncStream
     from dragoman.client.batch import Outcome
+    from dragoman.client.calls import Scope, Stream
     from dragoman.client.errors import (
         CallError,
         Cancelled,
@@ -33,12 +34,9 @@ if TYPE_CHECKING:
     )
     from dragoman.client.model_info import Defaults, Language, ModelInfo, ModelVersion
     from dragoman.client.request import Request
-    from dragoman.client.results import Answer, FinishReason, Piece, Result, Timings, TokenLogProb, Usage
+    from dragoman.client.results import Alignment, Answer, FinishReason, Piece, Result, Score, Timings, TokenLogProb, Usage
     from dragoman.client.retry import RetryPolicy
-    from dragoman.client.scope import Scope
-    from dragoman.client.scoring import Alignment, Score
     from dragoman.client.search import Search, SearchOptions
-    from dragoman.client.stream import Stream
     from dragoman.client.sync import Client
     from dragoman.model.errors import InputError
 
@@ -87,8 +85,9 @@ __all__ = [
 # Module: the names that lie in it.
 _HOMES = {
     "client.aio": ("AsyncClient",),
-    "client.aio_stream": ("AsyncStream",),
+    "client.aio_calls": ("AsyncStream",),
     "client.batch": ("Outcome",),
+    "client.calls": ("Scope", "Stream"),
     "client.errors": (
         "CallError",
         "Cancelled",
@@ -105,12 +104,9 @@ _HOMES = {
     ),
     "client.model_info": ("Defaults", "Language", "ModelInfo", "ModelVersion"),
     "client.request": ("Request",),
-    "client.results": ("Answer", "FinishReason", "Piece", "Result", "Timings", "TokenLogProb", "Usage"),
+    "client.results": ("Alignment", "Answer", "FinishReason", "Piece", "Result", "Score", "Timings", "TokenLogProb", "Usage"),
     "client.retry": ("RetryPolicy",),
-    "client.scope": ("Scope",),
-    "client.scoring": ("Alignment", "Score"),
     "client.search": ("Search", "SearchOptions"),
-    "client.stream": ("Stream",),
     "client.sync": ("Client",),
     "model.errors": ("InputError",),
 }

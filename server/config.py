@@ -1,7 +1,7 @@
 """Server settings from flags, environment, a TOML file and defaults, in this order of precedence; immutable.
 
 `max_slots` in the file is `DRAGOMAN_MAX_SLOTS` in the environment and `--max-slots` on the command line. An unknown or impossible
-setting stops the start. The tables in docs/operations.md and the chart's schema are generated from the fields below (`make chart`).
+setting stops the start. docs/settings.md and the chart's schema are generated from the fields below (`make chart`).
 """
 
 import difflib

@@ -15,6 +15,7 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.model_file import ModelFile
 from dragoman.server.models.policy import wanted
+from dragoman.server.service.callers_file import Limits
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.v1 import generation_pb2, repository_pb2
 
@@ -89,13 +90,19 @@ def test_every_field_of_a_models_file_is_described_with_its_default() -> None:
     assert rows["versions.latest"][0] == str(ModelFile().versions.num_latest)
 
 
+def test_every_key_of_the_file_of_callers_is_described() -> None:
+    text = (ROOT / "docs/serve.md").read_text(encoding="utf-8").partition("## Callers and limits\n")[2].partition("\n## ")[0]
+    described = re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `")))
+    assert Limits.model_fields.keys() <= set(described)
+
+
 def test_examples_of_configurations_are_valid() -> None:
     (training,), models = (
         re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
-        for name in ("checkpoints.md", "models.md")
+        for name in ("bring-a-model.md", "models.md")
     )
-    assert TrainingConfig.parse(tomllib.loads(training), "docs/checkpoints.md").name == "en-de"
-    assert [model_file(example).weights for example in models] == [{"canary": 0.1}] * 2
+    assert TrainingConfig.parse(tomllib.loads(training), "docs/bring-a-model.md").name == "en-de"
+    assert [model_file(example).weights for example in models] == [{"canary": 0.1}]
 
 
 def test_examples_of_the_policy_are_what_it_decides() -> None:

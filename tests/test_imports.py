@@ -33,7 +33,7 @@ HOMES = {
     "onnxruntime": ("server/runtime/", "export/session.py"),
     "onnx": ("export/",),
     "torch": ("model/", "export/", "dragoman/cli/training.py"),
-    "opentelemetry": ("server/telemetry/tracing.py", "dragoman/client/trace.py"),
+    "opentelemetry": ("server/telemetry/tracing.py", "dragoman/client/settings.py"),
     "sentencepiece": ("model/text/",),
     "tokenizers": ("model/text/",),
     "transformers": ("model/importers/importing.py",),

@@ -2,7 +2,7 @@
 #   docker build -f deploy/docker/cpu.Dockerfile -t dragoman:0.1.0 .                            with the shipped models in /models
 #   docker build -f deploy/docker/cpu.Dockerfile --target bare -t dragoman:0.1.0-bare .         without; mount bundles at /models
 # Build arguments: CHECKPOINTS (folders below model/pretrained to bake in), PRECISION, VERSION, REVISION, and pip's own PIP_INDEX_URL for a
-# mirror, PIP_EXTRA_INDEX_URL for the stage that exports (docs/deploy.md). Whatever is installed, in any stage, has its checksum in
+# mirror, PIP_EXTRA_INDEX_URL for the stage that exports (docs/deploy.md). Every package of every stage has its checksum in
 # deploy/docker/requirements-*.txt (make locks).
 # It runs with a read-only root file system; only /tmp must be writable (docker run --read-only --tmpfs /tmp).
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1
@@ -23,7 +23,7 @@ COPY dragoman ./dragoman
 COPY protos ./protos
 RUN /tools/bin/pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /wheels .
 
-# --- What the server runs on: pinned, with checksums, and without PyTorch.
+# --- The server's packages: pinned, with checksums, without PyTorch.
 FROM ${PYTHON_IMAGE} AS packages
 ARG PIP_INDEX_URL
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
@@ -36,13 +36,13 @@ RUN python -m venv /opt/dragoman \
     && /opt/dragoman/bin/pip freeze --all > /opt/dragoman/packages.txt \
     && /opt/dragoman/bin/pip uninstall --yes pip setuptools \
     && /opt/dragoman/bin/python -m compileall -q /opt/dragoman/lib
-# The bill of materials: every Python package there is, in CycloneDX. Packages of the base image are in what BuildKit writes (--sbom=true).
+# The bill of materials: every Python package, in CycloneDX. BuildKit's own (--sbom=true) has the packages of the base image.
 COPY --from=wheel /tools /tools
 RUN /tools/bin/cyclonedx-py environment --output-reproducible --output-format JSON \
     --output-file /opt/dragoman/sbom.cdx.json /opt/dragoman/bin/python
 RUN ["/opt/dragoman/bin/python", "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"]
 
-# --- The shipped checkpoints, exported; the only stage with PyTorch, and nothing but bundles leaves it.
+# --- The shipped checkpoints, exported; the only stage with PyTorch, of which only the bundles are copied.
 FROM ${PYTHON_IMAGE} AS bundles
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -75,7 +75,7 @@ LABEL org.opencontainers.image.title="Dragoman" \
 COPY --from=packages /opt/dragoman /opt/dragoman
 COPY LICENSE /usr/share/doc/dragoman/LICENSE
 RUN mkdir /models
-# Nobody's home is written to: /tmp is the only writable place, and the only one that is needed.
+# /tmp is the only writable folder.
 ENV PATH=/opt/dragoman/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \

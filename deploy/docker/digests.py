@@ -1,4 +1,4 @@
-"""Renew the digests of the images in `images.txt`, and have the Dockerfiles and the compose file name the same images.
+"""Update the digests of the images in `images.txt`, and the same images in the Dockerfiles and the compose file.
 
 Run `python deploy/docker/digests.py`; it asks the images' registries what their tags stand for now, and needs nothing but Python.
 With `--check` nobody is asked, and it only tells which file names an image otherwise than `images.txt` does.
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parent
 LIST = FOLDER / "images.txt"
 USERS = ("cpu.Dockerfile", "cuda.Dockerfile", "compose.yaml")
 IMAGE = re.compile(r"(?P<host>[\w.-]+(?::\d+)?)/(?P<name>[\w./-]+):(?P<tag>[\w.-]+)(?:@(?P<digest>sha256:[0-9a-f]{64}))?")
-# What a reference names is a list of images for several platforms, or a single one, in the words of OCI and of Docker.
+# Media types of a list of images for several platforms and of a single image, of OCI and of Docker.
 TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -28,11 +28,11 @@ ANSWER_SECONDS = 30.0
 
 
 class RegistryError(Exception):
-    """A registry that does not say what a tag stands for."""
+    """A registry did not answer with a digest."""
 
 
 def current_digest(host: str, name: str, tag: str) -> str:
-    """Return the digest that a tag stands for now: that of the bytes which the registry gives, whatever it calls them.
+    """Return the current digest of a tag, computed from the registry's bytes.
 
     Raises:
         RegistryError: If it gives none, or calls them otherwise.
@@ -57,13 +57,13 @@ def current_digest(host: str, name: str, tag: str) -> str:
 
 
 def _get(url: str, headers: dict[str, str]) -> tuple[bytes, str]:
-    """Return what is at an address, and what the registry says its digest is."""
+    """Return the content of an address and the digest in the registry's header."""
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=ANSWER_SECONDS) as answer:
         return answer.read(), answer.headers.get("Docker-Content-Digest", "")
 
 
 def _token(challenge: str) -> str:
-    """Return the token that anybody gets for reading, from where the registry says."""
+    """Return an anonymous token for reading, from the address that the registry names."""
     asked = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
     query = urllib.parse.urlencode({name: asked[name] for name in ("service", "scope") if name in asked})
     content, _ = _get(f"{asked['realm']}?{query}", {})
@@ -72,7 +72,7 @@ def _token(challenge: str) -> str:
 
 
 def renewed(text: str) -> str:
-    """Return the list with the digests of today."""
+    """Return the list with current digests."""
 
     def renew(found: re.Match[str]) -> str:
         digest = current_digest(found["host"], found["name"], found["tag"])
@@ -85,7 +85,7 @@ def renewed(text: str) -> str:
 
 
 def with_digests(text: str, images: str) -> str:
-    """Return a file's text with each image that the list has, whatever its tag, as the list has it."""
+    """Return a file's text with each listed image, of any tag, replaced by the list's reference."""
     for found in IMAGE.finditer("".join(line for line in images.splitlines(keepends=True) if not line.startswith("#"))):
         name = re.escape(f"{found['host']}/{found['name']}")
         text = re.sub(rf"{name}:[\w.-]+(?:@sha256:[0-9a-f]{{64}})?", found[0], text)
@@ -93,7 +93,7 @@ def with_digests(text: str, images: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Renew, or only tell; return the exit code."""
+    """Update the files, or with `--check` report stale ones; return the exit code."""
     images = LIST.read_text(encoding="utf-8")
     if "--check" not in arguments:
         try:

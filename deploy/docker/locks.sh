@@ -21,5 +21,5 @@ lock cpu "the cpu image" pyproject.toml --extra cpu --extra tracing --extra stor
 lock cuda "the cuda image" pyproject.toml --extra gpu --extra tracing --extra stores --extra detect --python-platform x86_64-manylinux_2_28
 # PyTorch has other dependencies on other platforms.
 lock export "the stage that exports" pyproject.toml --extra cpu --extra export --universal
-# What pyproject.toml asks for to build the wheel, and what writes the bill of materials.
+# The build system of pyproject.toml, and the tool for the bill of materials.
 lock build "the stage that makes the wheel" deploy/docker/requirements-build.in --universal

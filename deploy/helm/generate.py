@@ -138,7 +138,7 @@ def document_text(document: Path, what: str, rows: Iterator[tuple[str, str, str]
 def wanted() -> dict[Path, str]:
     """Return what each generated file must hold."""
     text = schema_text()
-    values, settings = CHART / "README.md", ROOT / "docs/operations.md"
+    values, settings = CHART / "README.md", ROOT / "docs/settings.md"
     return {
         SCHEMA: text,
         values: document_text(values, "value", values_rows(json.loads(text))),
@@ -147,7 +147,7 @@ def wanted() -> dict[Path, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write what is stale, or only tell; return the exit code."""
+    """Write stale files, or with `--check` report them; return the exit code."""
     stale = {path: text for path, text in wanted().items() if path.read_text(encoding="utf-8") != text}
     for path, text in stale.items():
         print(f"{path.relative_to(ROOT)} {'is stale' if '--check' in arguments else 'brought up to date'}")

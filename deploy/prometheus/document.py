@@ -1,6 +1,6 @@
-"""Bring the table of metrics in docs/metrics.md up to date with what `server/telemetry` declares.
+"""Update the table of metrics in docs/metrics.md from the declarations in `server/telemetry`.
 
-Run `python -m deploy.prometheus.document` from the root of the repository; with `--check` it only tells whether the table is stale.
+Run `python -m deploy.prometheus.document` from the repository's root; with `--check` it only reports whether the table is stale.
 """
 
 import sys
@@ -36,7 +36,7 @@ def table() -> str:
 
 
 def document_text() -> str:
-    """Return docs/metrics.md with the table as it is.
+    """Return docs/metrics.md with the current table.
 
     Raises:
         SystemExit: If the marks of the table are missing.
@@ -49,7 +49,7 @@ def document_text() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the document if it is stale, or only tell; return the exit code."""
+    """Write the document if it is stale, or with `--check` report it; return the exit code."""
     text = document_text()
     if text == DOCUMENT.read_text(encoding="utf-8"):
         return 0

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from dragoman.attention.maps import Kind, Look, Map, Part, Room
 from dragoman.attention.tokens import token
 from dragoman.client.errors import InvalidArgument
-from dragoman.client.flags import refusal
-from dragoman.client.scoring import Score
-from dragoman.client.search import Search
+from dragoman.client.results import Score
+from dragoman.client.search import Search, refusal
 from dragoman.client.sync import Client
 from dragoman.model.errors import InputError
 

@@ -79,8 +79,7 @@ def health(
 
     Why it does not is told on standard error. For the probes of containers.
     """
-    from dragoman.client.certificates import Tls
-    from dragoman.client.health import why_not_serving
+    from dragoman.client.reach import Tls, why_not_serving
 
     with open_client(server, timeout, None, Tls(ca, certificate, key, server_name), is_retrying=False) as client:
         reason = why_not_serving(client, server, service, ca is not None)

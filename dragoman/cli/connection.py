@@ -1,4 +1,4 @@
-"""How a command connects to the server it asks, and what it says of a call that failed."""
+"""Connections of commands to a server, and errors of failed calls."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:
-    from dragoman.client.certificates import Tls
+    from dragoman.client.reach import Tls
     from dragoman.client.sync import Client
 
 
@@ -37,9 +37,8 @@ def connect(
         CallFailed: If a call in the block fails.
         Interrupted: If Ctrl-C ends the block, with notes; Typer would make an exit code of it and forget them.
     """
-    from dragoman.client.certificates import Tls
     from dragoman.client.errors import CallError
-    from dragoman.client.reach import in_one_line
+    from dragoman.client.reach import Tls, in_one_line
 
     tls = Tls(ca, certificate, key, server_name)
     with open_client(server, timeout, token, tls) as client:

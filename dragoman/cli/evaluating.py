@@ -119,7 +119,7 @@ def _translate_with_server(
     client: "Client", path: Path, sources: list[str], model: tuple[str, str], languages: tuple[str, str], search: "Search"
 ) -> list[str]:
     from dragoman.client.errors import InvalidArgument
-    from dragoman.client.flags import refusal
+    from dragoman.client.search import refusal
 
     (name, version), (source_language, target_language) = model, languages
     hypotheses: list[str] = []
@@ -164,7 +164,7 @@ def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: 
 def _translate_with_bundle(
     bundle: Path, sources: list[str], languages: tuple[str, str], num_beams: int | None, length_penalty: float | None
 ) -> list[str]:
-    from dragoman.client.flags import in_flags
+    from dragoman.client.search import in_flags
     from dragoman.server.offline import OfflineTranslator
     from dragoman.server.service.requests import GenerateRequest
     from dragoman.server.telemetry.logs import configure_logging

@@ -72,9 +72,8 @@ def models(
     if context.invoked_subcommand is not None:
         _refuse_options(context)
         return
-    from dragoman.client.certificates import Tls
-    from dragoman.client.health import why_not_serving
-    from dragoman.client.models_table import print_models
+    from dragoman.client.reach import Tls, why_not_serving
+    from dragoman.client.tables import print_models
 
     if math.isnan(wait):  # would never be over
         raise InputError("--wait: nan is not a number of 0 or more")
@@ -113,9 +112,8 @@ def _administer(
         InputError: If one of the options cannot be used, naming it.
         CallFailed: If a call in the block fails.
     """
-    from dragoman.client.certificates import Tls
     from dragoman.client.errors import CallError, DeadlineExceeded, Unavailable, Unimplemented
-    from dragoman.client.reach import in_one_line
+    from dragoman.client.reach import Tls, in_one_line
     from dragoman.client.repository import RepositoryClient
 
     tls = Tls(ca, certificate, key, server_name)
@@ -143,7 +141,7 @@ def _administer(
 
 def _change(change: "Callable[[RepositoryClient], ModelStatus]", as_json: bool, *connection: object) -> None:
     """Ask for a change, wait for it, and print how the model is then."""
-    from dragoman.client.repository_table import print_repository
+    from dragoman.client.tables import print_repository
 
     with _administer(*connection) as client:  # type: ignore[arg-type]
         print_repository([change(client)], sys.stdout, as_json)
@@ -162,7 +160,7 @@ def list_(
     server_name: ServerNameOption = "",
 ) -> None:
     """Tell what has become of every version, with reasons and problems."""
-    from dragoman.client.repository_table import print_repository
+    from dragoman.client.tables import print_repository
 
     with _administer(server, timeout, token, ca, certificate, key, server_name) as client:
         found, problem = client.models(model)
@@ -183,7 +181,7 @@ def refresh(
     server_name: ServerNameOption = "",
 ) -> None:
     """Look at all folders now, and wait until all is done."""
-    from dragoman.client.repository_table import print_repository
+    from dragoman.client.tables import print_repository
 
     with _administer(server, timeout, token, ca, certificate, key, server_name) as client:
         print_repository(client.refresh()[0], sys.stdout, as_json)

@@ -20,7 +20,7 @@ app = typer.Typer()
 
 
 @app.command(
-    epilog="Credentials are found where each store's own tools look for them: docs/stores.md. What was interrupted is gone on with."
+    epilog="Credentials are found where each store's own tools look for them: docs/models.md. What was interrupted is gone on with."
 )
 @tidy_when_terminated()
 def pull(

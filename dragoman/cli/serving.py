@@ -13,7 +13,7 @@ app = typer.Typer()
 
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="Every other setting of docs/operations.md is a flag too, for example --max-slots 128.",
+    epilog="Every other setting of docs/settings.md is a flag too, for example --max-slots 128.",
 )
 def serve(
     context: typer.Context,

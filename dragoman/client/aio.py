@@ -12,18 +12,13 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman.client.aio_batch_stream import AsyncBatchRun, BatchCalls
-from dragoman.client.aio_calls import AsyncCalls
-from dragoman.client.aio_ordered import as_async
-from dragoman.client.aio_stream import AsyncStream
-from dragoman.client.assembly import Assembly
-from dragoman.client.batch import Batch, Outcome
+from dragoman.client.aio_calls import AsyncCalls, AsyncStream, as_async
+from dragoman.client.batch import Batch, InOrder, Outcome
 from dragoman.client.errors import Unavailable
-from dragoman.client.many import InOrder
 from dragoman.client.model_info import ModelInfo, model_from_proto
 from dragoman.client.request import Request, check_texts, fill, generate_request
-from dragoman.client.results import Result, result_from_proto
-from dragoman.client.retry import DEFAULT_RETRY, RetryPolicy
-from dragoman.client.scoring import Score, score_from_proto, score_request
+from dragoman.client.results import Result, Score, result_from_proto, score_from_proto, score_request
+from dragoman.client.retry import DEFAULT_RETRY, Assembly, RetryPolicy
 from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
 from dragoman.client.settings import DEFAULT_TARGET, ChannelOptions, Settings
 from dragoman.v1 import generation_pb2, generation_pb2_grpc

@@ -9,21 +9,20 @@ from typing import Any
 
 import grpc
 
-from dragoman.client.aio_stream import is_task_cancelled
-from dragoman.client.batch import Batch, Outcome, Sending
+from dragoman.client.aio_calls import is_task_cancelled
+from dragoman.client.batch import Batch, Grouping, Outcome, Sending, apart, together
 from dragoman.client.errors import CallError, DeadlineExceeded, FailedCall, InternalError, Unavailable, from_rpc_error
-from dragoman.client.grouping import Grouping, apart, together
 from dragoman.client.request import Request, check_request
 from dragoman.v1 import generation_pb2
 
-# How long a status may be behind the failure that it explains, and how often to look: grpc.aio tells of the first one only.
+# Longest delay of a status behind its failure, and the interval between looks: grpc.aio reports the first status only.
 _STATUS_SECONDS = 1.0
 _POLL_SECONDS = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCalls:
-    """How the calls of a batch begin, and what their ends are called.
+    """Functions that start the calls of a batch and make its errors.
 
     Attributes:
         open: Starts a call of grpc.aio with an iterator of messages and so many seconds, None for no limit; says whether the
@@ -39,7 +38,7 @@ class BatchCalls:
 
 @dataclass(frozen=True, slots=True)
 class InputEnd:
-    """There are no more requests.
+    """End of the requests.
 
     Attributes:
         failure: What reading them raised, if that is why.
@@ -50,7 +49,7 @@ class InputEnd:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """Some request has had its time."""
+    """A request's time is over."""
 
 
 Event = Request | InputEnd | Expiry | generation_pb2.GenerateBatchResponse | Exception | None

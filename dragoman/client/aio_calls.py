@@ -1,15 +1,117 @@
-"""Calls that a coroutine waits for and that have one answer: attempts, the waits between, and the end of the client."""
+"""Calls of the asyncio client: attempts of a call, streamed answers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import grpc
 
-from dragoman.client.aio_stream import is_task_cancelled
 from dragoman.client.errors import CallError, Cancelled, FailedCall
-from dragoman.client.retry import Attempts
+from dragoman.client.results import Piece, Result
+from dragoman.client.retry import Assembly, Attempts
 from dragoman.client.settings import Settings
+
+Item = TypeVar("Item")
+
+
+class AsyncStream:
+    """An answer that comes in pieces: iterate over it with `async for`. The call starts at once.
+
+    Leaving an `async with` block, calling `cancel`, cancelling the task that reads or dropping the last reference cancels a call
+    that has not ended.
+
+    Args:
+        open_call: Starts a call of grpc.aio with so many seconds; raises `Cancelled` once the client is closed.
+        assembly: Takes the pieces in.
+        sleep: Waits so many seconds.
+        cancelled: Makes the error of a call that was cancelled, with the request's id.
+    """
+
+    def __init__(
+        self,
+        open_call: Callable[[float], Any],
+        assembly: Assembly,
+        sleep: Callable[[float], Awaitable[object]],
+        cancelled: Callable[[str], CallError],
+    ) -> None:
+        self._assembly = assembly
+        self._open_call = open_call
+        self._sleep = sleep
+        self._cancelled = cancelled
+        self._loop = asyncio.get_running_loop()
+        self._is_cancelled = False
+        self._open()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        """Return the next piece; raises `CallError` if the call fails. A failure before the first piece is retried."""
+        if self._assembly.is_ended:
+            raise StopAsyncIteration
+        try:
+            return await self._read()
+        except BaseException:  # the end and a cancelled task too: either way nothing of the call stays behind
+            self._assembly.is_ended = True
+            self._call.cancel()
+            raise
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_call") and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._call.cancel)  # the collector may run on any thread
+
+    @property
+    def result(self) -> Result:
+        """The whole answer, once the last piece has come; raises `RuntimeError` before."""
+        return self._assembly.result
+
+    def cancel(self) -> None:
+        """Cancel the call; whoever asks for a piece gets `Cancelled`. Once the call has ended this does nothing."""
+        self._is_cancelled = True
+        self._call.cancel()
+
+    def _open(self) -> None:
+        if self._is_cancelled:
+            raise self._cancelled(self._assembly.request_id)
+        self._call = self._open_call(self._assembly.attempts.start())
+        # Not `read`: that gives up messages which have arrived when the status is there too.
+        self._messages = aiter(self._call)
+
+    async def _read(self) -> Piece:
+        while True:
+            try:
+                message = await anext(self._messages)
+            except StopAsyncIteration:
+                self._assembly.end()
+                raise
+            except asyncio.CancelledError as failure:
+                if is_task_cancelled():
+                    raise
+                raise self._cancelled(self._assembly.request_id) from failure
+            except grpc.RpcError as failure:
+                if self._assembly.has_result:  # the answer is complete: how the call ends does not matter any more
+                    raise StopAsyncIteration from failure
+                error = self._assembly.error(failure)
+                wait = self._assembly.wait_seconds(error)
+                if wait is None:
+                    raise error from failure
+            else:
+                return self._assembly.piece(message)
+            await self._sleep(wait)
+            self._open()
+
+
+def is_task_cancelled() -> bool:
+    """Tell whether the running task itself was cancelled; grpc.aio says the same when only the call was."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class AsyncCalls:
@@ -72,3 +174,13 @@ class AsyncCalls:
             if is_task_cancelled():
                 raise
             raise self.cancelled(request_id) from error
+
+
+def as_async(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncIterable[Item]:
+    """Return items of either kind as asynchronous ones; what is of neither kind is a `TypeError`."""
+    return items if isinstance(items, AsyncIterable) else _each(iter(items))
+
+
+async def _each(items: Iterator[Item]) -> AsyncIterator[Item]:
+    for item in items:
+        yield item

@@ -1,29 +1,88 @@
-"""The requests of a batch on their way: which are unanswered, and which are sent again. It sends nothing itself."""
+"""State of a batch: grouping of requests into messages, unanswered requests and their retries, order of results."""
 
 import math
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
-from dragoman.client.errors import CallError, DeadlineExceeded, InternalError, InvalidArgument, TooLarge, from_status
-from dragoman.client.grouping import Grouping
-from dragoman.client.request import Request, check_request, generate_request
+from dragoman.client.errors import CallError, DeadlineExceeded, InternalError, InvalidArgument, TooLarge, Unimplemented, from_status
+from dragoman.client.request import Request, check_request, check_size, generate_request
 from dragoman.client.results import Result, blank_result, result_from_proto
 from dragoman.client.retry import RetryPolicy
-from dragoman.client.sizes import check_size
 from dragoman.v1 import generation_pb2
+
+# Largest message of several requests; more saves nothing, and a server starts later.
+MAX_REQUESTS = 64
+MAX_BYTES = 32 * 2**10
+# Servers group as many bytes in an answer, and a little more around them; clients that take no such messages get one answer each.
+MIN_ANSWER_BYTES = 128 * 2**10
+# Bytes that a message of one request adds to it.
+_AROUND_BYTES = 16
+
+Answers = generation_pb2.GenerateBatchResponse | generation_pb2.GenerateBulkResponse
+
+
+@dataclass(slots=True)
+class Grouping:
+    """Grouping of requests into messages, shared by all batches of a client.
+
+    Attributes:
+        is_bulk: Whether several requests go in a message, by GenerateBulk; otherwise one does, by GenerateBatch.
+        max_bytes: Bytes of several; a larger request goes alone.
+    """
+
+    is_bulk: bool = True
+    max_bytes: float = MAX_BYTES
+
+    def takes(self, num_requests: int, num_bytes: int) -> bool:
+        """Say whether so many requests, of so many bytes together, may go in one message."""
+        return num_requests <= 1 or (self.is_bulk and num_requests <= MAX_REQUESTS and num_bytes <= self.max_bytes)
+
+    def learn(self, error: CallError, largest: int, used: "Grouping") -> bool:
+        """Take in how a stream failed; return whether that is cured if everything that was not answered goes again.
+
+        Args:
+            error: What it failed with. A server that is older than GenerateBulk says that it has no such method.
+            largest: Bytes of the largest request that was not answered.
+            used: How this was when the stream began.
+        """
+        if not used.is_bulk:
+            return False
+        if isinstance(error, Unimplemented):
+            self.is_bulk = False
+            return True
+        if not isinstance(error, TooLarge) or error.is_answer:
+            return False
+        limit = 0.0 if error.max_bytes is None else error.max_bytes
+        if largest <= limit < largest + _AROUND_BYTES:
+            self.is_bulk = False
+            return True
+        self.max_bytes = min(self.max_bytes, limit)
+        return used.max_bytes > limit and (largest <= limit or error.max_bytes is None)
+
+
+def together(requests: Sequence[generation_pb2.GenerateRequest], is_bulk: bool) -> object:
+    """Return the message of requests; of one, unless several may go in one."""
+    return generation_pb2.GenerateBulkRequest(requests=requests) if is_bulk else requests[0]
+
+
+def apart(answers: Answers) -> Iterable[generation_pb2.GenerateBatchResponse]:
+    """Return the answers of a message."""
+    return answers.answers if isinstance(answers, generation_pb2.GenerateBulkResponse) else (answers,)
+
 
 # Of an id of the greatest length the server allows, what is left when a uuid is put behind it.
 _KEPT_ID_CHARACTERS = 95
-# What such an id may be longer than the request's own.
+# Bytes by which such an id may be longer than the request's own.
 _LONGER_ID_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request of a batch: a result or an error.
+    """Outcome of one request of a batch: a result or an error.
 
     Attributes:
         index: Place of the request in the input, from 0.
@@ -249,3 +308,50 @@ class Batch:
             message.CopyFrom(entry.message)
             message.request_id = wire_id
         return Sending(message, not_before)
+
+
+class InOrder:
+    """Results by their places: each waits for those before it.
+
+    Attributes:
+        max_ahead: Requests that may be read and not given out.
+        num_read: Requests read, counted by their reader.
+
+    Args:
+        concurrency: Requests under way at once; twice as many may be read ahead, so that a slow one does not leave others idle.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        self.max_ahead = 2 * concurrency
+        self._outcomes: dict[int, Outcome] = {}
+        self._num_given = 0
+        self.num_read = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another request may be read."""
+        return self.num_read - self._num_given < self.max_ahead
+
+    def results(self, outcomes: Generator[Outcome, None, None]) -> Generator[Result, None, None]:
+        """Yield the results of outcomes in order, up to the first failure, and end them.
+
+        Raises:
+            CallError: As `put`.
+        """
+        with closing(outcomes):
+            for outcome in outcomes:
+                yield from self.put(outcome)
+
+    def put(self, outcome: Outcome) -> Iterator[Result]:
+        """Take an outcome in; yield the results that are next now.
+
+        Raises:
+            CallError: If the next one is a failure.
+        """
+        self._outcomes[outcome.index] = outcome
+        while (found := self._outcomes.pop(self._num_given, None)) is not None:
+            if found.error is not None:
+                raise found.error
+            assert found.result is not None
+            self._num_given += 1
+            yield found.result

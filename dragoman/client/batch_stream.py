@@ -8,11 +8,10 @@ from typing import Any
 
 import grpc
 
-from dragoman.client.batch import Batch, Outcome, Sending
+from dragoman.client.batch import Batch, Grouping, Outcome, Sending, apart, together
+from dragoman.client.calls import Scope
 from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, FailedCall, InternalError, from_rpc_error
-from dragoman.client.grouping import Grouping, apart, together
 from dragoman.client.request import Request
-from dragoman.client.scope import Scope
 from dragoman.v1 import generation_pb2
 
 OpenCall = Callable[[Iterator[Any], float | None, bool], Any]

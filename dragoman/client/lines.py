@@ -1,16 +1,33 @@
-"""Text to translate, one source a line: read whole from a file, or from a stream as it comes."""
+"""Lines of text: read from a file or a stream, processed concurrently in order, shown on a progress bar."""
 
 import os
 import select
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final, TextIO, TypeVar
 
-from dragoman.client.ordered import PAUSE, Pause
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from dragoman.client.calls import Scope
 from dragoman.model.errors import InputError
 
 _CHUNK_BYTES = 1 << 16
+Item = TypeVar("Item")
+Output = TypeVar("Output")
+
+
+class Pause:
+    """Marker among items: the next may be long in coming, so those in flight are answered first."""
+
+
+PAUSE: Final = Pause()
 
 
 class LineFile:
@@ -95,3 +112,86 @@ def _has_data(stream: BinaryIO) -> bool:
         return bool(select.select([stream], [], [], 0)[0])
     except (OSError, ValueError):
         return False
+
+
+def in_order(
+    items: Iterable[Item | Pause], work: Callable[[Item, Scope], Output], parent: Scope, concurrency: int = 32
+) -> Generator[Output, None, None]:
+    """Yield the results of the work on each item, in order; stop at the first that fails, with its error.
+
+    The items are read as results are asked for, at most `2 * concurrency` ahead of the last one yielded: enough that one slow
+    item does not leave the others idle. Items that raise end the results too, once those before are yielded.
+
+    Args:
+        items: Inputs; after `PAUSE` what is under way is yielded before the next is read.
+        work: Called on `concurrency` threads with an item and a scope, which is cancelled when the results end or are dropped.
+        parent: Scope of all of it.
+        concurrency: Items worked on at once.
+    """
+    if concurrency < 1:
+        raise ValueError(f"concurrency: {concurrency} is less than 1")
+    return _in_order(iter(items), work, parent, concurrency)
+
+
+def _in_order(
+    items: Iterator[Item | Pause], work: Callable[[Item, Scope], Output], parent: Scope, concurrency: int
+) -> Generator[Output, None, None]:
+    pending: deque[Future[Output]] = deque()
+    executor = ThreadPoolExecutor(concurrency, thread_name_prefix="client")
+    scope = Scope(parent)
+    try:
+        while True:
+            try:
+                item = next(items)
+            except StopIteration:
+                break
+            except Exception:
+                while pending:
+                    yield pending.popleft().result()
+                raise
+            if not isinstance(item, Pause):
+                pending.append(executor.submit(copy_context().run, work, item, scope))  # the active trace goes along
+            while pending and (isinstance(item, Pause) or len(pending) == 2 * concurrency):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        scope.cancel()
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+class LinesPerSecond(ProgressColumn):
+    """The pace, once there is one."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text of the column."""
+        pace = task.finished_speed or task.speed
+        return Text("" if pace is None else f"{pace:,.1f} lines/s")
+
+
+@contextmanager
+def line_progress(stream: TextIO | None, description: str, total: int, num_done: int = 0) -> Iterator[Callable[[], None]]:
+    """Show a bar while the block runs.
+
+    Args:
+        stream: Where to show it; None, or one that is no terminal, shows nothing.
+        description: What is worked on.
+        total: Lines in all.
+        num_done: Of these done already.
+
+    Yields:
+        What to call after each line.
+    """
+    if stream is None or not stream.isatty():
+        yield lambda: None
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        LinesPerSecond(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(file=stream)) as progress:
+        task = progress.add_task(description, total=total, completed=num_done)
+        yield lambda: progress.advance(task)

@@ -1,4 +1,4 @@
-"""What a server tells of its models: plain, frozen data, and its conversion from the wire."""
+"""Descriptions of a server's models: plain, frozen data, and its conversion from messages."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,7 +21,7 @@ class Language:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a model does where a request does not say; None where it has nothing of its own, and what `Search` names holds.
+    """A model's defaults for what a request does not set; None where it has none, and the value that `Search` names applies.
 
     Attributes:
         num_beams: As in `Search`, as are those that follow.

@@ -1,4 +1,4 @@
-"""A file made line by line, there whole or not at all; what is done of it lies beside it until then, and can be gone on with."""
+"""Output files written line by line: they appear whole or not at all, and an interrupted run can be resumed."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ class Done:
 
 
 class OutputFile:
-    """What is made of the lines of a file, written to `NAME.partial` beside it, which becomes the file when the block ends well.
+    """Output made line by line in `NAME.partial` beside it, which becomes the file when the block ends well.
 
     If it does not, `NAME.partial` stays, with `NAME.partial.state`, which says what it was made of; the error gets a note that
     tells so. Where nothing was done, nothing stays. Each line is on disk before the next, so a killed process leaves the same.
@@ -120,7 +120,7 @@ class OutputFile:
                 if not stat.S_ISREG(status.st_mode):
                     raise InputError(f"{self._partial}: not a regular file")
                 _lock(descriptor)
-                # Who had it locked may have finished and renamed it meanwhile.
+                # The process that had it locked may have finished and renamed it meanwhile.
                 if self._partial.exists() and os.path.samestat(status, self._partial.stat()):
                     return descriptor
             except BlockingIOError as error:

@@ -1,4 +1,4 @@
-"""A client of the admin service: what operators ask for, and how the models of a server are."""
+"""Client of the admin service: the states of a server's models, and changes to them."""
 
 import time
 from dataclasses import asdict, dataclass, field
@@ -7,10 +7,9 @@ from typing import Any, Self
 
 import grpc
 
-from dragoman.client.calls import Calls
+from dragoman.client.calls import Calls, Scope
 from dragoman.client.request import fill
 from dragoman.client.retry import RetryPolicy
-from dragoman.client.scope import Scope
 from dragoman.client.settings import Settings
 from dragoman.v1 import repository_pb2, repository_pb2_grpc
 
@@ -52,7 +51,7 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """What operators have asked for of a model since the server began.
+    """Requests of operators about a model since the server started.
 
     Attributes:
         is_unloaded: Whether it is not served at all.

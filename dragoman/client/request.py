@@ -1,13 +1,13 @@
-"""What a caller asks for, put on the wire."""
+"""Requests, their conversion to messages, and the largest that are sent."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
-from dragoman.client.errors import InvalidArgument
+from dragoman.client.errors import InvalidArgument, TooLarge
 from dragoman.client.search import AS_THE_MODEL_DOES, Search
 from dragoman.v1 import generation_pb2
 
@@ -135,3 +135,34 @@ def fill(message: AnyMessage, values: Mapping[str, object], request_id: str = ""
         except (TypeError, AttributeError) as error:
             raise InvalidArgument(f"{name}: {value!r} is of the wrong type ({type(value).__name__})", request_id) from error
     return message
+
+
+# Servers' default for the largest request.
+DEFAULT_MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024
+SEND_OPTION: Final = "grpc.max_send_message_length"
+
+
+def check_size(message: Message, max_bytes: float, request_id: str = "") -> None:
+    """Do nothing if a request is small enough to be sent.
+
+    Args:
+        message: The request.
+        max_bytes: Largest that is sent.
+        request_id: Its id, for the error.
+
+    Raises:
+        TooLarge: If it is not, naming its largest field.
+    """
+    size = message.ByteSize()
+    if size <= max_bytes:
+        return
+    name, field_bytes = max(((field.name, _field_bytes(value)) for field, value in message.ListFields()), key=lambda pair: pair[1])
+    reason = f"{field_bytes} bytes make the request one of {size}; at most {max_bytes:.0f} are sent ({SEND_OPTION})"
+    raise TooLarge(f"{name}: {reason}", request_id, max_bytes=max_bytes)
+
+
+def _field_bytes(value: object) -> int:
+    """Return about how many bytes a field's value takes."""
+    if isinstance(value, str):
+        return len(value.encode())
+    return len(value) if hasattr(value, "__len__") else 8

@@ -1,4 +1,4 @@
-"""When to try a failed call again: pure decisions; the clients do the waiting."""
+"""Retry policy, the attempts of a call, and the state of a streamed answer; the clients do the waiting."""
 
 import math
 import random
@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from dragoman.client.errors import CallError, DeadlineExceeded, Overloaded, Unavailable
+from dragoman.client.errors import CallError, DeadlineExceeded, FailedCall, InternalError, Overloaded, Unavailable, from_rpc_error
+from dragoman.client.results import Piece, Result, piece_from_proto
+from dragoman.v1 import generation_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how far apart calls are tried: those that were refused as overloaded, or could not be served.
+    """Number of attempts and waits between them, for calls that were refused as overloaded or could not be served.
 
     Attributes:
         max_attempts: Attempts in all; 1 never tries again.
@@ -96,3 +98,63 @@ class Attempts:
         if wait is None or self._clock() + wait >= self._deadline:
             return None
         return wait
+
+
+class Assembly:
+    """State of a streamed answer: pieces received, and whether it may be requested again.
+
+    Args:
+        attempts: Of this call.
+        request_id: Id of the request.
+        to_error: Makes our error of a failed call and the id.
+    """
+
+    def __init__(
+        self, attempts: Attempts, request_id: str, to_error: Callable[[FailedCall, str], CallError] = from_rpc_error
+    ) -> None:
+        self.attempts = attempts
+        self.request_id = request_id
+        self.is_ended = False
+        self._to_error = to_error
+        self._num_pieces = 0
+        self._result: Result | None = None
+
+    @property
+    def result(self) -> Result:
+        """The whole answer.
+
+        Raises:
+            RuntimeError: If the last piece has not come.
+        """
+        if self._result is None:
+            raise RuntimeError("the stream has not delivered its last piece")
+        return self._result
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the answer is complete, however the call ends after that."""
+        return self._result is not None
+
+    def piece(self, message: generation_pb2.GenerateStreamResponse) -> Piece:
+        """Take the next message in."""
+        piece = piece_from_proto(message)
+        self._num_pieces += 1
+        self._result = piece.result
+        return piece
+
+    def end(self) -> None:
+        """Close the answer at the end of a successful call.
+
+        Raises:
+            InternalError: If the server has not sent the last piece.
+        """
+        if self._result is None:
+            raise InternalError("the stream ended without its result", self.request_id)
+
+    def error(self, failure: FailedCall) -> CallError:
+        """Return the error of a call that failed."""
+        return self._to_error(failure, self.request_id)
+
+    def wait_seconds(self, error: CallError) -> float | None:
+        """Return when to ask anew after a failure; None if the stream fails with it, as it does once a piece is delivered."""
+        return self.attempts.wait_seconds(error) if self._num_pieces == 0 else None

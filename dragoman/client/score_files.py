@@ -1,4 +1,4 @@
-"""What `dragoman score` does: pairs of lines through a client, one line for each onto a stream."""
+"""`dragoman score`: scores of pairs of lines, one line each."""
 
 import json
 from collections.abc import Generator, Iterator
@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TextIO
 
+from dragoman.client.calls import Scope
 from dragoman.client.errors import InvalidArgument
-from dragoman.client.flags import refusal
-from dragoman.client.ordered import in_order
-from dragoman.client.scope import Scope
-from dragoman.client.scoring import Score
+from dragoman.client.lines import in_order
+from dragoman.client.results import Score
+from dragoman.client.search import refusal
 from dragoman.client.sync import Client
 from dragoman.model.corpus import read_lines
 from dragoman.model.errors import InputError
@@ -19,7 +19,7 @@ from dragoman.model.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """What to ask for, and how to print it.
+    """Options of the requests and of the output.
 
     Attributes:
         model: Model to ask; may be empty where the server has exactly one.

@@ -9,21 +9,16 @@ from typing import Any, Self, Unpack
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dragoman.client.assembly import Assembly
-from dragoman.client.batch import Batch, Outcome
+from dragoman.client.batch import Batch, InOrder, Outcome
 from dragoman.client.batch_stream import BatchRun
-from dragoman.client.calls import Calls
+from dragoman.client.calls import Calls, Scope, Stream, Wait
 from dragoman.client.errors import Unavailable
-from dragoman.client.many import InOrder
 from dragoman.client.model_info import ModelInfo, model_from_proto
 from dragoman.client.request import Request, check_texts, fill, generate_request
-from dragoman.client.results import Result, result_from_proto
-from dragoman.client.retry import DEFAULT_RETRY, RetryPolicy
-from dragoman.client.scope import Scope, Wait
-from dragoman.client.scoring import Score, score_from_proto, score_request
+from dragoman.client.results import Result, Score, result_from_proto, score_from_proto, score_request
+from dragoman.client.retry import DEFAULT_RETRY, Assembly, RetryPolicy
 from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
 from dragoman.client.settings import DEFAULT_TARGET, ChannelOptions, Settings
-from dragoman.client.stream import Stream
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 

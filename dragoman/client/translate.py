@@ -1,4 +1,4 @@
-"""What `dragoman translate` does: texts, a stream line by line, or a file, through a client and onto a stream."""
+"""`dragoman translate`: answers to texts, to the lines of a stream, or to a file."""
 
 import json
 import sys
@@ -9,15 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from dragoman.client.calls import Scope
 from dragoman.client.errors import InvalidArgument
-from dragoman.client.flags import DENIABLE, denial, flag, refusal
-from dragoman.client.lines import LineFile, stream_lines
-from dragoman.client.ordered import Pause, in_order
+from dragoman.client.lines import LineFile, Pause, in_order, line_progress, stream_lines
 from dragoman.client.output_file import OutputFile
-from dragoman.client.progress import line_progress
 from dragoman.client.results import Result
-from dragoman.client.scope import Scope
-from dragoman.client.search import AS_THE_MODEL_DOES, Search
+from dragoman.client.search import AS_THE_MODEL_DOES, DENIABLE, Search, denial, flag, refusal
 from dragoman.client.sync import Client
 from dragoman.model.errors import InputError
 
@@ -27,7 +24,7 @@ _LINE_BREAKS = str.maketrans("\n\r", "  ")
 
 @dataclass(frozen=True, slots=True)
 class TranslateOptions:
-    """What to ask for, and how to print it.
+    """Options of the requests and of the output.
 
     Attributes:
         model: Model to ask; may be empty where the server has exactly one.

@@ -7,7 +7,7 @@ from typing import Any
 from grpc import aio
 
 from dragoman.client.aio_batch_stream import EndStatus
-from dragoman.client.aio_stream import is_task_cancelled
+from dragoman.client.aio_calls import is_task_cancelled
 from dragoman.client.errors import CallError, DeadlineExceeded, Overloaded, Unavailable, from_rpc_error, from_status
 from dragoman.client.retry import Attempts, RetryPolicy
 from dragoman.client.settings import Settings

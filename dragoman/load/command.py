@@ -8,7 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
-from dragoman.client.certificates import Tls
+from dragoman.client.reach import Tls
 from dragoman.client.settings import DEFAULT_TARGET
 from dragoman.load.arrivals import Arrivals
 from dragoman.load.conditions import parse_conditions, parse_number, parse_shares, parse_slos

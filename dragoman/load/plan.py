@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from dragoman.client.certificates import Pem
+from dragoman.client.reach import Pem
 from dragoman.client.settings import MAX_TIMEOUT_SECONDS
 from dragoman.load.arrivals import Arrivals
 from dragoman.load.texts import Lengths

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from dragoman.client.target import grpc_target, is_grpc_target
+from dragoman.client.settings import grpc_target, is_grpc_target
 from dragoman.model.errors import InputError
 
 Resolve = Callable[[str, str], list[str]]

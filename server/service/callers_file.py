@@ -1,6 +1,6 @@
 """Parser of the files of callers (`auth_tokens_file`) and operators; errors never quote a token.
 
-Two formats: lines of `name:token` or `token`, without limits, or TOML with credentials and limits (docs/limits.md). A file is
+Two formats: lines of `name:token` or `token`, without limits, or TOML with credentials and limits (docs/serve.md). A file is
 TOML if its name ends in `.toml`, or if it parses as TOML with a table `callers`.
 """
 
@@ -52,7 +52,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class Limits(BaseModel):
-    """Limits of a caller; None for the server's settings alone. docs/limits.md describes the keys."""
+    """Limits of a caller; None for the server's settings alone. docs/serve.md describes the keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

@@ -64,11 +64,11 @@ class Address:
             host, parts = "", urlsplit("")
         shown = text.partition("?")[0].partition("#")[0]
         if "@" in parts.netloc:
-            raise AddressError(f"{scheme}://{parts.hostname}: an address holds no user and no password; see docs/stores.md")
+            raise AddressError(f"{scheme}://{parts.hostname}: an address holds no user and no password; see docs/models.md")
         if not host:
             raise AddressError(f"{shown}: lacks a {'bucket' if scheme in OBJECT_SCHEMES else 'host'}")
         if "?" in text or "#" in text:
-            raise AddressError(f"{shown}: an address of bundles does not go on with '?' or '#'; see docs/stores.md for credentials")
+            raise AddressError(f"{shown}: an address of bundles does not go on with '?' or '#'; see docs/models.md for credentials")
         url = f"{scheme}{text[len(scheme) :]}".rstrip("/")
         return cls(scheme, url, host)
 

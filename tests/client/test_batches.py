@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.client import errors
-from dragoman.client.batch import Batch, Outcome, Sending
+from dragoman.client.batch import MAX_BYTES, MAX_REQUESTS, Batch, Grouping, Outcome, Sending, apart, together
 from dragoman.client.errors import InternalError, InvalidArgument, Overloaded, TooLarge, Unavailable, Unimplemented
-from dragoman.client.grouping import MAX_BYTES, MAX_REQUESTS, Grouping, apart, together
 from dragoman.client.request import Request
 from dragoman.client.results import Answer, Result, Timings, Usage
 from dragoman.client.retry import RetryPolicy

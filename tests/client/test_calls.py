@@ -11,9 +11,8 @@ from dragoman.client import errors
 from dragoman.client.model_info import Defaults
 from dragoman.client.repository import RepositoryClient
 from dragoman.client.request import Request
-from dragoman.client.results import Piece
+from dragoman.client.results import Alignment, Piece
 from dragoman.client.retry import RetryPolicy
-from dragoman.client.scoring import Alignment
 from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
 from dragoman.v1 import generation_pb2, repository_pb2
 from tests.client.fake_server import EOS, AdminService, FakeServer, failing, filled, plain

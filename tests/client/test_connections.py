@@ -15,12 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.client.certificates import PLAIN, Pem, Tls
 from dragoman.client.errors import Unavailable
+from dragoman.client.reach import PLAIN, Pem, Tls
 from dragoman.client.request import Request
 from dragoman.client.retry import RetryPolicy
-from dragoman.client.settings import Settings
-from dragoman.client.target import grpc_target
+from dragoman.client.settings import Settings, grpc_target
 from dragoman.model.errors import InputError
 from tests.client.fake_server import PATIENCE_SECONDS, FakeServer, failing
 

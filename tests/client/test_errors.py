@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from dragoman.client import errors
 from dragoman.client.errors import CallError, DeadlineExceeded, Overloaded, TooLarge, Unavailable, from_rpc_error, from_status
-from dragoman.client.request import Request
+from dragoman.client.request import DEFAULT_MAX_REQUEST_BYTES, SEND_OPTION, Request
 from dragoman.client.retry import Attempts, RetryPolicy
-from dragoman.client.sizes import DEFAULT_MAX_REQUEST_BYTES, SEND_OPTION
 from dragoman.server.config import ServerConfig
 from dragoman.v1.generation_pb2 import Error, ScoreRequest
 from tests.client.fake_server import Held, failing, make_status

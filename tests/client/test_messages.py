@@ -4,15 +4,12 @@ import json
 from dataclasses import asdict, fields, replace
 from io import StringIO
 
-from dragoman.client.errors import CallError, DeadlineExceeded, InvalidArgument, Unavailable
-from dragoman.client.flags import denial, flag, in_flags, refusal
+from dragoman.client.errors import CallError, DeadlineExceeded, InvalidArgument, Unavailable, explain
 from dragoman.client.model_info import Defaults, Language, ModelInfo, ModelVersion
-from dragoman.client.models_table import print_models
 from dragoman.client.reach import in_one_line
 from dragoman.client.repository import ModelStatus, Requested, VersionStatus
-from dragoman.client.repository_table import print_repository
-from dragoman.client.search import Search
-from dragoman.client.unreachable import explain
+from dragoman.client.search import Search, denial, flag, in_flags, refusal
+from dragoman.client.tables import print_models, print_repository
 
 
 def test_fields_are_named_by_their_flags() -> None:

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from dragoman.client.aio import AsyncClient
+from dragoman.client.calls import Scope, opened
 from dragoman.client.errors import Cancelled, InternalError, Unavailable
-from dragoman.client.opening import opened
-from dragoman.client.ordered import in_order
+from dragoman.client.lines import in_order
 from dragoman.client.request import Request
-from dragoman.client.scope import Scope
 from tests.client.fake_server import PATIENCE_SECONDS, Held, failing, interrupt
 from tests.system.harness.server import wait_until
 

@@ -1,20 +1,24 @@
 """Render the chart by Helm as a library, installing into an API server that stores nothing."""
 
 import asyncio
-import contextlib
 import copy
-import importlib.util
 import json
 import re
+import runpy
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
+from kubernetes_validate import utils
+from referencing import Registry, Resource
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/dragoman"
@@ -79,24 +83,18 @@ def nested(values: Values) -> Values:
     return result
 
 
-def _resource(kind: str) -> dict[str, Any]:
-    plural = kind.lower()[:-1] + "ies" if kind.endswith("cy") else kind.lower() + "s"
-    return {"name": plural, "singularName": "", "namespaced": True, "kind": kind, "verbs": ["create", "get"]}
+def _resources(version: str, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Return the API server's list of the kinds of a version."""
+    plurals = {kind: kind.lower()[:-1] + "ies" if kind.endswith("cy") else kind.lower() + "s" for kind in kinds}
+    found = [{"name": name, "namespaced": True, "kind": kind, "verbs": ["create", "get"]} for kind, name in plurals.items()]
+    return {"kind": "APIResourceList", "groupVersion": version, "resources": found}
 
 
 VERSIONS = [{"groupVersion": name, "version": name.split("/")[1]} for name in KINDS if "/" in name]
 GROUPS = [{"name": each["groupVersion"].split("/")[0], "versions": [each], "preferredVersion": each} for each in VERSIONS]
-ANSWERS: dict[str, Any] = {
-    "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": GROUPS},
-} | {
-    f"/{'apis' if '/' in name else 'api'}/{name}": {
-        "kind": "APIResourceList",
-        "groupVersion": name,
-        "resources": [_resource(kind) for kind in kinds],
-    }
-    for name, kinds in KINDS.items()
-}
+ANSWERS: dict[str, Any] = {f"/{'apis' if '/' in name else 'api'}/{name}": _resources(name, kinds) for name, kinds in KINDS.items()}
+ANSWERS["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
+ANSWERS["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": GROUPS}
 MISSING = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
 
 
@@ -111,11 +109,10 @@ class _Cluster(BaseHTTPRequestHandler):
         found = (ANSWERS | versions).get(self.path.partition("?")[0])
         self._send(json.dumps(found or MISSING).encode(), 200 if found else 404, "application/json")
 
-    def do_POST(self, code: int = 201) -> None:
-        self._send(self.rfile.read(int(self.headers["Content-Length"])), code, self.headers["Content-Type"])
+    def do_POST(self) -> None:
+        self._send(self.rfile.read(int(self.headers["Content-Length"])), 201, self.headers["Content-Type"])
 
-    def do_PUT(self) -> None:
-        self.do_POST(200)
+    do_PUT = do_POST
 
     def _send(self, body: bytes, code: int, kind: str) -> None:
         self.send_response(code)
@@ -133,19 +130,18 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     """Helm's configuration for the fake cluster."""
     helm_sdkpy = pytest.importorskip("helm_sdkpy", reason="Helm's library is not installed: make setup")
     path = tmp_path_factory.mktemp("helm") / "kubeconfig"
-    with serving(_Cluster) as address:
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "here", "cluster": {"server": f"http://{address}"}}],
-            "users": [{"name": "me", "user": {}}],
-            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-            "current-context": "here",
-        }
-        path.write_text(json.dumps(config))
-        yield lambda: helm_sdkpy.Configuration(namespace="translation", kubeconfig=str(path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Cluster)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    clusters = [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}]
+    contexts = [{"name": "here", "context": {"cluster": "here", "user": "me"}}]
+    config = {"apiVersion": "v1", "kind": "Config", "current-context": "here", "clusters": clusters, "contexts": contexts}
+    path.write_text(json.dumps(config | {"users": [{"name": "me", "user": {}}]}))
+    yield lambda: helm_sdkpy.Configuration(namespace="translation", kubeconfig=str(path))
+    server.shutdown()
+    server.server_close()
 
 
+SCALED = {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "advanced", "triggers"}
 # Custom resources: the fields of their specifications that must be there, and those that may.
 SPECS = {
     "ServiceMonitor": ({"selector", "endpoints"}, set()),
@@ -153,19 +149,12 @@ SPECS = {
     "PrometheusRule": ({"groups"}, set()),
     "GRPCRoute": ({"parentRefs", "rules"}, {"hostnames"}),
     "HTTPRoute": ({"parentRefs", "rules"}, {"hostnames"}),
-    "ScaledObject": (
-        {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "advanced", "triggers"},
-        {"fallback"},
-    ),
+    "ScaledObject": (SCALED, {"fallback"}),
 }
 
 
 @cache
 def validator(kind: str, api: str, version: str) -> Any:
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: make setup")
-    utils = pytest.importorskip("kubernetes_validate.utils", reason="kubernetes-validate is not installed: make setup")
-    from referencing import Registry, Resource
-
     group, _, number = api.rpartition("/")
     name = "-".join(filter(None, (kind.lower(), group.partition(".")[0], number)))
     folder = f"kubernetes-json-schema/v{version}.0-local-strict"
@@ -216,7 +205,6 @@ def render(configuration: Callable[[], Any]) -> Render:
     """Render the chart with values whose keys may be paths, once, and check that its objects are valid and fit together."""
     import helm_sdkpy
 
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
     known: dict[str, Rendered] = {}
 
     def render(values: Values | None = None, *, release: str = "dragoman", version: str = NEWEST) -> Rendered:
@@ -238,36 +226,18 @@ def render(configuration: Callable[[], Any]) -> Render:
     return render
 
 
-@contextlib.contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Serve HTTP on this machine; give the host and the port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 def program(path: str) -> Any:
     """Import a program of `deploy/` that is in no package."""
-    specification = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "deploy" / path)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "deploy" / path)))
 
 
 def load(path: str) -> Any:
     """Read a YAML file of `deploy/`."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
     return yaml.safe_load((ROOT / "deploy" / path).read_text(encoding="utf-8"))
 
 
 def manual_blocks() -> list[dict[str, Any]]:
     """Return the blocks of YAML in the manual for Kubernetes."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
     text = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
     blocks = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))
     return [block for block in blocks if isinstance(block, dict)]

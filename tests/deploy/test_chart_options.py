@@ -1,5 +1,6 @@
 """Options of the chart against the schemas of Kubernetes, and values that it refuses by name."""
 
+import itertools
 import json
 import re
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.conftest import CHART, NEWEST, Refused, Render, Values, assert_valid, manual_blocks, program
-from tests.deploy.test_chart import CLAIM, GATEWAY, GPU, HPA, KEDA, OWN_METRICS, PEERS, ROUTES, SHA, TLS
+from tests.deploy.test_chart import CLAIM, GATEWAY, GPU, HPA, KEDA, OWN_METRICS, PEERS, SHA, TLS
 
 DNS = {"to": [{"namespaceSelector": {}}], "ports": [{"port": 53, "protocol": "UDP"}]}
 RELABELED = {"relabelings": [{"action": "labeldrop", "regex": "pod_ip"}]}
@@ -15,80 +16,57 @@ MONITOR = {"kind": "ServiceMonitor", "labels": {"release": "prometheus"}, "endpo
 ARCHIVE = {"address": "https://models.example/a.tar.gz", "sha256": SHA}
 STORE = {"addresses": [{"address": f"oci://models.example/a@sha256:{SHA}"}], "claimName": "models", "secretName": "registry"}
 STORE |= {"containerSpec": {"image": "dragoman:pull", "env": [{"name": "A", "value": "b"}], "resources": None}}
-# Values beside those whose effects are tested one by one.
-OPTIONS: list[Values] = [
-    {"fullnameOverride": "translator"},
-    {"nameOverride": "mt", "commonLabels": {"team": "language"}},
-    {"replicaCount": 0},
-    {"replicaCount": 5, "deploymentSpec": {"minReadySeconds": 10}},
-    {"strategy": {"type": "Recreate", "rollingUpdate": None}},
-    {"strategy.rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 1}},
-    {"image": {"repository": "registry.example/mt/dragoman", "tag": "1.2.3", "pullPolicy": "Always"}},
-    {"image.digest": f"sha256:{SHA}", "imagePullSecrets": [{"name": "registry"}]},
-    {"models.source": "store", "models.store.addresses": [ARCHIVE]},
-    {"models.source": "store", "models.store": STORE},
-    {"models.files": {"en-de": {"versions": {"latest": 2}, "weights": {"4": 0.1}}, "en-fr": None}},
-    {"models.signatures.configMapName": "keys"},
-    {"models.signatures.secretName": "keys"},
-    {"config": {"max_connection_age_seconds": None, "num_threads": 4, "keepalive_seconds": 0.25}},
-    {"probes.type": "grpc", "containerSpec": {"startupProbe": {"failureThreshold": 720}}},
-    {"service": {"type": "NodePort", "headless": {"enabled": False}, "annotations": {"a": "b"}, "appProtocol": "grpc"}},
-    {"service.headless.annotations": {"a": "b"}, "metrics.monitor": MONITOR},
-    {"metrics.monitor": MONITOR | {"kind": "PodMonitor"}},
-    {"auth.secretName": "dragoman-tokens"},
-    {"resources": {"requests": {"cpu": 4, "memory": "4Gi"}}},
-    {"gpu.enabled": True, "nodeSelector": {"a": "b"}, "podSpec": {"tolerations": []}},
-    {"gpu": {"enabled": True, "resources": {"requests": None, "limits": None}}},
-    {"podDisruptionBudget": {"minAvailable": "50%", "maxUnavailable": None}},
-    PEERS | {"networkPolicy.egress": [DNS]},
-    {"serviceAccount.create": False},
-    {"serviceAccount": {"name": "mt", "annotations": {"eks.amazonaws.com/role-arn": "arn"}}},
-    {"tmp": {"medium": "Memory", "sizeLimit": "64Mi"}},
-    {"metrics.prometheusRule": {"enabled": True, "labels": {"a": "b"}, "runbookPrefix": "https://wiki", "matchers": 'job="mt"'}},
-    {"metrics.dashboards": {"enabled": True, "annotations": {"folder": "Dragoman"}}},
-    {"nodeSelector": {"pool": "cpu"}, "tolerations": [{"key": "a", "operator": "Exists"}], "topologySpread": []},
-    {"affinity": {"podAntiAffinity": {}}, "podSpec": {"priorityClassName": "high"}},
-    {"topologySpread": [{"topologyKey": "zone", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule", "minDomains": 2}]},
-    {"podLabels": {"a": "b"}, "podAnnotations": {"c": "d"}, "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
-    {"extraEnvFrom": [{"secretRef": {"name": "more"}}], "extraInitContainers": [{"name": "first", "image": "busybox:1.37"}]},
-    {"extraVolumes": [{"name": "a", "emptyDir": {}}], "extraVolumeMounts": [{"name": "a", "mountPath": "/a"}]},
-    {"extraContainers": [{"name": "beside", "image": "busybox:1.37"}]},
-]
-OPTIONS += [{"grpcRoute": GATEWAY | {"kind": kind, "rules": [rule]}} for kind, rule, _ in ROUTES if kind != "HTTP"]
-OPTIONS += [{"httpRoute": GATEWAY | {"rules": [rule]}} for kind, rule, _ in ROUTES if kind == "HTTP"]
-# Options that go together, on CPUs and on GPUs.
-ON_CPUS: Values = (
-    KEDA | PEERS | TLS | OWN_METRICS | {"networkPolicy.egress": [DNS], "models.source": "store", "models.store": STORE}
-)
-ON_CPUS |= {
-    "metrics.monitor": MONITOR,
-    "models.signatures.configMapName": "keys",
-    "weightsCache.enabled": True,
-    "auth.secretName": "a",
+# Values whose effects are not tested one by one, in sets that go together.
+OPTIONS: dict[str, Values] = {
+    "names": {"nameOverride": "mt", "fullnameOverride": "translator", "commonLabels": {"team": "language"}, "replicaCount": 0}
+    | {"image": {"repository": "registry.example/mt/dragoman", "digest": f"sha256:{SHA}", "pullPolicy": "Always"}}
+    | {"imagePullSecrets": [{"name": "registry"}], "serviceAccount": {"name": "mt", "annotations": {"role": "arn"}}},
+    "rollout": {"strategy": {"type": "Recreate", "rollingUpdate": None}, "podDisruptionBudget": {"minAvailable": "50%"}}
+    | {"podDisruptionBudget.maxUnavailable": None, "probes.type": "grpc", "drain.preStopSeconds": 0},
+    "percentages": {"strategy.rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 1}, "serviceAccount.create": False},
+    "settings": {"config": {"max_connection_age_seconds": None, "num_threads": 4, "keepalive_seconds": 0.25}}
+    | {"models.files": {"en-de": {"versions": {"latest": 2}, "weights": {"4": 0.1}}, "en-fr": None}}
+    | {"models.signatures.secretName": "keys", "tmp": {"medium": "Memory", "sizeLimit": "64Mi"}},
+    "services": {"service": {"type": "NodePort", "headless": {"enabled": False}, "annotations": {"a": "b"}, "appProtocol": "grpc"}},
+    "archives": {"models.source": "store", "models.store.addresses": [ARCHIVE], "service.headless.annotations": {"a": "b"}},
+    "pods": {
+        "nodeSelector": {"pool": "cpu"},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {}},
+    }
+    | {"topologySpread": [{"topologyKey": "zone", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule", "minDomains": 2}]}
+    | {"podLabels": {"a": "b"}, "podAnnotations": {"c": "d"}, "resources": {"requests": {"cpu": 4, "memory": "4Gi"}}},
+    "extras": {"extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}], "extraEnvFrom": [{"secretRef": {"name": "more"}}]}
+    | {"extraVolumes": [{"name": "a", "emptyDir": {}}], "extraVolumeMounts": [{"name": "a", "mountPath": "/a"}]}
+    | {"extraInitContainers": [{"name": "first", "image": "busybox"}], "extraContainers": [{"name": "beside", "image": "busybox"}]},
+    "rules": {
+        "metrics.prometheusRule": {"enabled": True, "labels": {"a": "b"}, "runbookPrefix": "https://a", "matchers": 'job="a"'}
+    }
+    | {"metrics.dashboards": {"enabled": True, "annotations": {"folder": "Dragoman"}}, "topologySpread": []},
+    "CPUs": KEDA
+    | PEERS
+    | TLS
+    | OWN_METRICS
+    | {"networkPolicy.egress": [DNS], "models": {"source": "store", "store": STORE}}
+    | {"metrics.monitor": MONITOR, "models.signatures.configMapName": "keys", "weightsCache.enabled": True}
+    | {"metrics.prometheusRule.enabled": True, "grpcRoute": GATEWAY, "httpRoute": GATEWAY},
+    "GPUs": GPU | HPA | {"models": CLAIM, "metrics.monitor": MONITOR | {"kind": "PodMonitor"}, "service.type": "LoadBalancer"},
+    "GPUs without limits": {"gpu": {"enabled": True, "resources": {"requests": None, "limits": None}}},
 }
-ON_CPUS |= {"metrics.prometheusRule.enabled": True, "metrics.dashboards.enabled": True, "grpcRoute": GATEWAY, "httpRoute": GATEWAY}
-ON_GPUS: Values = GPU | HPA | {"models": CLAIM, "metrics.monitor": MONITOR | {"kind": "PodMonitor"}, "service.type": "LoadBalancer"}
 
 
-@pytest.mark.parametrize("values", OPTIONS, ids=[",".join(values) for values in OPTIONS])
-def test_option_is_accepted(render: Render, values: Values) -> None:
-    assert render(values, release="mt").all("Deployment")
+CASES = [*itertools.product(OPTIONS, [NEWEST]), *itertools.product(("CPUs", "GPUs"), ("1.27", "1.30", "1.33"))]
 
 
-@pytest.mark.parametrize("values", [ON_CPUS, ON_GPUS], ids=["CPUs", "GPUs"])
-@pytest.mark.parametrize("version", ["1.27", "1.30", "1.33"])
-def test_options_together_are_accepted_by_every_version_of_kubernetes(render: Render, values: Values, version: str) -> None:
-    assert render(values, version=version).all("Deployment")
-
-
-def test_job_of_the_manual_is_valid() -> None:
-    (job,) = [content for content in manual_blocks() if content.get("kind") == "Job"]
-    assert_valid(job, NEWEST)
+@pytest.mark.parametrize(("name", "version"), CASES)
+def test_options_are_accepted(render: Render, name: str, version: str) -> None:
+    assert render(OPTIONS[name], release="mt", version=version).all("Deployment")
 
 
 # Refused values: each is named, so that a typo does not pass in silence.
 
 PEER = [{"podSelector": {}}]
+TARGETS = ("queueSeconds", "requestsWaiting", "slotsInUse", "cpuPercent")
 TWICE = [{"backends": [{"weight": 95}, {"weight": 5}]}]
 # A value that the schema refuses, which names the last part of its path, or of that after the slash.
 SCHEMA: list[tuple[str, Any]] = [
@@ -125,11 +103,7 @@ TEMPLATES: list[tuple[Values, str]] = [
     ({"networkPolicy.enabled": True}, "clients"),
     ({"networkPolicy": {"enabled": True, "clients": PEER}}, "monitoring"),
     ({"networkPolicy": {"enabled": True, "clients": [{}], "monitoring": PEER}}, "clients"),
-    (
-        {"networkPolicy": {"enabled": True, "clients": PEER, "monitoring": PEER}, "models.source": "store"}
-        | {"models.store.addresses": [{"address": "s3://models"}]},
-        "networkPolicy.egress",
-    ),
+    (PEERS | {"models.source": "store", "models.store.addresses": [{"address": "s3://models"}]}, "networkPolicy.egress"),
     ({"models.source": "volume"}, r"models\.volume: needed"),
     ({"models": {"source": "volume", "volume": {"image": {"reference": "registry.example/models:3"}}}}, "must be NAME@sha256"),
     ({"models.source": "store"}, r"models\.store\.addresses"),
@@ -158,15 +132,7 @@ TEMPLATES: list[tuple[Values, str]] = [
     ({"resources.requests": None, "autoscaling.type": "hpa"}, r"cpuPercent: needs resources\.requests\.cpu"),
     ({"autoscaling": {"type": "hpa", "minReplicas": 11}}, "minReplicas is more than maxReplicas"),
     ({"autoscaling.type": "keda"}, "serverAddress"),
-    (
-        {
-            "autoscaling": {
-                "type": "hpa",
-                "targets": dict.fromkeys(("queueSeconds", "requestsWaiting", "slotsInUse", "cpuPercent"), 0),
-            }
-        },
-        "at least one must be above 0",
-    ),
+    (HPA | {f"autoscaling.targets.{name}": 0 for name in TARGETS}, "at least one must be above 0"),
     ({"podDisruptionBudget.maxUnavailable": None}, "set minAvailable or maxUnavailable"),
 ]
 # Values that are gone, and a part of the replacement that is named.
@@ -193,12 +159,14 @@ def test_wrong_value_is_refused_and_named(render: Render, values: Values, reason
         render(values)
 
 
-def test_examples_of_the_manual_are_accepted(render: Render) -> None:
+def test_examples_of_the_manual_are_valid(render: Render) -> None:
     known = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"].keys()
     examples = [values for values in manual_blocks() if values.keys() <= known]
     names = {key for values in examples for key in values}
     assert names >= {"models", "grpcRoute", "httpRoute", "tls", "gpu", "networkPolicy", "extraInitContainers"}
     assert all(render(values).all("Deployment") for values in examples)
+    (job,) = [content for content in manual_blocks() if content.get("kind") == "Job"]
+    assert_valid(job, NEWEST)
 
 
 def test_generated_files_are_current(capsys: pytest.CaptureFixture[str]) -> None:

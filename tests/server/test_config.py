@@ -215,11 +215,8 @@ def test_unusable_configuration_file_is_named_in_one_line(tmp_path: Path, conten
 
 def test_example_of_the_manual_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it stands, and with the settings that it shows as comments."""
-    manual, limits = (
-        (Path(__file__).resolve().parents[2] / "docs" / name).read_text(encoding="utf-8") for name in ("operations.md", "limits.md")
-    )
-    (example,) = re.findall(r"```toml\n(.*?)```", manual, re.DOTALL)
-    (callers,) = re.findall(r"```toml\n(.*?)```", limits, re.DOTALL)
+    manual = (Path(__file__).resolve().parents[2] / "docs/serve.md").read_text(encoding="utf-8")
+    example, callers = re.findall(r"```toml\n(.*?)```", manual, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tls").mkdir()
     for name in ("tls/server.pem", "tls/server.key", "tls/clients.pem", "callers.toml", "scrape-token"):

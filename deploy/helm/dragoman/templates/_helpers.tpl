@@ -3,7 +3,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Name of what is installed; 40 characters leave room for suffixes and for the pods' own. */}}
+{{/* Name of the objects; 40 characters leave room for suffixes and for those of pods. */}}
 {{- define "dragoman.fullname" -}}
 {{- $name := include "dragoman.name" . -}}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
@@ -42,7 +42,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{/* A value as the environment has it: numbers without exponents where they are whole, commas between the items of a list. */}}
+{{/* A setting as an environment variable: whole numbers without exponents, commas between the items of a list. */}}
 {{- define "dragoman.settingValue" -}}
 {{- if kindIs "slice" . -}}
 {{- $items := list -}}
@@ -95,7 +95,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{/* Resources of what runs before the server: its own, but for what only it can use. */}}
+{{/* Resources of init containers: CPU and memory of the server's container. */}}
 {{- define "dragoman.initResources" -}}
 {{- $all := include "dragoman.resources" . | fromYaml -}}
 {{- $ours := dict -}}
@@ -110,20 +110,20 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if or .Values.models.signatures.configMapName .Values.models.signatures.secretName -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Whether HTTP is answered beside gRPC. Empty for no. */}}
+{{/* Whether HTTP is served. Empty for no. */}}
 {{- define "dragoman.answersHttp" -}}
 {{- $given := get .Values.config "http" -}}
 {{- if or (not (hasKey .Values.config "http")) (kindIs "invalid" $given) $given -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Whether others than the pod itself reach HTTP. Empty for no. */}}
+{{/* Whether HTTP is reachable from outside the pod. Empty for no. */}}
 {{- define "dragoman.hasHttp" -}}
 {{- if not (has (get .Values.config "http_host" | default (get .Values.config "host")) (list "127.0.0.1" "::1" "localhost")) -}}
 {{- include "dragoman.answersHttp" . -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Backends of a route's rule; takes root, those that are given, and the port of a Service that names none. */}}
+{{/* Backends of a route's rule; takes root, the given backends, and the default port. */}}
 {{- define "dragoman.backends" -}}
 {{- $backends := list -}}
 {{- range default (list (dict)) .given -}}
@@ -135,7 +135,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- toYaml $backends -}}
 {{- end -}}
 
-{{/* Kind of probe: the kubelet's gRPC probes speak no TLS, so with TLS the plain HTTP port is asked. */}}
+{{/* Kind of probe: the kubelet's gRPC probes speak no TLS, so with TLS they request the metrics port. */}}
 {{- define "dragoman.probeType" -}}
 {{- if eq .Values.probes.type "auto" -}}
 {{- ternary "http" "grpc" .Values.tls.enabled -}}
@@ -195,7 +195,7 @@ authorization:
 {{- int (ceil (addf .Values.drain.preStopSeconds .Values.drain.seconds .Values.drain.marginSeconds)) -}}
 {{- end -}}
 
-{{/* How pods are replaced: a pod more first, but not where that would need a GPU more. */}}
+{{/* Deployment strategy: one pod is added first, but on GPU nodes one is removed first. */}}
 {{- define "dragoman.strategy" -}}
 {{- $type := default "RollingUpdate" .Values.strategy.type -}}
 type: {{ $type }}
@@ -220,7 +220,7 @@ rollingUpdate:
 {{- toYaml (ternary .Values.gpu.resources .Values.resources .Values.gpu.enabled) -}}
 {{- end -}}
 
-{{/* CPU target in percent: by default 80 where there is no GPU, beside which it says little. 0 for none. */}}
+{{/* CPU target in percent: by default 80, on GPU nodes 0, which is off. */}}
 {{- define "dragoman.cpuPercent" -}}
 {{- $target := .Values.autoscaling.targets.cpuPercent -}}
 {{- ternary (ternary 0 80 .Values.gpu.enabled) $target (eq (toString $target) "auto") -}}
@@ -280,24 +280,24 @@ spec:
 {{- default $own .Values.metrics.prometheusRule.matchers -}}
 {{- end -}}
 
-{{/* What the rules sum by: labels that matchers ask for stay, or nobody would find what is recorded. */}}
+{{/* Labels that the rules sum by: those in matchers are kept, so that recorded series match them too. */}}
 {{- define "dragoman.sumLabels" -}}
 {{- $bare := regexReplaceAll "\"([^\"\\\\]|\\\\.)*\"" (include "dragoman.matchers" .) "" -}}
 {{- $names := without (regexFindAll "[a-zA-Z_][a-zA-Z0-9_]*" $bare -1) "namespace" "job" "model" -}}
 {{- join ", " (concat (list "namespace" "job") (uniq $names) (list "model")) -}}
 {{- end -}}
 
-{{/* Whether a rule's backends get any call; one without a weight has 1. */}}
+{{/* Whether any of a rule's backends has a weight above 0, the default being 1. Empty for no. */}}
 {{- define "dragoman.weighs" -}}
 {{- range . -}}{{- if or (not (hasKey . "weight")) (gt (int .weight) 0) -}}yes{{- end -}}{{- end -}}
 {{- end -}}
 
-{{/* The least number of replicas there will be. */}}
+{{/* Lowest number of replicas. */}}
 {{- define "dragoman.minReplicas" -}}
 {{- ternary .Values.replicaCount .Values.autoscaling.minReplicas (eq .Values.autoscaling.type "none") -}}
 {{- end -}}
 
-{{/* What the schema cannot say. */}}
+{{/* Checks beyond the schema. */}}
 {{- define "dragoman.validate" -}}
 {{- $v := .Values -}}
 {{- if eq $v.models.source "volume" -}}

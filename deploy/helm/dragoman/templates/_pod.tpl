@@ -1,4 +1,4 @@
-{{/* Parts of the Deployment, as YAML: what values merge into. */}}
+{{/* Parts of the Deployment, as YAML into which values are merged. */}}
 
 {{/* Secrets that the server reads as files in /etc/dragoman/NAME, as a list of names and Secrets. */}}
 {{- define "dragoman.secrets" -}}
@@ -167,7 +167,7 @@ ports:
 env:
   - name: DRAGOMAN_MODELS
     value: /models
-  # Beside the models, which may be where nothing can be written.
+  # Not in the folder of models, which may be read-only.
   - name: DRAGOMAN_MODEL_FILES
     value: /etc/dragoman/model-files
   {{- if include "dragoman.signed" . }}
@@ -214,7 +214,7 @@ env:
     value: /etc/dragoman/metrics-tls/tls.key
   {{- end }}
   {{- if and $v.gpu.enabled (not (get $v.config "device")) }}
-  # Not auto: a pod that does not find its GPU must fail, not compute on the CPU.
+  # Not auto: a pod without its GPU must fail, not compute on the CPU.
   - name: DRAGOMAN_DEVICE
     value: cuda
   {{- end }}
@@ -247,7 +247,7 @@ livenessProbe:
   timeoutSeconds: 5
   failureThreshold: 6
 {{- if gt (int $v.drain.preStopSeconds) 0 }}
-# The server goes on serving while load balancers learn that this pod goes.
+# Serve while load balancers learn that this pod ends.
 lifecycle:
   preStop:
     {{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}

@@ -1,8 +1,9 @@
-"""The models of a server, printed for people or for programs."""
+"""Models of a server and the states of their versions, printed as a table or as JSON."""
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dragoman.client.model_info import Language, ModelInfo, ModelVersion
+from dragoman.client.repository import ModelStatus, Requested, VersionStatus
 
 # Of what is no terminal.
 WIDE = 1000
@@ -111,3 +113,69 @@ def print_models(models: Sequence[ModelInfo], out: TextIO, is_json: bool = False
         for model in models:
             for remark in _remarks(model):
                 console.print(plain(remark))
+
+
+_STYLES = {"serving": "green", "trial": "yellow", "refused": "red"}
+
+
+def print_repository(
+    models: Sequence[ModelStatus], out: TextIO, is_json: bool = False, clock: Callable[[], float] = time.time
+) -> None:
+    """Write a row for each version, below them what else there is to tell; or one JSON object a line with all of `ModelStatus`."""
+    if is_json:
+        for model in models:
+            out.write(json.dumps(dataclasses.asdict(model), ensure_ascii=False) + "\n")
+        out.flush()
+        return
+    console = Console(file=out, width=None if out.isatty() else WIDE)
+    table = Table()
+    for heading in ("model", "version", "content", "state", "since", "labels", "share", "answered", "failed"):
+        table.add_column(heading, justify="right" if heading in ("share", "answered", "failed") else "left")
+    for model in models:
+        for version in model.versions:
+            table.add_row(*_cells(model, version, clock()))
+        if not model.versions:
+            table.add_row(plain(model.name), "", "", "no version")
+    console.print(table)
+    for model in models:
+        for remark in _status_remarks(model):
+            console.print(plain(remark))
+
+
+def _cells(model: ModelStatus, version: VersionStatus, now: float) -> Iterator[Text]:
+    share = f"{100 * version.share:.3g}%" if version.share else ""
+    name = version.name + (" (default)" if version.is_default else "")
+    yield from (plain(model.name), plain(name), plain(version.version))
+    yield Text(version.state, style=_STYLES.get(version.state, ""))
+    yield Text(_ago(now - version.since) if version.since else "")
+    yield plain(", ".join(version.labels))
+    yield from (Text(share), Text(str(version.num_answered)), Text(str(version.num_failed)))
+
+
+def _ago(seconds: float) -> str:
+    """Return a time that has passed, in its largest unit."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f}{unit} ago"
+    return f"{max(0.0, seconds):.0f}s ago"
+
+
+def _status_remarks(model: ModelStatus) -> Iterator[str]:
+    for version in model.versions:
+        if version.reason:
+            yield f"{model.name} {version.name}: {version.cause}: {version.reason}"
+    for problem in model.problems:
+        yield f"{model.name}: {problem}"
+    if model.requested:
+        yield f"{model.name}: asked for by operators: {', '.join(_asked(model.requested))}"
+
+
+def _asked(requested: Requested) -> Iterator[str]:
+    if requested.is_unloaded:
+        yield "unloaded"
+    if requested.pinned:
+        yield f"rolled back to {requested.pinned}"
+    for word, versions in (("load", requested.loaded), ("unload", requested.unloaded)):
+        yield from (f"{word} {version}" for version in versions)
+    for label, version in sorted(requested.labels.items()):
+        yield f"label {label} = {version or 'none'}"
