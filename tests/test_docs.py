@@ -99,9 +99,9 @@ def test_every_key_of_the_file_of_callers_is_described() -> None:
 def test_examples_of_configurations_are_valid() -> None:
     (training,), models = (
         re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
-        for name in ("checkpoints.md", "models.md")
+        for name in ("bring-a-model.md", "models.md")
     )
-    assert TrainingConfig.parse(tomllib.loads(training), "docs/checkpoints.md").name == "en-de"
+    assert TrainingConfig.parse(tomllib.loads(training), "docs/bring-a-model.md").name == "en-de"
     assert [model_file(example).weights for example in models] == [{"canary": 0.1}]
 
 
