@@ -32,13 +32,14 @@ EXTRAS: Final = {
     "stores": ("obstore", "oras", "requests", "urllib3"),
     "tracing": ("opentelemetry",),
     "load": ("msgspec", "numpy"),
+    "report": ("jinja2", "matplotlib"),
     "evaluate": ("sacrebleu",),
     "train": ("matplotlib", "msgspec", "numpy", "pydantic", "safetensors", "sentencepiece", "tokenizers", "torch"),
     "import": ("huggingface_hub", "langcodes", "msgspec", "numpy", "safetensors", "sentencepiece", "tokenizers", "torch"),
     "export": ("onnx", "onnx_ir", "safetensors", "torch"),
 }
 # Extras that bring others.
-_INCLUDED: Final = {"cpu": ("server",), "stores": ("server", "signing"), "train": ("evaluate",)}
+_INCLUDED: Final = {"cpu": ("server",), "report": ("load",), "stores": ("server", "signing"), "train": ("evaluate",)}
 _COMMANDS: Final = {
     "serve": ("cpu",),
     "gpu-check": ("cpu",),

@@ -1,133 +1,96 @@
-"""The plots of a report: percentiles, latency over time, throughput, the sweep, and what the server said of itself."""
+"""Charts of a report, drawn by matplotlib as SVG that stands in the page: text is text, and takes the page's colour."""
 
+import io
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from dragoman.load.histogram import Histogram, middle_of
 from dragoman.load.plan import KINDS
 from dragoman.load.result import Result
 from dragoman.load.scrape import Point, ServerSeries
-from dragoman.load.show import milliseconds, number
-from dragoman.load.svg import Axis, Line, level, linear_axis, log_axis, plot, tips, upright, x_of, y_of
+from dragoman.load.show import number
 
 _MAX_COLUMNS, _ROWS = 120, 34
-_PERCENT_TICKS = ((0.0, "0"), (50.0, "50"), (90.0, "90"), (95.0, ""), (99.0, "99"), (99.9, "99.9"), (99.99, "99.99"))
-_MEGABYTE = 1024 * 1024
+_PERCENTS = (0.0, 50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
+_MEBIBYTE = 1024 * 1024
+# Colours that can be told apart with any eyes (Okabe and Ito), on light and dark ground.
+_COLOURS = ("#0072b2", "#d98200", "#008f6b", "#a6588a", "#c8460a", "#7a828e")
+_INK = "#5c6470"  # becomes the page's text colour
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dragoman",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.xmargin": 0.0,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "grid.color", "legend.labelcolor", "text.color"), _INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), _INK),
+}
 
 
-def percentile_chart(result: Result) -> str:
-    """Return the latency at each percentile, stretched to the right so that the tail can be seen."""
-    histograms = {"end to end": result.total.counts.times.get("e2e"), "first token": result.total.counts.times.get("ttft")}
-    kinds = [name for name in (*KINDS, "slow") if name in result.groups]
-    if len(kinds) > 1:
-        histograms |= {name: result.groups[name].counts.times.get("e2e") for name in kinds}
-    present = {name: histogram for name, histogram in histograms.items() if histogram is not None and histogram.num}
-    if not present:
-        return ""
-    most = max(histogram.num for histogram in present.values())
-    end = min(5.0, max(1.0, math.log10(most)))
-    places = [end * i / 160 for i in range(161)]
-    percents = [100 * (1 - 10**-place) for place in places]
-    lines = []
-    for colour, (name, histogram) in enumerate(list(present.items())[:6]):
-        limit = math.log10(histogram.num) + 1e-9  # beyond it there is no sample
-        values = histogram.percentiles(percents)
-        points = [(p, v * 1000) for p, v in zip(places, values, strict=True) if v is not None and p <= max(limit, 0.3)]
-        lines.append(Line(name, points, colour))
-    values_seen = [max(value, 1e-3) for line in lines for _, value in line.points if value is not None]
-    ticks = [(-math.log10(1 - percent / 100), text) for percent, text in _PERCENT_TICKS]
-    x = Axis("percent of the requests that were not slower", 0.0, end, [tick for tick in ticks if tick[0] <= end + 1e-9])
-    y = log_axis("milliseconds", min(values_seen), max(values_seen))
-    marks = level(y, result.slos["e2e"] * 1000, "limit, end to end") if "e2e" in result.slos else ""
-    return plot("Latency by percentile", x, y, lines, marks=marks)
+class Chart(NamedTuple):
+    """A chart: its title, and an SVG element."""
+
+    title: str
+    svg: str
 
 
-def heat_chart(result: Result) -> str:
-    """Return how many requests had which latency when, with the median and the 99th percentile."""
-    columns, width = _columns([piece.e2e for piece in result.timeline.slices], result.timeline.width)
-    filled = [histogram for histogram in columns if histogram.num]
-    if not filled:
-        return ""
-    low = min(h.smallest or h.largest for h in filled) * 1000
-    high = max(histogram.largest for histogram in filled) * 1000
-    y = log_axis("milliseconds", max(low, 1e-3), max(high, 2e-3))
-    x = linear_axis("seconds since the start, when the request was due", len(columns) * width)
-    grid = [_rows(histogram, y) for histogram in columns]
-    most = max(max(rows) for rows in grid)
-    step = math.log(y.high / y.low) / _ROWS
-    cells = []
-    for i, rows in enumerate(grid):
-        left, right = x_of(x, i * width), x_of(x, (i + 1) * width)
-        for j, count in enumerate(rows):
-            if count:
-                top = y_of(y, y.low * math.exp((j + 1) * step))
-                height = y_of(y, y.low * math.exp(j * step)) - top
-                cells.append(
-                    f'<rect class="cell" x="{left:.1f}" y="{top:.1f}" width="{right - left:.2f}" height="{height:.2f}" '
-                    f'opacity="{0.12 + 0.88 * math.sqrt(count / most):.2f}"/>'
-                )
-    centres = [(i + 0.5) * width for i in range(len(columns))]
-    lines = [
-        Line(name, [(centre, _scaled(h.percentile(percent))) for centre, h in zip(centres, columns, strict=True)], colour)
-        for name, percent, colour in (("median", 50, 1), ("99th percentile", 99, 4))
-    ]
-
-    def tip(i: int) -> str:
-        p50, p95, p99 = (milliseconds(value) for value in columns[i].percentiles((50, 95, 99)))
-        return f"{i * width}–{(i + 1) * width} s: {columns[i].num:,} requests, p50 {p50}, p95 {p95}, p99 {p99} ms"
-
-    marks = _warmup(x, result) + tips(x, centres, width, tip)
-    return plot("End-to-end latency over time (stronger: more requests)", x, y, lines, "".join(cells), marks)
+Points = Sequence[tuple[float, float | None]]
 
 
-def rate_chart(result: Result) -> str:
-    """Return requests that were due, answers, good answers and failures by the second."""
-    names = {"due": "num_due", "answered": "num_done", "good": "num_good", "failed": "num_failed"}
+def latency_charts(result: Result) -> list[Chart]:
+    """Return the latency by percentile and over time."""
+    return [*_percentiles(result), *_latency_over_time(result)]
+
+
+def request_charts(result: Result) -> list[Chart]:
+    """Return rates of requests and tokens, and calls in flight, over time."""
+    rates = {"due": "num_due", "answered": "num_done", "good": "num_good", "failed": "num_failed"}
     if not result.slos:
-        del names["good"]
-    return _timeline(result, "Requests a second", "requests a second", names, is_rate=True)
+        del rates["good"]
+    kinds = (
+        ("Requests a second", "requests a second", rates, True),
+        ("Calls under way", "calls", {"most under way": "in_flight"}, False),
+        ("Tokens a second", "tokens a second", {"tokens of the answers": "tokens"}, True),
+    )
+    return [chart for kind in kinds for chart in _over_time(result, *kind)]
 
 
-def in_flight_chart(result: Result) -> str:
-    """Return how many calls were under way."""
-    return _timeline(result, "Calls under way", "calls", {"most under way": "in_flight"}, is_rate=False)
+def sweep_charts(result: Result) -> list[Chart]:
+    """Return throughput and latency by offered rate."""
+    assert result.sweep is not None
+    steps, knee = sorted(result.sweep.steps, key=lambda step: step.rate), result.sweep.knee
+
+    def mark(axes: Axes) -> None:
+        if knee is not None:
+            _mark(axes, knee, f"knee {number(knee)}/s")
+
+    rates = {
+        "answers": [(step.rate, step.requests_per_second) for step in steps],
+        "good answers": [(step.rate, step.goodput) for step in steps],
+    }
+    times: dict[str, Points] = {
+        name: [(step.rate, _milli(step.times["e2e"].figure(name))) for step in steps if "e2e" in step.times]
+        for name in ("p50", "p95", "p99")
+    }
+    offered = "calls a second, offered"
+    charts = list(_lines("Throughput by offered rate", offered, "a second", rates, mark))
+    return charts + list(_lines("Latency by offered rate", offered, "milliseconds", times, mark, limit=_limit(result), is_log=True))
 
 
-def token_chart(result: Result) -> str:
-    """Return tokens by the second."""
-    return _timeline(result, "Tokens a second", "tokens a second", {"tokens of the answers": "tokens"}, is_rate=True)
-
-
-def sweep_charts(result: Result) -> str:
-    """Return throughput and latency by the rate that was offered; nothing without a sweep."""
-    if result.sweep is None:
-        return ""
-    steps = sorted(result.sweep.steps, key=lambda step: step.rate)
-    high = max(step.rate for step in steps)
-    x = linear_axis("calls a second, offered", high)
-    knee = result.sweep.knee
-    marks = "" if knee is None else upright(x, knee, f"knee {number(knee)}/s")
-    rates = [
-        Line("answers", [(step.rate, step.requests_per_second) for step in steps], 0),
-        Line("good answers", [(step.rate, step.goodput) for step in steps], 2),
-    ]
-    y = linear_axis("a second", max(step.requests_per_second for step in steps))
-    pictures = [plot("Throughput by offered rate", x, y, rates, marks=marks)]
-    times = [
-        Line(name, [(s.rate, _scaled(s.times["e2e"].figure(name))) for s in steps if "e2e" in s.times], colour)
-        for name, colour in (("p50", 1), ("p95", 0), ("p99", 4))
-    ]
-    values = [max(value, 1e-3) for line in times for _, value in line.points if value is not None]
-    if values:
-        y = log_axis("milliseconds", min(values), max(values))
-        if "e2e" in result.slos:
-            marks += level(y, result.slos["e2e"] * 1000, "limit")
-        pictures.append(plot("Latency by offered rate", x, y, times, marks=marks))
-    return "".join(pictures)
-
-
-def server_charts(series: ServerSeries, seconds: float) -> str:
-    """Return what one address told about itself in the time that calls were sent."""
+def server_charts(series: ServerSeries, seconds: float) -> list[Chart]:
+    """Return the server's own metrics from one address while calls were sent."""
     points = [point for point in series.points if 0 <= point.at <= seconds]
     kinds: tuple[tuple[str, str, dict[str, str], float], ...] = (
         ("Requests in the server", "requests", {"waiting": "waiting", "running": "running"}, 1),
@@ -135,48 +98,138 @@ def server_charts(series: ServerSeries, seconds: float) -> str:
         ("Step and queue", "milliseconds", {"step": "step_seconds", "queue": "queue_seconds"}, 1e3),
         ("Tokens the server generated", "tokens a second", {"tokens": "tokens_per_second"}, 1),
         ("Processor", "cores", {"all processes of the server": "cpu_cores"}, 1),
-        ("Memory", "MiB", {"all processes of the server": "rss_bytes"}, 1 / _MEGABYTE),
+        ("Memory", "MiB", {"all processes of the server": "rss_bytes"}, 1 / _MEBIBYTE),
     )
-    return "".join(_server_chart(points, seconds, *kind) for kind in kinds)
+    charts: list[Chart] = []
+    for title, unit, names, factor in kinds:
+        lines: dict[str, Points] = {label: _series(points, name, factor) for label, name in names.items()}
+        charts += _lines(title, "seconds since the start", unit, lines, end=seconds)
+    return charts
 
 
-def _server_chart(readings: list[Point], seconds: float, title: str, unit: str, names: dict[str, str], factor: float) -> str:
-    lines = []
-    for colour, (label, name) in enumerate(names.items()):
-        points = [(point.at, point.values[name] * factor if name in point.values else None) for point in readings]
-        if any(value is not None for _, value in points):
-            lines.append(Line(label, points, colour))
-    if not lines:
-        return ""
-    x = linear_axis("seconds since the start", seconds)
-    y = linear_axis(unit, max((value for line in lines for _, value in line.points if value is not None), default=1.0))
-    return plot(title, x, y, lines)
+def _percentiles(result: Result) -> Iterator[Chart]:
+    """Yield the latency at each percentile, stretched to the right so that the tail can be seen."""
+    histograms = {"end to end": result.total.counts.times.get("e2e"), "first token": result.total.counts.times.get("ttft")}
+    kinds = [name for name in (*KINDS, "slow") if name in result.groups]
+    if len(kinds) > 1:
+        histograms |= {name: result.groups[name].counts.times.get("e2e") for name in kinds}
+    present = {name: histogram for name, histogram in histograms.items() if histogram is not None and histogram.num}
+    if not present:
+        return
+    end = min(5.0, max(1.0, math.log10(max(histogram.num for histogram in present.values()))))
+    places = np.linspace(0, end, 161).tolist()
+    lines: dict[str, Points] = {}
+    for name, histogram in list(present.items())[: len(_COLOURS)]:
+        last = max(math.log10(histogram.num) + 1e-9, 0.3)  # beyond it there is no sample
+        values = histogram.percentiles([100 * (1 - 10**-place) for place in places])
+        lines[name] = [(place, _milli(value)) for place, value in zip(places, values, strict=True) if place <= last]
+
+    def draw(axes: Axes) -> None:
+        ticks = {-math.log10(1 - percent / 100): f"{percent:g}" for percent in _PERCENTS}
+        axes.set_xticks([place for place in ticks if place <= end], [text for place, text in ticks.items() if place <= end])
+
+    label = "percent of the requests that were not slower"
+    yield from _lines("Latency by percentile", label, "milliseconds", lines, draw, limit=_limit(result), is_log=True)
 
 
-def _timeline(result: Result, title: str, unit: str, names: dict[str, str], is_rate: bool) -> str:
+def _latency_over_time(result: Result) -> Iterator[Chart]:
+    """Yield the number of requests by time and latency, with the median and the 99th percentile."""
+    columns, width = _columns([piece.e2e for piece in result.timeline.slices], result.timeline.width)
+    filled = [histogram for histogram in columns if histogram.num]
+    if not filled:
+        return
+    low = max(min(h.smallest or h.largest for h in filled) * 1000, 1e-3)
+    high = max(max(histogram.largest for histogram in filled) * 1000, low * 1.1)
+    edges = np.geomspace(low * 0.99, high * 1.01, _ROWS + 1)
+    counts = np.zeros((_ROWS, len(columns)))
+    for place, histogram in enumerate(columns):
+        for index, count in histogram.bins.items():
+            row = int(np.searchsorted(edges, middle_of(index) * 1000)) - 1
+            counts[min(max(row, 0), _ROWS - 1), place] += count
+    centres = [(place + 0.5) * width for place in range(len(columns))]
+    lines: dict[str, Points] = {
+        label: [(centre, _milli(column.percentile(percent))) for centre, column in zip(centres, columns, strict=True)]
+        for label, percent in (("median", 50), ("99th percentile", 99))
+    }
+
+    def draw(axes: Axes) -> None:
+        cells = np.ma.masked_equal(np.sqrt(counts), 0)
+        axes.pcolormesh(np.arange(len(columns) + 1) * width, edges, cells, cmap="Blues", vmin=-0.5, rasterized=True, zorder=0)
+        _mark_warmup(axes, result)
+
+    title = "End-to-end latency over time (stronger: more requests)"
+    yield from _lines(title, "seconds since the start, when the request was due", "milliseconds", lines, draw, is_log=True, first=1)
+
+
+def _over_time(result: Result, title: str, unit: str, names: Mapping[str, str], is_rate: bool) -> Iterator[Chart]:
     width = result.timeline.width
     slices = [piece for i, piece in enumerate(result.timeline.slices) if i * width < result.seconds] or result.timeline.slices
-    if not slices:
-        return ""
     # The last slice is often cut short by the end of the run.
     lengths = [min(width, max(result.seconds - i * width, 0.001 * width)) if is_rate else 1 for i in range(len(slices))]
     if is_rate and len(slices) > 1 and lengths[-1] < width / 2:
         slices, lengths = slices[:-1], lengths[:-1]
-    x = linear_axis("seconds since the start", len(slices) * width)
-    centres = [(i + 0.5) * width for i in range(len(slices))]
+    lines: dict[str, Points] = {
+        label: [((i + 0.5) * width, getattr(piece, name) / lengths[i]) for i, piece in enumerate(slices)]
+        for label, name in names.items()
+    }
+    yield from _lines(
+        title, "seconds since the start", unit, lines, lambda axes: _mark_warmup(axes, result), end=len(slices) * width
+    )
 
-    def values(name: str) -> list[float]:
-        return [getattr(piece, name) / length for piece, length in zip(slices, lengths, strict=True)]
 
-    colours = {"due": 5, "answered": 0, "good": 2, "failed": 4}
-    by_label = {label: values(name) for label, name in names.items()}
-    lines = [Line(label, list(zip(centres, by_label[label], strict=True)), colours.get(label, 0)) for label in names]
-    y = linear_axis(unit, max(max(row) for row in by_label.values()))
+def _lines(
+    title: str,
+    x: str,
+    y: str,
+    lines: Mapping[str, Points],
+    draw: Callable[[Axes], None] = lambda axes: None,
+    *,
+    limit: float | None = None,
+    is_log: bool = False,
+    end: float = 0.0,
+    first: int = 0,
+) -> Iterator[Chart]:
+    """Yield a chart of lines, broken where a value is None, from the colour `first` on; none without values."""
+    if not any(value is not None for points in lines.values() for _, value in points):
+        return
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+        axes = figure.subplots()
+        for place, (label, points) in enumerate(lines.items()):
+            values = [math.nan if value is None else max(value, 1e-3 if is_log else 0.0) for _, value in points]
+            marker = "o" if sum(map(math.isfinite, values)) == 1 else ""
+            colour = _COLOURS[(first + place) % len(_COLOURS)]
+            axes.plot([at for at, _ in points], values, marker=marker, markersize=3, color=colour, label=label)
+        if is_log:
+            axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 2000 else (1,)))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            if low == high or high / low < 3:
+                axes.yaxis.set_major_locator(FixedLocator(np.geomspace(low, high, 5).tolist()))
+        else:
+            axes.set_ylim(0, 1.05 * axes.dataLim.ymax or 1.0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+        if end:
+            axes.set_xlim(0, end)
+        draw(axes)
+        if limit is not None and axes.get_ylim()[0] <= limit <= axes.get_ylim()[1]:
+            axes.axhline(limit, color=_INK, linestyle="--", linewidth=1, label="limit, end to end")
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        figure.legend(loc="outside upper left", ncols=6, fontsize="small")
+        yield Chart(title, _svg(figure, title))
 
-    def tip(i: int) -> str:
-        return f"{i * width}–{(i + 1) * width} s: " + ", ".join(f"{label} {number(row[i])}" for label, row in by_label.items())
 
-    return plot(title, x, y, lines, marks=_warmup(x, result) + tips(x, centres, width, tip))
+def _svg(figure: Figure, title: str) -> str:
+    """Return a figure as an SVG element without what only files need: header, metadata, ids of parts, a size."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, dpi=100, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    svg = text.getvalue()[text.getvalue().index("<svg") :]
+    svg = re.sub(r' id="(?:figure|axes|patch|line2d|text|legend|matplotlib|xtick|ytick|QuadMesh|LineCollection)[^"]*"', "", svg)
+    svg = re.sub(r'^<svg ([^>]*?)width="[^"]*" height="[^"]*"|^<svg ([^>]*)', r'<svg role="img" \1\2', svg, count=1)
+    svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
+    return svg.replace(_INK, "currentColor").replace('role="img"', f'role="img" aria-label="{title}"', 1)
 
 
 def _columns(histograms: Sequence[Histogram], width: int) -> tuple[list[Histogram], int]:
@@ -193,17 +246,33 @@ def _columns(histograms: Sequence[Histogram], width: int) -> tuple[list[Histogra
     return columns, width * size
 
 
-def _rows(histogram: Histogram, y: Axis) -> list[int]:
-    rows = [0] * _ROWS
-    for index, count in histogram.bins.items():
-        place = y.place(middle_of(index) * 1000)
-        rows[min(_ROWS - 1, max(0, int(place * _ROWS)))] += count
-    return rows
+def _series(points: Sequence[Point], name: str, factor: float) -> Points:
+    return [(point.at, point.values[name] * factor if name in point.values else None) for point in points]
 
 
-def _warmup(x: Axis, result: Result) -> str:
-    return upright(x, result.warmup_seconds, "counted from here") if result.warmup_seconds else ""
+def _mark_warmup(axes: Axes, result: Result) -> None:
+    if result.warmup_seconds:
+        _mark(axes, result.warmup_seconds, "counted from here")
 
 
-def _scaled(seconds: float | None) -> float | None:
+def _mark(axes: Axes, x: float, label: str) -> None:
+    axes.axvline(x, color=_INK, linestyle=":", linewidth=1)
+    is_right = x > sum(axes.get_xlim()) * 0.6
+    axes.annotate(
+        label,
+        (x, 0.98),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4 if is_right else 4, 0),
+        textcoords="offset points",
+        horizontalalignment="right" if is_right else "left",
+        verticalalignment="top",
+        fontsize="small",
+    )
+
+
+def _limit(result: Result) -> float | None:
+    return _milli(result.slos.get("e2e"))
+
+
+def _milli(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1000

@@ -6,21 +6,21 @@ from typing import Annotated, TextIO
 
 import msgspec
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from dragoman.load.compare import CONFIDENCE, Comparison, Difference, compare
-from dragoman.load.page import page, section, table
 from dragoman.load.plain_help import PlainCommand
 from dragoman.load.result import Result, read_result
 from dragoman.load.show import NOTHING, milliseconds, number, signed_share
+from dragoman.load.table import Table, open_console, print_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 FAILED_CODE = 3
+INTERVALS = (
+    "The interval is of the second figure less the first, by a block bootstrap over the seconds of each run; a difference is "
+    "beyond noise if the interval leaves zero out. Noise from run to run is not in it: repeat runs to see that."
+)
 HEAD = ("", "first", "second", "change", f"{CONFIDENCE:.0%} interval of the difference", "")
-_WIDTH = 120
 
 
 @app.command(cls=PlainCommand, context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,17 +51,17 @@ def is_worse(comparison: Comparison) -> bool:
 
 def print_comparison(comparison: Comparison, stream: TextIO) -> None:
     """Print a comparison."""
-    console = Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
-    shown = Table(box=box.SIMPLE_HEAD)
-    for place, name in enumerate(HEAD):
-        shown.add_column(name, justify="left" if place in (0, len(HEAD) - 1) else "right")
-    for difference in comparison.differences:
-        shown.add_row(*cells(difference))
-    console.print(shown)
+    console = open_console(stream)
+    print_table(console, differences_table(comparison, ""))
     for flag, one, other in comparison.unlike:
         console.print(f"{flag}: {one or NOTHING} in the first, {other or NOTHING} in the second", markup=False)
     for warning in comparison.warnings:
         console.print(f"warning: {warning}", markup=False)
+
+
+def differences_table(comparison: Comparison, caption: str) -> Table:
+    """Return the figures of both runs, times in milliseconds, others a second."""
+    return Table(caption, HEAD, [cells(difference) for difference in comparison.differences])
 
 
 def cells(difference: Difference) -> list[str]:
@@ -90,21 +90,17 @@ def verdict(difference: Difference) -> str:
 
 def comparison_page(comparison: Comparison, results: tuple[Result, Result], names: tuple[str, str]) -> str:
     """Return a comparison as one HTML page."""
+    from dragoman.load.report import Section, render
+
     runs = [
         (name, result.created, f"{result.counted_seconds:.1f} s", f"{result.total.counts.num:,}", f"{result.total.num_failed:,}")
         for name, result in zip(names, results, strict=True)
     ]
-    text = (
-        "<p>The interval is of the second figure less the first, by a block bootstrap over the seconds of each run; a difference "
-        "is beyond noise if the interval leaves zero out. Noise from run to run is not in it: repeat runs to see that.</p>"
-    )
-    body = [
-        "<header><h1>Two runs compared</h1></header>",
-        section("Differences", table("Times in milliseconds", HEAD, [cells(d) for d in comparison.differences]) + text),
-        section("Runs", table("First and second", ("", "began", "counted", "requests", "failed"), runs)),
+    head = ("", "began", "counted", "requests", "failed")
+    sections = [
+        Section("Differences", [differences_table(comparison, "Times in milliseconds")], text=INTERVALS),
+        Section("Runs", [Table("First and second", head, runs)]),
     ]
     if comparison.unlike:
-        body.append(section("Settings that differ", table("By flag", ("", "first", "second"), comparison.unlike)))
-    if comparison.warnings:
-        body.append(section("Warnings", table("", ("",), [(warning,) for warning in comparison.warnings])))
-    return page("Two runs compared", body)
+        sections.append(Section("Settings that differ", [Table("By flag", ("", "first", "second"), comparison.unlike)]))
+    return render("Two runs compared", sections, warnings=comparison.warnings)

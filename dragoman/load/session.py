@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ from dragoman.client.errors import CallError
 from dragoman.load.conditions import Condition, share_good
 from dragoman.load.lateness import SLOW_SENDER
 from dragoman.load.live import watching
-from dragoman.load.page import write_report
 from dragoman.load.plan import Plan
 from dragoman.load.probe import Findings, list_models, probe
 from dragoman.load.result import Result, Step, Sweep, write_result
@@ -83,7 +83,10 @@ class Session:
             InputError: If a server refuses what is to be sent, or a file or an address of metrics cannot be used.
             CallError: If a server cannot be reached, or fails before the run.
             SenderFailed: If a sender process ends before its time.
+            ModuleNotFoundError: If the packages of a report are not installed.
         """
+        if self._options.report is not None:
+            importlib.import_module("dragoman.load.report")
         with _writable(self._options.output), _writable(self._options.report):  # known now, not after an hour
             with asyncio.Runner() as runner:
                 runner.get_loop()  # made first: Ctrl-C meanwhile would leave a coroutine that nobody awaits, which Python reports
@@ -102,9 +105,12 @@ class Session:
         try:
             print_result(result, out)
         finally:  # also where nobody reads to the end
-            for path, write in ((self._options.output, write_result), (self._options.report, write_report)):
-                if path is not None:
-                    _write(path, write, result)
+            if self._options.output is not None:
+                _write(self._options.output, write_result, result)
+            if self._options.report is not None:
+                from dragoman.load.report import write_report
+
+                _write(self._options.report, write_report, result)
         if self.is_interrupted:
             return INTERRUPTED_CODE
         if not result.has_success:

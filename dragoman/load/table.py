@@ -1,19 +1,20 @@
-"""The result of a run as text, for the terminal and for logs."""
+"""Tables of a result, for the terminal and for the HTML report."""
 
-from typing import TextIO
+from collections.abc import Sequence
+from typing import NamedTuple, TextIO
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from dragoman.load.conditions import share_good
-from dragoman.load.result import Check, GroupResult, Result, Summary
+from dragoman.load.result import Check, Result, Step, Summary
 from dragoman.load.show import duration, milliseconds, number, share
 
 # Without a terminal lines are as long as they need to be.
 _WIDTH = 120
-# Messages that are shown.
-MOST_ERRORS = 5
+MOST_ERRORS, MOST_REPORTED_ERRORS = 5, 20
 MEASURES = {
     "e2e": "end to end",
     "ttft": "first token",
@@ -21,35 +22,129 @@ MEASURES = {
     "queue": "queue (server)",
     "server": "server's total",
 }
+TIMES = ("", "samples", "mean", "p50", "p90", "p95", "p99", "p99.9", "max")
+GROUPS = ("", "sent", "answered", "good", "failed", "provoked", "retries", "answers/s")
+STEPS = ("calls/s", "holds", "good", "answers/s", "goodput/s", "p50 ms", "p95 ms", "p99 ms", "errors")
+
+
+class Table(NamedTuple):
+    """A table; the first cell of each row is its heading."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def times_table(result: Result) -> Table:
+    """Return the percentiles of each measure, those of `e2e` also by kind of call."""
+    rows = []
+    kinds = {name: group for name, group in result.groups.items() if "e2e" in group.times}
+    for measure, label in MEASURES.items():
+        summary = result.total.times.get(measure)
+        if summary is not None:
+            rows.append((label, *_time_cells(summary)))
+        if measure == "e2e" and (len(kinds) > 1 or summary is None):
+            rows += [(f"… {name}", *_time_cells(group.times["e2e"])) for name, group in kinds.items()]
+    return Table("Milliseconds", TIMES, rows)
+
+
+def groups_table(result: Result) -> Table:
+    """Return the numbers of requests by kind of call or misbehaviour, and in total."""
+    groups = dict(result.groups)
+    if len(groups) != 1:
+        groups["all"] = result.total
+    rows = []
+    for name, group in groups.items():
+        counts = group.counts
+        provoked = sum(counts.intended.values())
+        numbers = (counts.num, counts.num_ok, counts.num_good, group.num_failed, provoked, counts.num_retries)
+        rows.append((name, *(f"{count:,}" for count in numbers), number(group.requests_per_second)))
+    return Table("Requests by the kind of call, or by how it misbehaved on purpose", GROUPS, rows)
+
+
+def error_tables(result: Result) -> list[Table]:
+    """Return failures by status, and the most frequent messages; none if nothing failed."""
+    counts = result.total.counts
+    codes = sorted({*counts.failures, *counts.intended})
+    if not codes:
+        return []
+    rows = [(code, f"{counts.failures.get(code, 0):,}", f"{counts.intended.get(code, 0):,}") for code in codes]
+    tables = [Table("Failures by status", ("", "failed", "provoked"), rows)]
+    if result.errors:
+        errors = result.errors[:MOST_REPORTED_ERRORS]
+        messages = [(f"{error.code}: {error.message or 'no reason given'}", f"{error.num:,}") for error in errors]
+        tables.append(Table("The most frequent failures", ("", "requests"), messages))
+    return tables
+
+
+def sweep_table(result: Result) -> Table:
+    """Return the rates of a sweep."""
+    sweep = result.sweep
+    assert sweep is not None
+    rows = [_step_cells(step) for step in sorted(sweep.steps, key=lambda step: step.rate)]
+    return Table(f"Rates; one holds if {share(sweep.share)} of the requests are good", STEPS, rows)
+
+
+def checks_table(result: Result) -> Table:
+    """Return the conditions of `--fail-on`."""
+    rows = [(check.condition, "failed" if check.is_failed else "passed", measured(check)) for check in result.checks]
+    return Table("The run fails if", ("condition", "", "measured"), rows)
+
+
+def sender_table(result: Result) -> Table:
+    """Return how late the sender was."""
+    sender = result.sender
+    lags = (("sent late", sender.lag), ("event loop late", sender.loop_lag))
+    caption = (
+        f"Milliseconds; {sender.num_sent:,} calls from {sender.num_processes} process(es), the busiest used "
+        f"{sender.cpu_cores:.2f} cores"
+    )
+    return Table(caption, TIMES, [(label, *_time_cells(lag)) for label, lag in lags if lag.num])
 
 
 def print_result(result: Result, stream: TextIO) -> None:
     """Print a result."""
-    console = Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
-    total = result.total
+    console = open_console(stream)
+    total, sender = result.total, result.sender
     console.print(
         f"{number(total.counts.num)} requests in {result.counted_seconds:.1f} s counted: "
         f"{number(total.requests_per_second)} answers/s, {number(total.tokens_per_second)} tokens/s, {_goodput(result)}"
     )
-    console.print(_times(result))
-    if len(result.groups) > 1 or any(group.counts.intended for group in result.groups.values()):
-        console.print(_groups(result))
-    console.print(f"errors: {_codes(total.counts.failures)}; provoked: {_codes(total.counts.intended)}", markup=False)
-    for line in error_lines(result):
-        console.print(line, markup=False, soft_wrap=True)
-    sender = result.sender
+    print_table(console, times_table(result))
+    if len(result.groups) > 1 or total.counts.intended:
+        print_table(console, groups_table(result))
+    lines = [f"errors: {_codes(total.counts.failures)}; provoked: {_codes(total.counts.intended)}", *_error_lines(result)]
     lag = f"calls left {duration(sender.lag.figure('p99'))} late (p99), " if sender.lag.num else ""
-    console.print(f"sender: {number(sender.num_sent)} calls, {lag}{sender.cpu_cores:.2f} cores in the busiest process")
+    lines.append(f"sender: {number(sender.num_sent)} calls, {lag}{sender.cpu_cores:.2f} cores in the busiest process")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
     if result.sweep is not None:
-        console.print(_sweep(result))
+        knee = result.sweep.knee
+        console.print("no rate held" if knee is None else f"knee: {number(knee)} calls/s")
+        print_table(console, sweep_table(result))
     for check in result.checks:
         console.print(f"{'FAILED' if check.is_failed else 'passed'}: {check.condition} ({measured(check)})", markup=False)
     for warning in result.warnings:
         console.print(f"warning: {warning}", markup=False)
 
 
+def open_console(stream: TextIO) -> Console:
+    """Return a console for a stream."""
+    return Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; columns are right-aligned but for the first."""
+    shown = RichTable(box=box.SIMPLE_HEAD, title=Text(table.caption) if table.caption else None, title_justify="left")
+    for place, name in enumerate(table.head):
+        shown.add_column(name, justify="right" if place else "left")
+    for row in table.rows:
+        shown.add_row(*map(Text, row))
+    console.print(shown)
+
+
 def measured(check: Check) -> str:
-    """Say what a condition was compared with, with its unit."""
+    """Return the value that a condition was compared with, with its unit."""
     if check.value is None:
         return "nothing was measured"
     match check.unit:
@@ -61,8 +156,7 @@ def measured(check: Check) -> str:
             return f"it is {number(check.value)}{unit}"
 
 
-def error_lines(result: Result) -> list[str]:
-    """Return a line for each of the most frequent failures, with what was said of it."""
+def _error_lines(result: Result) -> list[str]:
     shown = result.errors[:MOST_ERRORS]
     lines = [f"  {failure.num:,} × {failure.code}: {failure.message or 'no reason given'}" for failure in shown]
     rest = sum(failure.num for failure in result.errors[MOST_ERRORS:])
@@ -76,59 +170,20 @@ def _goodput(result: Result) -> str:
     return f"goodput {number(result.total.goodput)}/s ({share(share_good(result))} good: {limits})"
 
 
-def _times(result: Result) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="milliseconds", title_justify="left")
-    table.add_column("")
-    for name in ("samples", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"):
-        table.add_column(name, justify="right")
-    kinds = {name: group for name, group in result.groups.items() if group.times}
-    for measure, label in MEASURES.items():
-        summary = result.total.times.get(measure)
-        if summary is not None:
-            table.add_row(label, *time_cells(summary))
-        if measure == "e2e" and (len(kinds) > 1 or summary is None):
-            for name, group in kinds.items():
-                table.add_row(f"  {name}", *time_cells(group.times["e2e"]))
-    return table
-
-
-def time_cells(summary: Summary) -> list[str]:
-    """Return the cells of a row: number of samples, then milliseconds."""
+def _time_cells(summary: Summary) -> list[str]:
     return [f"{summary.num:,}", milliseconds(summary.mean), *(milliseconds(summary.figure(name)) for name in summary.percentiles)]
 
 
-def _groups(result: Result) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="requests", title_justify="left")
-    table.add_column("")
-    for name in ("sent", "answered", "good", "failed", "provoked", "retries", "answers/s"):
-        table.add_column(name, justify="right")
-    for name, group in result.groups.items():
-        table.add_row(name, *group_cells(group))
-    return table
+def _step_cells(step: Step) -> list[str]:
+    e2e = step.times.get("e2e")
+    times = [milliseconds(e2e.figure(name) if e2e else None) for name in ("p50", "p95", "p99")]
+    rates = (number(step.requests_per_second), number(step.goodput))
+    return [number(step.rate), "yes" if step.is_passed else "no", share(step.share_good), *rates, *times, _num_failed(step)]
 
 
-def group_cells(group: GroupResult) -> list[str]:
-    """Return the cells of a row: numbers of requests, then answers a second."""
-    counts = group.counts
-    numbers = (counts.num, counts.num_ok, counts.num_good, group.num_failed, sum(counts.intended.values()), counts.num_retries)
-    return [*(f"{count:,}" for count in numbers), number(group.requests_per_second)]
+def _num_failed(step: Step) -> str:
+    return f"{sum(step.failures.values()):,}"
 
 
 def _codes(codes: dict[str, int]) -> str:
     return ", ".join(f"{code} {count:,}" for code, count in sorted(codes.items())) or "none"
-
-
-def _sweep(result: Result) -> Table:
-    sweep = result.sweep
-    assert sweep is not None
-    knee = "no rate held" if sweep.knee is None else f"knee: {number(sweep.knee)} calls/s"
-    table = Table(box=box.SIMPLE_HEAD, title=f"{knee} ({share(sweep.share)} of the requests have to be good)", title_justify="left")
-    for name in ("calls/s", "holds", "good", "answers/s", "goodput/s", "p50 ms", "p95 ms", "p99 ms", "errors"):
-        table.add_column(name, justify="right")
-    for step in sorted(sweep.steps, key=lambda step: step.rate):
-        e2e = step.times.get("e2e")
-        times = [milliseconds(e2e.figure(name) if e2e else None) for name in ("p50", "p95", "p99")]
-        rates = (number(step.requests_per_second), number(step.goodput))
-        held = "yes" if step.is_passed else "no"
-        table.add_row(number(step.rate), held, share(step.share_good), *rates, *times, f"{sum(step.failures.values()):,}")
-    return table
