@@ -222,10 +222,11 @@ def _lines(
 
 
 def _svg(figure: Figure, title: str) -> str:
-    """Return a figure as an SVG element without what only files need: header, metadata, ids of parts, a size."""
+    """Return a figure as an SVG element without what only files need: header, metadata, style, ids of parts, a size."""
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, dpi=100, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = text.getvalue()[text.getvalue().index("<svg") :]
+    svg = re.sub(r"<style.*?</style>", "", svg, count=1, flags=re.DOTALL)  # of the whole page otherwise
     svg = re.sub(r' id="(?:figure|axes|patch|line2d|text|legend|matplotlib|xtick|ytick|QuadMesh|LineCollection)[^"]*"', "", svg)
     svg = re.sub(r'^<svg ([^>]*?)width="[^"]*" height="[^"]*"|^<svg ([^>]*)', r'<svg role="img" \1\2', svg, count=1)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
@@ -256,6 +257,8 @@ def _mark_warmup(axes: Axes, result: Result) -> None:
 
 
 def _mark(axes: Axes, x: float, label: str) -> None:
+    if not axes.get_xlim()[0] <= x <= axes.get_xlim()[1]:
+        return
     axes.axvline(x, color=_INK, linestyle=":", linewidth=1)
     is_right = x > sum(axes.get_xlim()) * 0.6
     axes.annotate(

@@ -83,7 +83,7 @@ def test_charts_have_names_and_tables_have_headings(page: str) -> None:
     for title, svg in charts.items():
         assert (svg.get("role"), svg.get("aria-label")) == ("img", title) and svg.get("width") is None
     written = {title: "".join(svg.itertext()) for title, svg in charts.items()}
-    for text in ("limit, end to end", "first token", "end to end", "99.9"):
+    for text in ("limit, end to end", "99.9", "milliseconds"):
         assert text in written["Latency by percentile"]
     assert "knee 20/s" in written["Throughput by offered rate"] and "counted from here" in written["Requests a second"]
     rows = {}
@@ -99,7 +99,7 @@ def test_charts_have_names_and_tables_have_headings(page: str) -> None:
 def test_a_recorded_run_has_the_figures_that_it_had_when_it_was_recorded() -> None:
     """The figures were shown by an earlier report, made by other code."""
     recorded = json.loads(gzip.decompress(Path(__file__).with_name("recorded.json.gz").read_bytes()))
-    root = parse(report_page(msgspec.convert(recorded["result"], Result)))
+    root = parse(report_page(msgspec.json.decode(json.dumps(recorded["result"]), type=Result)))
     tables = [
         [t.findtext("caption"), [["".join(cell.itertext()) for cell in row] for row in t.iter("tr")]] for t in root.iter("table")
     ]
