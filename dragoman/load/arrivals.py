@@ -14,19 +14,13 @@ Shape = Literal["poisson", "constant", "gamma"]
 
 
 class Arrivals(msgspec.Struct, frozen=True):
-    """An open loop: calls that come whatever has been answered.
+    """An open loop: calls that come whatever has been answered."""
 
-    Attributes:
-        rate: Calls a second; with `ramp_to`, at the start.
-        shape: `poisson`: independent arrivals; `constant`: one every 1/rate seconds; `gamma`: gaps drawn from a gamma distribution.
-        burstiness: Shape of that distribution: 1 is Poisson, below 1 arrivals come in bursts, far above 1 they are even.
-        ramp_to: Rate at the end, in between it changes linearly; None for a rate that stays.
-    """
-
-    rate: float
+    rate: float  # calls a second; with `ramp_to`, at the start
+    # `poisson`: independent arrivals; `constant`: one every 1/rate seconds; `gamma`: gaps drawn from a gamma distribution.
     shape: Shape = "poisson"
-    burstiness: float = 1.0
-    ramp_to: float | None = None
+    burstiness: float = 1.0  # shape of that distribution: 1 is Poisson, below 1 arrivals come in bursts, far above 1 they are even
+    ramp_to: float | None = None  # rate at the end, in between it changes linearly; None for a rate that stays
 
     def check(self) -> None:
         """Raise `InputError` for values that mean nothing."""

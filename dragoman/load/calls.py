@@ -27,20 +27,19 @@ class Caller:
 
     Args:
         plan: How long calls may take, how often they are tried, and how they misbehave.
-        stubs: One for each connection; calls take turns.
+        stub: Of the connection.
         record: What to do with an outcome.
         clock: Seconds since the start of the run.
     """
 
-    def __init__(self, plan: Plan, stubs: list[Any], record: Callable[[Outcome], None], clock: Callable[[], float]) -> None:
+    def __init__(self, plan: Plan, stub: Any, record: Callable[[Outcome], None], clock: Callable[[], float]) -> None:
         self._plan = plan
-        self._stubs = stubs
+        self._stub = stub
         self._record = record
         self._clock = clock
         self._policy = RetryPolicy(max_attempts=1 + plan.num_retries)
         server = plan.server
         self._metadata = Settings(server.target, plan.timeout_seconds, self._policy, server.token, {}, clock).metadata()
-        self._num_calls = 0
         self._attempt: dict[str, Callable[[_Call], Awaitable[None]]] = {
             "unary": self._attempt_unary,
             "stream": self._attempt_stream,
@@ -49,9 +48,7 @@ class Caller:
 
     async def call(self, item: Item, due: float) -> None:
         """Make a call; each of its requests is recorded exactly once, also where the task is cancelled."""
-        stub = self._stubs[self._num_calls % len(self._stubs)]
-        self._num_calls += 1
-        call = _Call(stub, item, due)
+        call = _Call(item, due)
         try:
             await self._try_call(call)
         finally:
@@ -100,13 +97,13 @@ class Caller:
 
     async def _attempt_unary(self, call: "_Call") -> None:
         (request,) = call.pending.values()
-        rpc = call.stub.Generate(request, timeout=call.seconds, metadata=self._metadata)
+        rpc = self._stub.Generate(request, timeout=call.seconds, metadata=self._metadata)
         self._misbehave(call, rpc)
         self._answer(call, request.request_id, await rpc)
 
     async def _attempt_stream(self, call: "_Call") -> None:
         (request,) = call.pending.values()
-        rpc = call.stub.GenerateStream(request, timeout=call.seconds, metadata=self._metadata)
+        rpc = self._stub.GenerateStream(request, timeout=call.seconds, metadata=self._metadata)
         self._misbehave(call, rpc)
         slow = self._plan.injections.slow_seconds if call.item.injection == "slow" else 0.0
         last = 0.0
@@ -127,7 +124,7 @@ class Caller:
             self._answer(call, request.request_id, result)
 
     async def _attempt_batch(self, call: "_Call") -> None:
-        rpc = call.stub.GenerateBatch(list(call.pending.values()), timeout=call.seconds, metadata=self._metadata)
+        rpc = self._stub.GenerateBatch(list(call.pending.values()), timeout=call.seconds, metadata=self._metadata)
         status = EndStatus(rpc)
         begun = self._clock()
         self._misbehave(call, rpc)
@@ -194,10 +191,10 @@ class Caller:
 class _Call:
     """A call under way."""
 
-    __slots__ = ("due", "first_token", "gaps", "item", "num_retries", "pending", "retry_error", "seconds", "stub", "timer")
+    __slots__ = ("due", "first_token", "gaps", "item", "num_retries", "pending", "retry_error", "seconds", "timer")
 
-    def __init__(self, stub: Any, item: Item, due: float) -> None:
-        self.stub, self.item, self.due = stub, item, due
+    def __init__(self, item: Item, due: float) -> None:
+        self.item, self.due = item, due
         self.pending = {request.request_id: request for request in item.requests}
         self.seconds = 0.0
         self.num_retries = 0

@@ -11,9 +11,9 @@ import typer
 from dragoman.client.reach import Tls
 from dragoman.client.settings import DEFAULT_TARGET
 from dragoman.load.arrivals import Arrivals
-from dragoman.load.conditions import parse_conditions, parse_number, parse_shares, parse_slos
+from dragoman.load.conditions import parse_conditions, parse_fields, parse_injections, parse_number, parse_shares, parse_slos
 from dragoman.load.plain_help import PlainCommand
-from dragoman.load.plan import KINDS, Injections, Kind, Plan, Server, Work
+from dragoman.load.plan import KINDS, Kind, Plan, Server, Work
 from dragoman.load.scrape import full_url
 from dragoman.load.session import Session, SessionOptions
 from dragoman.load.target import make_target
@@ -23,7 +23,7 @@ from dragoman.model.errors import InputError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-WHEN, WHAT, SEARCH, WRONG, SERVER, OUTPUT = "When", "What", "Search", "What goes wrong", "Server", "Output"
+WHEN, WHAT, SERVER, OUTPUT = "Schedule", "Requests", "Server", "Output"
 # Beyond these the sender's memory is what is tested.
 MOST_CALLERS = 100_000
 MOST_REQUESTS = 100_000
@@ -61,9 +61,6 @@ def load(
         str,
         typer.Option(metavar="NAME", help="Name in the server's certificate, if not the one of --server.", rich_help_panel=SERVER),
     ] = "",
-    connections: Annotated[
-        int, typer.Option(min=1, max=100, help="Connections of each process to each address.", rich_help_panel=SERVER)
-    ] = 1,
     metrics: Annotated[
         list[str] | None,
         typer.Option(metavar="URL", help="The server's metrics, read beside; may be repeated.", rich_help_panel=SERVER),
@@ -92,9 +89,6 @@ def load(
         bool, typer.Option("--sweep", help="Search the highest rate that holds --slo, from --rate on.", rich_help_panel=WHEN)
     ] = False,
     processes: Annotated[int, typer.Option(min=1, max=256, help="Sender processes.", rich_help_panel=WHEN)] = 1,
-    max_in_flight: Annotated[
-        int, typer.Option(min=1, help="Calls under way in a process; more are not sent.", rich_help_panel=WHEN)
-    ] = 10_000,
     seed: Annotated[int, typer.Option(help="Of arrivals, texts and everything drawn.", rich_help_panel=WHEN)] = 0,
     texts: Annotated[
         Path | None, typer.Option("--in", metavar="FILE", help="Sources, one a line, drawn at random.", rich_help_panel=WHAT)
@@ -103,48 +97,33 @@ def load(
         str,
         typer.Option(help="Without --in: words of a source: N, uniform:A:B, normal:M:D or lognormal:M:D.", rich_help_panel=WHAT),
     ] = "uniform:5:25",
-    join: Annotated[int, typer.Option(min=1, help="Lines or sentences joined into a source.", rich_help_panel=WHAT)] = 1,
     mix: Annotated[str, typer.Option(help="Shares of unary, stream and batch calls.", rich_help_panel=WHAT)] = "unary",
     batch_size: Annotated[int, typer.Option(min=1, max=MOST_REQUESTS, help="Requests of a batch call.", rich_help_panel=WHAT)] = 16,
     model: Annotated[str, typer.Option(help="Which of the server's models.", rich_help_panel=WHAT)] = "",
-    model_version: Annotated[
-        str, typer.Option(help="Which version of it; by default the policy's choice.", rich_help_panel=WHAT)
-    ] = "",
     source_language: Annotated[
         str, typer.Option("--from", metavar="LANGUAGE", help="Language of the sources.", rich_help_panel=WHAT)
     ] = "",
     target_language: Annotated[
         str, typer.Option("--to", metavar="LANGUAGE", help="Language of the answers.", rich_help_panel=WHAT)
     ] = "",
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at most.", rich_help_panel=WHAT)] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut sources that are too long.", rich_help_panel=WHAT)] = False,
-    priority: Annotated[int, typer.Option(help="Of every request, -10 to 10.", rich_help_panel=WHAT)] = 0,
+    num_beams: Annotated[str, typer.Option(help="Width of beam search, or shares: 1=0.8,4=0.2.", rich_help_panel=WHAT)] = "",
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Another field of every request, as docs/api.md has it; may be repeated.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for each call.", rich_help_panel=WHAT)] = 60.0,
     retries: Annotated[int, typer.Option(min=0, help="Further attempts, as the client makes them.", rich_help_panel=WHAT)] = 0,
-    num_beams: Annotated[str, typer.Option(help="Width of beam search, or shares: 1=0.8,4=0.2.", rich_help_panel=SEARCH)] = "",
-    num_return_sequences: Annotated[int | None, typer.Option(min=1, help="Answers wanted.", rich_help_panel=SEARCH)] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Exponent of the length.", rich_help_panel=SEARCH)] = None,
-    early_stopping: Annotated[
-        bool | None,
-        typer.Option("--early-stopping/--no-early-stopping", help="End as soon as as many are finished.", rich_help_panel=SEARCH),
-    ] = None,
-    sample: Annotated[
-        bool | None, typer.Option("--sample/--no-sample", help="Draw tokens at random.", rich_help_panel=SEARCH)
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="For --sample.", rich_help_panel=SEARCH)] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="For --sample.", rich_help_panel=SEARCH)] = None,
-    top_p: Annotated[float | None, typer.Option(help="For --sample.", rich_help_panel=SEARCH)] = None,
-    min_new_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens before an answer ends.", rich_help_panel=SEARCH)] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: fewer repeats.", rich_help_panel=SEARCH)] = None,
-    no_repeat_ngram_size: Annotated[int | None, typer.Option(min=0, help="0 for no such rule.", rich_help_panel=SEARCH)] = None,
-    forced_prefix: Annotated[str, typer.Option(help="What answers start with.", rich_help_panel=SEARCH)] = "",
-    cancel_share: Annotated[float, typer.Option(help="Calls that are cancelled, 0 to 1.", rich_help_panel=WRONG)] = 0.0,
-    cancel_seconds: Annotated[float, typer.Option(help="How long after sending.", rich_help_panel=WRONG)] = 0.02,
-    deadline_share: Annotated[float, typer.Option(help="Calls with a short deadline.", rich_help_panel=WRONG)] = 0.0,
-    deadline_seconds: Annotated[float, typer.Option(help="That deadline.", rich_help_panel=WRONG)] = 0.02,
-    slow_share: Annotated[float, typer.Option(help="Streams that are read slowly.", rich_help_panel=WRONG)] = 0.0,
-    slow_seconds: Annotated[float, typer.Option(help="Wait after each message.", rich_help_panel=WRONG)] = 0.05,
-    malformed_share: Annotated[float, typer.Option(help="Requests that must be refused.", rich_help_panel=WRONG)] = 0.0,
+    misbehave: Annotated[
+        str,
+        typer.Option(
+            help="Shares of calls that misbehave, with times: cancel=0.1:20ms,deadline=5%:20ms,slow=0.1:50ms,malformed=0.01.",
+            rich_help_panel=WHAT,
+        ),
+    ] = "",
     slo: Annotated[
         str, typer.Option(help="What makes an answer good, with units: e2e=500ms,ttft=100ms,itl=20ms.", rich_help_panel=OUTPUT)
     ] = "",
@@ -161,40 +140,20 @@ def load(
     Give one of --rate, --trace and --concurrency. Latency counts from when a call was due, so whoever falls behind
     hides nothing. docs/load-testing.md has examples and the format of the output.
     """
-    search: dict[str, int | float | bool | str | None] = {
-        "num_return_sequences": num_return_sequences,
-        "length_penalty": length_penalty,
-        "early_stopping": early_stopping,
-        "do_sample": sample,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_new_tokens": min_new_tokens,
-        "repetition_penalty": repetition_penalty,
-        "no_repeat_ngram_size": no_repeat_ngram_size,
-        "forced_prefix": forced_prefix,
-    }
     tls = Tls(ca, certificate, key, server_name)
     target = make_target(server, is_secure=ca is not None)
+    named = {"model": model, "source_language": source_language, "target_language": target_language}
     work = Work(
         texts=None if texts is None else str(texts.absolute()),
         words=parse_lengths(words),
-        num_joined=join,
         mix=_parse_mix(mix),
         batch_size=batch_size,
         beams=_parse_beams(num_beams),
-        search={name: value for name, value in search.items() if value is not None and value != ""},
-        model=model,
-        model_version=model_version,
-        source_language=source_language,
-        target_language=target_language,
-        max_new_tokens=max_new_tokens,
-        truncate=truncate,
-        priority=priority,
+        fields=parse_fields(field or ()) | {name: value for name, value in named.items() if value},
     )
     seconds = _duration(duration, trace)
     plan = Plan(
-        server=Server(target.name, target.authority, tls.read(), server_name, token, connections),
+        server=Server(target.name, target.authority, tls.read(), server_name, token),
         work=work,
         seconds=seconds,
         warmup_seconds=_warmup(warmup, seconds, requests),
@@ -202,12 +161,9 @@ def load(
         trace=None if trace is None else str(trace.absolute()),
         concurrency=concurrency,
         max_calls=requests,
-        max_in_flight=max_in_flight,
         timeout_seconds=timeout,
         num_retries=retries,
-        injections=Injections(
-            cancel_share, cancel_seconds, deadline_share, deadline_seconds, slow_share, slow_seconds, malformed_share
-        ),
+        injections=parse_injections(misbehave),
         slos=parse_slos(slo),
         seed=seed,
         run_id=f"load-{random.SystemRandom().randrange(16**6):06x}",
@@ -278,7 +234,7 @@ def _check(plan: Plan, options: SessionOptions) -> None:
 def _settings(context: typer.Context, server: str) -> dict[str, str]:
     """Return what was asked for, by flag, without what is secret or says only where the result goes."""
     given = {name: value for name, value in context.params.items() if name not in _NOT_SHOWN and _is_given(context, name)}
-    texts = {name: " ".join(value) if isinstance(value, tuple) else str(value) for name, value in given.items()}
+    texts = {name: " ".join(value) if isinstance(value, list | tuple) else str(value) for name, value in given.items()}
     return {"--server": server} | {_FLAGS.get(name, f"--{name.replace('_', '-')}"): text for name, text in texts.items()}
 
 

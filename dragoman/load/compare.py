@@ -28,25 +28,15 @@ Floats = NDArray[np.float64]
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A figure of two runs.
+    """A figure of two runs."""
 
-    Attributes:
-        name: Which.
-        first: Its value in the first run; seconds for times.
-        second: Its value in the second.
-        low: Lower end of the confidence interval of second − first.
-        high: Upper end.
-        is_beyond_noise: Whether that interval leaves zero out.
-        is_better: Whether the second run is the better one, if it is beyond noise.
-    """
-
-    name: str
-    first: float
-    second: float
-    low: float
-    high: float
-    is_beyond_noise: bool
-    is_better: bool
+    name: str  # which
+    first: float  # its value in the first run; seconds for times
+    second: float  # its value in the second
+    low: float  # lower end of the confidence interval of second − first
+    high: float  # upper end
+    is_beyond_noise: bool  # whether that interval leaves zero out
+    is_better: bool  # whether the second run is the better one, if it is beyond noise
 
     @property
     def change(self) -> float | None:
@@ -60,17 +50,11 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Two runs.
+    """Two runs."""
 
-    Attributes:
-        differences: In the order they are shown.
-        warnings: What a reader should know before believing them.
-        unlike: Settings that differ: flag, in the first, in the second.
-    """
-
-    differences: list[Difference]
-    warnings: list[str]
-    unlike: list[tuple[str, str, str]]
+    differences: list[Difference]  # in the order they are shown
+    warnings: list[str]  # what a reader should know before believing them
+    unlike: list[tuple[str, str, str]]  # settings that differ: flag, in the first, in the second
 
 
 def compare(first: Result, second: Result, num_draws: int = NUM_DRAWS, seed: int = 0) -> Comparison:

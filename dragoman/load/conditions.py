@@ -3,14 +3,15 @@
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from dragoman.load.plan import KINDS
+from dragoman.load.plan import KINDS, Injections
 from dragoman.load.result import Check, Result, Unit
 from dragoman.load.tally import MEASURES
 from dragoman.model.errors import InputError
+from dragoman.v1.generation_pb2 import GenerateRequest
 
 SLO_MEASURES = ("e2e", "ttft", "itl")
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "%": 1e-2}
@@ -25,6 +26,8 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
+# Fields of a request that are not for `--field`.
+_OF_FLAGS = ("text", "request_id", "model", "num_beams", "source_language", "target_language")
 _SHARES = ("error_rate", "goodput_share")
 _RATES = ("throughput", "goodput", "tokens_per_second", "knee")
 _PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max", "mean")
@@ -42,19 +45,12 @@ _FIGURES: dict[str, Callable[[Result], float | None]] = {
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """A comparison that makes a run fail where it holds.
+    """A comparison that makes a run fail where it holds."""
 
-    Attributes:
-        text: As it was written.
-        name: Of the figure.
-        sign: How it is compared.
-        limit: With what.
-    """
-
-    text: str
-    name: str
-    sign: str
-    limit: float
+    text: str  # as it was written
+    name: str  # of the figure
+    sign: str  # how it is compared
+    limit: float  # with what
 
     def check(self, result: Result) -> Check:
         """Compare; what could not be measured fails too."""
@@ -164,6 +160,60 @@ def parse_shares(text: str, flag: str) -> dict[str, float]:
     if not total:
         raise InputError(f"{flag}: {text}: names nothing with a share over 0")
     return {name: share / total for name, share in shares.items() if share}
+
+
+def parse_injections(text: str) -> Injections:
+    """Read `cancel=0.1:20ms,malformed=1%`: shares of all calls, and for those that have one a time.
+
+    Raises:
+        InputError: If it is not that, or the shares are more than 1 together.
+    """
+    values: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, rest = part.strip().partition("=")
+        share, colon, seconds = rest.partition(":")
+        flag = f"--misbehave {name}"
+        if f"{name}_share" not in Injections.__struct_fields__:
+            raise InputError(f"--misbehave: {name}: not one of {', '.join(Injections().shares())}")
+        values[f"{name}_share"] = parse_number(share, flag)
+        if colon and f"{name}_seconds" not in Injections.__struct_fields__:
+            raise InputError(f"{flag}: {seconds}: takes no time")
+        if colon and not (value := parse_time(seconds, flag)):
+            raise InputError(f"{flag}: {seconds}: not a time over 0")
+        if colon:
+            values[f"{name}_seconds"] = value
+    injections = Injections(**values)
+    if sum(injections.shares().values()) > 1 + 1e-9:
+        raise InputError("--misbehave: the shares are more than 1 together")
+    return injections
+
+
+def parse_fields(texts: Iterable[str]) -> dict[str, int | float | bool | str | list[int]]:
+    """Read fields of a request, `NAME=VALUE` each; a list has commas between its numbers.
+
+    Raises:
+        InputError: If there is no such field, it has a flag of its own, or the value is of another type.
+    """
+    found: dict[str, int | float | bool | str | list[int]] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        field = GenerateRequest.DESCRIPTOR.fields_by_name.get(name)
+        if field is None or name in _OF_FLAGS:
+            known = [each.name for each in GenerateRequest.DESCRIPTOR.fields if each.name not in _OF_FLAGS]
+            raise InputError(f"--field: {name}: not one of {', '.join(known)}")
+        try:
+            if field.cpp_type == field.CPPTYPE_STRING:
+                found[name] = value
+            elif field.cpp_type == field.CPPTYPE_BOOL:
+                found[name] = {"true": True, "false": False}[value.lower()]
+            elif field.cpp_type == field.CPPTYPE_FLOAT:
+                found[name] = float(value)
+            else:
+                found[name] = [int(each) for each in value.split(",")] if field.is_repeated else int(value)
+        except (KeyError, ValueError):
+            kind = "true or false" if field.cpp_type == field.CPPTYPE_BOOL else "a number"
+            raise InputError(f"--field {name}: {value}: not {kind}") from None
+    return found
 
 
 def _unit(name: str) -> Unit:

@@ -11,27 +11,17 @@ OTHERS = "(other messages)"
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One way to fail.
+    """One way to fail."""
 
-    Attributes:
-        code: Name of the status.
-        message: What the server, gRPC or the sender said.
-        num: Requests that failed so.
-    """
-
-    code: str
-    message: str
-    num: int
+    code: str  # name of the status
+    message: str  # what the server, gRPC or the sender said
+    num: int  # requests that failed so
 
 
 class Failures(msgspec.Struct):
-    """Failed requests by status and message; what was provoked is not among them.
+    """Failed requests by status and message; what was provoked is not among them."""
 
-    Attributes:
-        counts: Numbers of requests by status, then by message.
-    """
-
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}  # numbers of requests by status, then by message
 
     def add(self, code: str, message: str, num: int = 1) -> None:
         """Count requests; of a status that has enough messages further ones are counted together."""

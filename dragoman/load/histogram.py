@@ -18,20 +18,13 @@ class Histogram(msgspec.Struct):
     """Samples, as the number in each bin.
 
     Bin i holds times around `GROWTH ** i` seconds; i may be negative. Exact beside them: number, sum, smallest and largest.
-
-    Attributes:
-        bins: Number of samples by bin; no bin is empty.
-        num: Number of samples.
-        total: Their sum, seconds.
-        smallest: Least of them; infinite where there are none.
-        largest: Greatest of them; 0 where there are none.
     """
 
-    bins: dict[int, int] = {}
-    num: int = 0
-    total: float = 0.0
-    smallest: float | None = None
-    largest: float = 0.0
+    bins: dict[int, int] = {}  # number of samples by bin; no bin is empty
+    num: int = 0  # number of samples
+    total: float = 0.0  # their sum, seconds
+    smallest: float | None = None  # least of them; infinite where there are none
+    largest: float = 0.0  # greatest of them; 0 where there are none
 
     def add(self, seconds: float) -> None:
         """Count a sample; a negative one, as clocks of two processes may give, is counted as 0."""

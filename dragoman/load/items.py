@@ -29,17 +29,11 @@ REFUSALS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One call.
+    """One call."""
 
-    Attributes:
-        kind: Which method.
-        injection: How it misbehaves; empty for not at all.
-        requests: What it asks; more than one for a batch.
-    """
-
-    kind: Kind
-    injection: Injection
-    requests: list[generation_pb2.GenerateRequest]
+    kind: Kind  # which method
+    injection: Injection  # how it misbehaves; empty for not at all
+    requests: list[generation_pb2.GenerateRequest]  # what it asks; more than one for a batch
 
     @property
     def group(self) -> str:
@@ -58,18 +52,7 @@ class Items:
         """
         work = plan.work
         self._plan = plan
-        self._texts: Source = (
-            MadeUpTexts(work.words, work.num_joined) if work.texts is None else FileTexts(Path(work.texts), work.num_joined)
-        )
-        self._fields: dict[str, object] = {
-            "model": work.model,
-            "model_version": work.model_version,
-            "truncate": work.truncate,
-            "priority": work.priority,
-            "source_language": work.source_language,
-            "target_language": work.target_language,
-            "max_new_tokens": work.max_new_tokens,
-        } | work.search
+        self._texts: Source = MadeUpTexts(work.words) if work.texts is None else FileTexts(Path(work.texts))
 
     def make(self, number: int, entry: Entry | None = None) -> Item:
         """Return the call of a number; what the entry of a trace says goes before what is drawn."""
@@ -90,7 +73,7 @@ class Items:
         return Item(kind, injection, requests)
 
     def _request(self, request_id: str, draws: random.Random, entry: Entry | None) -> generation_pb2.GenerateRequest:
-        fields = self._fields | {"request_id": request_id, "text": self._text(draws, entry)}
+        fields: dict[str, object] = {**self._plan.work.fields, "request_id": request_id, "text": self._text(draws, entry)}
         beams = self._plan.work.beams
         if beams:
             fields["num_beams"] = _draw(beams, draws)

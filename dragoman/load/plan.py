@@ -16,146 +16,65 @@ KINDS: tuple[Kind, ...] = ("unary", "stream", "batch")
 
 
 class Injections(msgspec.Struct, frozen=True):
-    """Calls that misbehave on purpose; shares are of all calls, and a call misbehaves in one way only.
+    """Calls that misbehave on purpose; shares are of all calls, and a call misbehaves in one way only."""
 
-    Attributes:
-        cancel_share: Calls that are cancelled.
-        cancel_seconds: How long after they were sent.
-        deadline_share: Calls with a short deadline.
-        deadline_seconds: That deadline.
-        slow_share: Streams that are read slowly.
-        slow_seconds: Wait before each message is read.
-        malformed_share: Requests that a server must refuse.
-    """
-
-    cancel_share: float = 0.0
-    cancel_seconds: float = 0.02
-    deadline_share: float = 0.0
-    deadline_seconds: float = 0.02
-    slow_share: float = 0.0
-    slow_seconds: float = 0.05
-    malformed_share: float = 0.0
+    cancel_share: float = 0.0  # calls that are cancelled
+    cancel_seconds: float = 0.02  # time from sending to cancelling
+    deadline_share: float = 0.0  # calls with a short deadline
+    deadline_seconds: float = 0.02  # that deadline
+    slow_share: float = 0.0  # streams that are read slowly
+    slow_seconds: float = 0.05  # wait before each message is read
+    malformed_share: float = 0.0  # requests that a server must refuse
 
     def shares(self) -> dict[str, float]:
         """Return the share of each kind of misbehaviour."""
-        return {
-            "cancel": self.cancel_share,
-            "deadline": self.deadline_share,
-            "slow": self.slow_share,
-            "malformed": self.malformed_share,
-        }
-
-    def check(self) -> None:
-        """Raise `InputError` for values that mean nothing."""
-        for name, share in self.shares().items():
-            if not 0 <= share <= 1:
-                raise InputError(f"--{name}-share: {share:g} is not from 0 to 1")
-        if sum(self.shares().values()) > 1 + 1e-9:
-            raise InputError("the shares of calls that misbehave are more than 1 together")
-        for name in ("cancel", "deadline", "slow"):
-            seconds = getattr(self, f"{name}_seconds")
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise InputError(f"--{name}-seconds: {seconds:g} is not a number over 0")
+        return {name: getattr(self, f"{name}_share") for name in ("cancel", "deadline", "slow", "malformed")}
 
 
 class Server(msgspec.Struct, frozen=True):
-    """Where calls go.
+    """Where calls go."""
 
-    Attributes:
-        target: gRPC target; one with several addresses is balanced call by call.
-        authority: Host that calls name; None for the target's.
-        pem: What TLS needs; None for plain text.
-        server_name: Name that the certificate must have, where it is another than the host's; empty for that one.
-        token: Bearer token; None for none.
-        connections: Connections of each sender process to each address.
-    """
-
-    target: str
-    authority: str | None = None
-    pem: Pem | None = None
-    server_name: str = ""
-    token: str | None = None
-    connections: int = 1
+    target: str  # gRPC target; one with several addresses is balanced call by call
+    authority: str | None = None  # host that calls name; None for the target's
+    pem: Pem | None = None  # what TLS needs; None for plain text
+    server_name: str = ""  # name that the certificate must have, where it is another than the host's; empty for that one
+    token: str | None = None  # bearer token; None for none
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What each call asks.
+    """What each call asks."""
 
-    Attributes:
-        texts: File of sources, one a line; None for made-up ones.
-        words: Lengths of made-up sources.
-        num_joined: Lines or sentences joined into one source.
-        mix: Shares of the kinds of call.
-        batch_size: Requests of a batch call.
-        beams: Shares of the widths of beam search; empty leaves the width to the server.
-        search: Other fields of the request by name, as `dragoman.client.search.Search` has them.
-        model: Model to ask.
-        max_new_tokens: Tokens to generate at the most; None for the model's default.
-        truncate: Cut sources that are too long.
-        priority: Of every request.
-        source_language: Of every request; empty for the model's default.
-        target_language: Of every request; empty for the model's default.
-        model_version: Of every request; empty for the policy's choice.
-    """
-
-    texts: str | None = None
-    words: Lengths = Lengths("uniform", (5.0, 25.0))
-    num_joined: int = 1
-    mix: dict[Kind, float] = msgspec.field(default_factory=lambda: {"unary": 1.0})
-    batch_size: int = 16
-    beams: dict[int, float] = {}
-    search: dict[str, int | float | bool | str] = {}
-    model: str = ""
-    max_new_tokens: int | None = None
-    truncate: bool = False
-    priority: int = 0
-    source_language: str = ""
-    target_language: str = ""
-    model_version: str = ""
+    texts: str | None = None  # file of sources, one a line; None for generated ones
+    words: Lengths = Lengths("uniform", (5.0, 25.0))  # lengths of generated sources
+    mix: dict[Kind, float] = msgspec.field(default_factory=lambda: {"unary": 1.0})  # shares of the kinds of call
+    batch_size: int = 16  # requests of a batch call
+    beams: dict[int, float] = {}  # shares of the widths of beam search; empty leaves the width to the server
+    fields: dict[str, int | float | bool | str | list[int]] = {}  # other fields of every request, by name
 
 
 class Plan(msgspec.Struct, frozen=True):
     """One run, or one sender process's part of it.
 
     Exactly one of `arrivals`, `trace` and `concurrency` is set.
-
-    Attributes:
-        server: Where calls go.
-        work: What they ask.
-        seconds: How long calls are sent.
-        warmup_seconds: The part of it, from the start, that does not count.
-        arrivals: Calls that wait for nobody.
-        trace: File that says when they are due.
-        concurrency: Callers that each wait for their answer.
-        max_calls: Calls at the most; None for as many as the time has.
-        max_in_flight: Calls under way in a sender process; what is due beyond is not sent, and counted.
-        timeout_seconds: Time of each call, retries included.
-        num_retries: Further attempts after `UNAVAILABLE` and `RESOURCE_EXHAUSTED`.
-        injections: Calls that misbehave.
-        slos: What makes an answer good: limits in seconds on `e2e`, `ttft` and `itl`.
-        seed: Of everything that is drawn.
-        run_id: Start of all request ids.
-        process: Number of the sender process.
-        num_processes: Sender processes.
     """
 
-    server: Server
-    work: Work = Work()
-    seconds: float = 30.0
-    warmup_seconds: float = 0.0
-    arrivals: Arrivals | None = None
-    trace: str | None = None
-    concurrency: int = 0
-    max_calls: int | None = None
-    max_in_flight: int = 10_000
-    timeout_seconds: float = 60.0
-    num_retries: int = 0
-    injections: Injections = Injections()
-    slos: dict[str, float] = {}
-    seed: int = 0
-    run_id: str = "load"
-    process: int = 0
-    num_processes: int = 1
+    server: Server  # where calls go
+    work: Work = Work()  # what they ask
+    seconds: float = 30.0  # how long calls are sent
+    warmup_seconds: float = 0.0  # the part of it, from the start, that does not count
+    arrivals: Arrivals | None = None  # calls that wait for nobody
+    trace: str | None = None  # file that says when they are due
+    concurrency: int = 0  # callers that each wait for their answer
+    max_calls: int | None = None  # calls at the most; None for as many as the time has
+    max_in_flight: int = 10_000  # calls under way in a sender process; what is due beyond is not sent, and counted
+    timeout_seconds: float = 60.0  # time of each call, retries included
+    num_retries: int = 0  # further attempts after `UNAVAILABLE` and `RESOURCE_EXHAUSTED`
+    injections: Injections = Injections()  # calls that misbehave
+    slos: dict[str, float] = {}  # what makes an answer good: limits in seconds on `e2e`, `ttft` and `itl`
+    seed: int = 0  # of everything that is drawn
+    run_id: str = "load"  # start of all request ids
+    process: int = 0  # number of the sender process
+    num_processes: int = 1  # sender processes
 
     @property
     def is_open(self) -> bool:
@@ -178,7 +97,6 @@ class Plan(msgspec.Struct, frozen=True):
             raise InputError("--concurrency: fewer callers than --processes")
         if self.arrivals is not None:
             self.arrivals.check()
-        self.injections.check()
 
     def parts(self) -> list["Plan"]:
         """Return the plan of each sender process: together they send what one alone would."""

@@ -25,23 +25,17 @@ PATIENCE_SECONDS = 10.0
 NUM_RETRIES = 4
 # The shortest of so many sources is sent: one that is too long among many is a failure of the run, not the end of it.
 _NUM_DRAWN = 16
-# What the fields of a request are called on the command line, where not by their own name.
-_FLAGS = {"do_sample": "--sample", "source_language": "--from", "target_language": "--to"}
-_FIELDS = frozenset(generation_pb2.GenerateRequest.DESCRIPTOR.fields_by_name)
+# Flags of fields that have one of their own.
+_FLAGS = {"model": "--model", "num_beams": "--num-beams", "source_language": "--from", "target_language": "--to"}
 # Faults of the options, whatever the server has.
 _MISTAKES = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE"})
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """What the servers said.
+    """What the servers said."""
 
-    Attributes:
-        models: What they have, as `ListModels` tells, each model once; empty where they do not tell.
-        warnings: What a reader of the figures should know.
-    """
-
-    models: list[dict[str, str]]
-    warnings: list[str]
+    models: list[dict[str, str]]  # what they have, as `ListModels` tells, each model once; empty where they do not tell
+    warnings: list[str]  # what a reader of the figures should know
 
 
 async def probe(plan: Plan) -> Findings:
@@ -74,9 +68,9 @@ async def probe(plan: Plan) -> Findings:
 def _with_flag(message: str) -> str:
     """Return the server's message with the flag in place of the request's field that it begins with."""
     name, colon, reason = message.partition(": ")
-    if not colon or name == "text" or name not in _FIELDS:
+    if not colon or name == "text" or name not in generation_pb2.GenerateRequest.DESCRIPTOR.fields_by_name:
         return message
-    return f"{_FLAGS.get(name, '--' + name.replace('_', '-'))}: {reason}"
+    return f"{_FLAGS.get(name, f'--field {name}')}: {reason}"
 
 
 async def list_models(server: Server) -> list[dict[str, str]]:
@@ -129,7 +123,7 @@ async def _try(plan: Plan, item: Item) -> None:
     outcomes: list[Outcome] = []
     async with open_channel(plan.server) as channel:
         stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
-        await Caller(patient, [stub], outcomes.append, time.monotonic).call(item, 0.0)
+        await Caller(patient, stub, outcomes.append, time.monotonic).call(item, 0.0)
     for outcome in outcomes:
         if not outcome.is_ok:
             if outcome.code == "DEADLINE_EXCEEDED":

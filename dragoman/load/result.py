@@ -18,17 +18,11 @@ Unit = Literal["", "s", "/s", "share"]
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """A measure in figures; times in seconds, None where there are no samples.
+    """A measure in figures; times in seconds, None where there are no samples."""
 
-    Attributes:
-        num: Samples.
-        mean: Their mean.
-        percentiles: By their names: p50, p90, p95, p99, p99.9 and max.
-    """
-
-    num: int
-    mean: float | None
-    percentiles: dict[str, float | None]
+    num: int  # samples
+    mean: float | None  # their mean
+    percentiles: dict[str, float | None]  # by their names: p50, p90, p95, p99, p99.9 and max
 
     def figure(self, name: str) -> float | None:
         """Return a percentile to show; None where there are too few samples for it to be another than the largest."""
@@ -37,21 +31,13 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class GroupResult(msgspec.Struct, frozen=True):
-    """Requests that are counted together.
+    """Requests that are counted together."""
 
-    Attributes:
-        counts: Numbers of requests and tokens, failures by status, and the histograms of the times.
-        requests_per_second: Answers that came while it counted, over that time.
-        goodput: Of them, those within the service levels.
-        tokens_per_second: Their tokens.
-        times: By measure: e2e, ttft, itl (of streams), queue and server (as the server says).
-    """
-
-    counts: Group
-    requests_per_second: float
-    goodput: float
-    tokens_per_second: float
-    times: dict[str, Summary]
+    counts: Group  # numbers of requests and tokens, failures by status, and the histograms of the times
+    requests_per_second: float  # answers that came while it counted, over that time
+    goodput: float  # of them, those within the service levels
+    tokens_per_second: float  # their tokens
+    times: dict[str, Summary]  # by measure: e2e, ttft, itl (of streams), queue and server (as the server says)
 
     @property
     def num_failed(self) -> int:
@@ -60,131 +46,73 @@ class GroupResult(msgspec.Struct, frozen=True):
 
 
 class TimelineResult(msgspec.Struct, frozen=True):
-    """The run by time.
+    """The run by time."""
 
-    Attributes:
-        width: Length of a slice, seconds.
-        slices: In order, from the start, the warm-up included.
-    """
-
-    width: int
-    slices: list[Slice]
+    width: int  # length of a slice, seconds
+    slices: list[Slice]  # in order, from the start, the warm-up included
 
 
 class SenderResult(msgspec.Struct, frozen=True):
-    """How the sender did.
+    """How the sender did."""
 
-    Attributes:
-        num_processes: Its processes.
-        num_sent: Calls sent, the warm-up's too.
-        lag: How much later than due calls were sent; empty for a closed loop.
-        loop_lag: How late its event loops were.
-        cpu_cores: Processor time over wall time of the busiest process.
-    """
-
-    num_processes: int
-    num_sent: int
-    lag: Summary
-    loop_lag: Summary
-    cpu_cores: float
+    num_processes: int  # its processes
+    num_sent: int  # calls sent, the warm-up's too
+    lag: Summary  # how much later than due calls were sent; empty for a closed loop
+    loop_lag: Summary  # how late its event loops were
+    cpu_cores: float  # processor time over wall time of the busiest process
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One rate of a sweep.
+    """One rate of a sweep."""
 
-    Attributes:
-        rate: Calls a second.
-        is_passed: Whether the service levels held.
-        share_good: Requests answered within the service levels, of all that were due.
-        requests_per_second: Answers a second.
-        goodput: Of them, within the service levels.
-        failures: Failures by status.
-        times: As in `GroupResult`.
-    """
-
-    rate: float
-    is_passed: bool
-    share_good: float
-    requests_per_second: float
-    goodput: float
-    failures: dict[str, int]
-    times: dict[str, Summary]
+    rate: float  # calls a second
+    is_passed: bool  # whether the service levels held
+    share_good: float  # requests answered within the service levels, of all that were due
+    requests_per_second: float  # answers a second
+    goodput: float  # of them, within the service levels
+    failures: dict[str, int]  # failures by status
+    times: dict[str, Summary]  # as in `GroupResult`
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """Rates tried in search of the highest that holds the service levels.
+    """Rates tried in search of the highest that holds the service levels."""
 
-    Attributes:
-        steps: In the order they were tried.
-        knee: The highest rate that held; None where none did.
-        share: Part of the requests that has to be good.
-    """
-
-    steps: list[Step]
-    knee: float | None
-    share: float
+    steps: list[Step]  # in the order they were tried
+    knee: float | None  # the highest rate that held; None where none did
+    share: float  # part of the requests that has to be good
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A condition of `--fail-on`.
+    """A condition of `--fail-on`."""
 
-    Attributes:
-        condition: As it was given.
-        value: What was measured; None where there was nothing to measure.
-        is_failed: Whether it makes the run fail.
-        unit: Of the value: `s`, `/s`, `share` for parts of 1, or nothing for a number.
-    """
-
-    condition: str
-    value: float | None
-    is_failed: bool
-    unit: Unit = ""
+    condition: str  # as it was given
+    value: float | None  # what was measured; None where there was nothing to measure
+    is_failed: bool  # whether it makes the run fail
+    unit: Unit = ""  # of the value: `s`, `/s`, `share` for parts of 1, or nothing for a number
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A run.
+    """A run."""
 
-    Attributes:
-        created: When it began, ISO 8601, UTC.
-        settings: What was asked for, by flag.
-        versions: Of programs and machine, by name.
-        models: What the server has, as `ListModels` tells.
-        seconds: How long calls were sent.
-        warmup_seconds: The part of it that does not count.
-        is_interrupted: Whether it was ended before its time.
-        slos: Limits of a good answer, seconds.
-        total: All requests; its times are of those that did not misbehave.
-        groups: By the kind of call, or by how it misbehaved.
-        timeline: By time.
-        sender: How the sender did.
-        server: The server's own metrics, an entry for each address.
-        sweep: Rates tried; None for a single run. Everything else is then of the run at the knee.
-        checks: Conditions of `--fail-on`.
-        errors: Failures that were not provoked, by status and message, the most frequent first.
-        warnings: What a reader should know before believing the figures.
-        format: Always `dragoman-load`.
-        version: Of this format; grows when what is there changes its meaning.
-    """
-
-    created: str
-    settings: dict[str, str]
-    versions: dict[str, str]
-    models: list[dict[str, str]]
-    seconds: float
-    warmup_seconds: float
-    is_interrupted: bool
-    slos: dict[str, float]
-    total: GroupResult
-    groups: dict[str, GroupResult]
-    timeline: TimelineResult
-    sender: SenderResult
-    server: list[ServerSeries] = []
-    sweep: Sweep | None = None
-    checks: list[Check] = []
-    errors: list[Failure] = []
-    warnings: list[str] = []
-    format: str = FORMAT
-    version: int = VERSION
+    created: str  # when it began, ISO 8601, UTC
+    settings: dict[str, str]  # what was asked for, by flag
+    versions: dict[str, str]  # of programs and machine, by name
+    models: list[dict[str, str]]  # what the server has, as `ListModels` tells
+    seconds: float  # how long calls were sent
+    warmup_seconds: float  # the part of it that does not count
+    is_interrupted: bool  # whether it was ended before its time
+    slos: dict[str, float]  # limits of a good answer, seconds
+    total: GroupResult  # all requests; its times are of those that did not misbehave
+    groups: dict[str, GroupResult]  # by the kind of call, or by how it misbehaved
+    timeline: TimelineResult  # by time
+    sender: SenderResult  # how the sender did
+    server: list[ServerSeries] = []  # the server's own metrics, an entry for each address
+    sweep: Sweep | None = None  # Rates tried; None for a single run. Everything else is then of the run at the knee.
+    checks: list[Check] = []  # conditions of `--fail-on`
+    errors: list[Failure] = []  # failures that were not provoked, by status and message, the most frequent first
+    warnings: list[str] = []  # what a reader should know before believing the figures
+    format: str = FORMAT  # always `dragoman-load`
+    version: int = VERSION  # of this format; grows when what is there changes its meaning
 
     @property
     def has_success(self) -> bool:

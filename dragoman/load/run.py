@@ -148,7 +148,7 @@ class Run:
             texts.append("the sender fell so far behind that it stopped when the time was over: not all that was due was sent")
         unsent = total.counts.failures.get(UNSENT, 0)
         if unsent:
-            texts.append(f"{unsent} requests were not sent, because --max-in-flight calls were under way")
+            texts.append(f"{unsent} requests were not sent, because too many calls were under way")
         for scraper in self._scrapers:
             if scraper.series.num_failures and not scraper.series.points:
                 texts.append(f"--metrics: {scraper.series.url} could not be read: {scraper.last_failure}")

@@ -40,29 +40,18 @@ MEANS = {
 
 
 class Point(msgspec.Struct):
-    """One reading.
+    """One reading."""
 
-    Attributes:
-        at: Seconds of the run.
-        values: By the name of the series; what the server does not tell is missing.
-    """
-
-    at: float
-    values: dict[str, float]
+    at: float  # seconds of the run
+    values: dict[str, float]  # by the name of the series; what the server does not tell is missing
 
 
 class ServerSeries(msgspec.Struct):
-    """What one address told.
+    """What one address told."""
 
-    Attributes:
-        url: Where.
-        points: In order of time.
-        num_failures: Readings that failed.
-    """
-
-    url: str
-    points: list[Point] = []
-    num_failures: int = 0
+    url: str  # where
+    points: list[Point] = []  # in order of time
+    num_failures: int = 0  # readings that failed
 
 
 class Scraper:

@@ -181,22 +181,12 @@ class Sender:
 
 
 class Progress(msgspec.Struct):
-    """What a sender process hands on.
+    """What a sender process hands on."""
 
-    Attributes:
-        tally: What was counted since the last time.
-        num_sent: Calls sent.
-        num_in_flight: Calls under way.
-        cpu_seconds: Processor time since the start of the run.
-        end: When sending ended, or is to end, seconds of the run.
-        is_cut: Whether sending ended for being too far behind.
-        is_last: Whether nothing follows.
-    """
-
-    tally: Tally
-    num_sent: int
-    num_in_flight: int
-    cpu_seconds: float
-    end: float
-    is_cut: bool = False
-    is_last: bool = False
+    tally: Tally  # what was counted since the last time
+    num_sent: int  # calls sent
+    num_in_flight: int  # calls under way
+    cpu_seconds: float  # processor time since the start of the run
+    end: float  # when sending ended, or is to end, seconds of the run
+    is_cut: bool = False  # whether sending ended for being too far behind
+    is_last: bool = False  # whether nothing follows

@@ -34,27 +34,16 @@ NOTHING_SUCCEEDED = "nothing succeeded"
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """What is done beside sending.
+    """What is done beside sending."""
 
-    Attributes:
-        metrics: Addresses of the server's metrics.
-        is_sweep: Search the knee instead of running once.
-        share: For a sweep: part of the requests that has to be good.
-        conditions: What makes the run fail.
-        output: Where the JSON goes; None for nowhere.
-        report: Where the HTML goes; None for nowhere.
-        settings: What was asked for, by flag, for the report.
-        is_probed: Make single calls first, and none where they fail.
-    """
-
-    metrics: tuple[str, ...] = ()
-    is_sweep: bool = False
-    share: float = 0.99
-    conditions: list[Condition] = field(default_factory=list)
-    output: Path | None = None
-    report: Path | None = None
-    settings: dict[str, str] = field(default_factory=dict)
-    is_probed: bool = True
+    metrics: tuple[str, ...] = ()  # addresses of the server's metrics
+    is_sweep: bool = False  # search the knee instead of running once
+    share: float = 0.99  # for a sweep: part of the requests that has to be good
+    conditions: list[Condition] = field(default_factory=list)  # what makes the run fail
+    output: Path | None = None  # where the JSON goes; None for nowhere
+    report: Path | None = None  # where the HTML goes; None for nowhere
+    settings: dict[str, str] = field(default_factory=dict)  # what was asked for, by flag, for the report
+    is_probed: bool = True  # make single calls first, and none where they fail
 
 
 class Session:

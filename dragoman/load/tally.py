@@ -20,7 +20,7 @@ MEANINGS = {
     UNFINISHED: "still under way when the run was given up",
     INCOMPLETE: "the call ended without an answer",
     ACCEPTED: "a malformed request was answered",
-    UNSENT: "not sent: --max-in-flight calls were under way",
+    UNSENT: "not sent: too many calls were under way",
 }
 
 MEASURES = ("e2e", "ttft", "itl", "queue", "server")
@@ -28,39 +28,22 @@ MEASURES = ("e2e", "ttft", "itl", "queue", "server")
 
 @dataclass(slots=True)
 class Outcome:
-    """How one request ended; times are seconds since the start of the run.
+    """How one request ended; times are seconds since the start of the run."""
 
-    Attributes:
-        group: What it is counted under: the kind of its call, or how that misbehaved.
-        is_injected: Whether it misbehaved; its times are then counted for its group only.
-        due: When its call was due.
-        ended: When it was answered or failed.
-        code: Name of its status.
-        message: Why it failed, where somebody said it.
-        is_intended: Whether a failure was provoked.
-        first_token: When its first token came; None for calls that do not stream.
-        gaps: Times between messages with tokens.
-        source_tokens: Tokens of the source.
-        generated_tokens: Tokens of all answers.
-        queue_seconds: Waiting, as the server says.
-        server_seconds: All of its time, as the server says.
-        num_retries: Further attempts.
-    """
-
-    group: str
-    is_injected: bool
-    due: float
-    ended: float = math.nan
-    code: str = OK
-    message: str = ""
-    is_intended: bool = False
-    first_token: float | None = None
-    gaps: list[float] = field(default_factory=list)
-    source_tokens: int = 0
-    generated_tokens: int = 0
-    queue_seconds: float | None = None
-    server_seconds: float | None = None
-    num_retries: int = 0
+    group: str  # what it is counted under: the kind of its call, or how that misbehaved
+    is_injected: bool  # whether it misbehaved; its times are then counted for its group only
+    due: float  # when its call was due
+    ended: float = math.nan  # when it was answered or failed
+    code: str = OK  # name of its status
+    message: str = ""  # why it failed, where somebody said it
+    is_intended: bool = False  # whether a failure was provoked
+    first_token: float | None = None  # when its first token came; None for calls that do not stream
+    gaps: list[float] = field(default_factory=list)  # times between messages with tokens
+    source_tokens: int = 0  # tokens of the source
+    generated_tokens: int = 0  # tokens of all answers
+    queue_seconds: float | None = None  # waiting, as the server says
+    server_seconds: float | None = None  # all of its time, as the server says
+    num_retries: int = 0  # further attempts
 
     @property
     def is_ok(self) -> bool:
@@ -77,35 +60,20 @@ class Outcome:
 
 
 class Group(msgspec.Struct):
-    """Requests that are counted together.
+    """Requests that are counted together."""
 
-    Attributes:
-        num: Requests that were due while it counted.
-        num_ok: Of them, answered.
-        num_good: Of them, answered within the service levels.
-        num_retries: Further attempts of them.
-        failures: Of them, failed, by status.
-        intended: Of them, failed as was provoked, by status.
-        source_tokens: Of the answered.
-        generated_tokens: Of the answered.
-        num_done: Answers that came while it counted, whenever they were due.
-        num_done_good: Of them, within the service levels.
-        num_done_tokens: Tokens of them.
-        times: Histograms by measure: `e2e`, `ttft`, `itl`, `queue`, `server`; of answers only.
-    """
-
-    num: int = 0
-    num_ok: int = 0
-    num_good: int = 0
-    num_retries: int = 0
-    failures: dict[str, int] = {}
-    intended: dict[str, int] = {}
-    source_tokens: int = 0
-    generated_tokens: int = 0
-    num_done: int = 0
-    num_done_good: int = 0
-    num_done_tokens: int = 0
-    times: dict[str, Histogram] = {}
+    num: int = 0  # requests that were due while it counted
+    num_ok: int = 0  # of them, answered
+    num_good: int = 0  # of them, answered within the service levels
+    num_retries: int = 0  # further attempts of them
+    failures: dict[str, int] = {}  # of them, failed, by status
+    intended: dict[str, int] = {}  # of them, failed as was provoked, by status
+    source_tokens: int = 0  # of the answered
+    generated_tokens: int = 0  # of the answered
+    num_done: int = 0  # answers that came while it counted, whenever they were due
+    num_done_good: int = 0  # of them, within the service levels
+    num_done_tokens: int = 0  # tokens of them
+    times: dict[str, Histogram] = {}  # histograms by measure: `e2e`, `ttft`, `itl`, `queue`, `server`; of answers only
 
     def add_due(self, outcome: Outcome, is_good: bool) -> None:
         """Count a request that was due while it counted."""
@@ -154,27 +122,17 @@ class Group(msgspec.Struct):
 
 
 class Slice(msgspec.Struct):
-    """A piece of the run's time.
+    """A piece of the run's time."""
 
-    Attributes:
-        num_due: Requests due in it.
-        num_done: Answers that came in it.
-        num_good: Of them, within the service levels, of calls that did not misbehave.
-        num_failed: Failures in it that were not provoked.
-        tokens: Tokens of the answers.
-        in_flight: Most calls under way at once.
-        e2e: Times of the requests due in it, answered, of calls that did not misbehave.
-        ttft: Their times to the first token.
-    """
-
-    num_due: int = 0
-    num_done: int = 0
-    num_good: int = 0
-    num_failed: int = 0
-    tokens: int = 0
-    in_flight: int = 0
+    num_due: int = 0  # requests due in it
+    num_done: int = 0  # answers that came in it
+    num_good: int = 0  # of them, within the service levels, of calls that did not misbehave
+    num_failed: int = 0  # failures in it that were not provoked
+    tokens: int = 0  # tokens of the answers
+    in_flight: int = 0  # most calls under way at once
+    # Times of the requests due in it, answered, of calls that did not misbehave.
     e2e: Histogram = msgspec.field(default_factory=Histogram)
-    ttft: Histogram = msgspec.field(default_factory=Histogram)
+    ttft: Histogram = msgspec.field(default_factory=Histogram)  # their times to the first token
 
     def merge(self, other: "Slice") -> None:
         """Add another's counts; of what was under way the larger number stays."""
@@ -186,20 +144,14 @@ class Slice(msgspec.Struct):
 
 
 class Tally(msgspec.Struct):
-    """Counts of one sender process since it last handed them on, or of a run.
+    """Counts of one sender process since it last handed them on, or of a run."""
 
-    Attributes:
-        groups: By the kind of call, or by how it misbehaved.
-        slices: By the second of the run.
-        failures: What failed while it counted and was not provoked, with the reasons.
-        lag: How much later than due calls were sent, while it counted.
-        loop_lag: How late the sender's event loop was with what was due, while it counted.
-    """
-
-    groups: dict[str, Group] = {}
-    slices: dict[int, Slice] = {}
+    groups: dict[str, Group] = {}  # by the kind of call, or by how it misbehaved
+    slices: dict[int, Slice] = {}  # by the second of the run
+    # What failed while it counted and was not provoked, with the reasons.
     failures: Failures = msgspec.field(default_factory=Failures)
-    lag: Histogram = msgspec.field(default_factory=Histogram)
+    lag: Histogram = msgspec.field(default_factory=Histogram)  # how much later than due calls were sent, while it counted
+    # How late the sender's event loop was with what was due, while it counted.
     loop_lag: Histogram = msgspec.field(default_factory=Histogram)
 
     def slice_at(self, seconds: float) -> Slice:

@@ -14,15 +14,10 @@ Resolve = Callable[[str, str], list[str]]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where to connect.
+    """Where to connect."""
 
-    Attributes:
-        name: For gRPC.
-        authority: What a certificate must say, where the target itself does not tell; None where it does.
-    """
-
-    name: str
-    authority: str | None = None
+    name: str  # for gRPC
+    authority: str | None = None  # what a certificate must say, where the target itself does not tell; None where it does
 
 
 def resolve(host: str, port: str) -> list[str]:

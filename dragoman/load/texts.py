@@ -31,16 +31,12 @@ _WORDS: Sequence[str] = (  # noqa: SIM905
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """How many words a made-up source has.
+    """How many words a made-up source has."""
 
-    Attributes:
-        kind: `constant:N`, `uniform:LEAST:MOST`, `normal:MEAN:DEVIATION` or `lognormal:MEAN:DEVIATION`; the two of the last are
-            those of the lengths, not of their logarithms.
-        parameters: The numbers.
-    """
-
+    # `constant:N`, `uniform:LEAST:MOST`, `normal:MEAN:DEVIATION` or `lognormal:MEAN:DEVIATION`; the two of the last are those of
+    # the lengths, not of their logarithms.
     kind: Distribution
-    parameters: tuple[float, ...]
+    parameters: tuple[float, ...]  # the numbers
 
     def draw(self, draws: random.Random) -> int:
         """Return a length, 1 to `MOST_WORDS`."""
@@ -92,9 +88,9 @@ class Source(Protocol):
 
 
 class FileTexts:
-    """Lines of a file, drawn at random, several joined into one text where that is asked for."""
+    """Lines of a file, drawn at random."""
 
-    def __init__(self, path: Path, num_joined: int = 1) -> None:
+    def __init__(self, path: Path) -> None:
         """Read the file; lines that are blank do not count.
 
         Raises:
@@ -110,24 +106,23 @@ class FileTexts:
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
         self._lines = [line.strip() for line in lines if line.strip()]
-        self._num_joined = num_joined
         if not self._lines:
             raise InputError(f"{path}: has no text")
 
     def draw(self, draws: random.Random) -> str:
         """Return a text."""
-        return " ".join(draws.choice(self._lines) for _ in range(self._num_joined))
+        return draws.choice(self._lines)
 
 
 class MadeUpTexts:
     """Sentences of random words."""
 
-    def __init__(self, lengths: Lengths, num_joined: int = 1) -> None:
-        self._lengths, self._num_joined = lengths, num_joined
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
 
     def draw(self, draws: random.Random) -> str:
         """Return a text."""
-        return " ".join(made_up(self._lengths.draw(draws), draws) for _ in range(self._num_joined))
+        return made_up(self._lengths.draw(draws), draws)
 
 
 def made_up(num_words: int, draws: random.Random) -> str:

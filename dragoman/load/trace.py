@@ -11,33 +11,20 @@ from dragoman.model.errors import InputError
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One call.
+    """One call."""
 
-    Attributes:
-        at: When it is due, seconds since the start.
-        text: Its source; None draws one as for every other call.
-        words: Words of a made-up source.
-        num_beams: Width of its beam search; None draws as for every other call.
-        max_new_tokens: Tokens of its answer at the most; None for the run's.
-    """
-
-    at: float
-    text: str | None = None
-    words: int | None = None
-    num_beams: int | None = None
-    max_new_tokens: int | None = None
+    at: float  # when it is due, seconds since the start
+    text: str | None = None  # its source; None draws one as for every other call
+    words: int | None = None  # words of a made-up source
+    num_beams: int | None = None  # width of its beam search; None draws as for every other call
+    max_new_tokens: int | None = None  # tokens of its answer at the most; None for the run's
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """How much a trace holds.
+    """How much a trace holds."""
 
-    Attributes:
-        num_calls: Calls.
-        seconds: When the last is due.
-    """
-
-    num_calls: int
-    seconds: float
+    num_calls: int  # calls
+    seconds: float  # when the last is due
 
 
 def read_trace(path: Path) -> Iterator[Entry]:

@@ -33,19 +33,12 @@ PROGRESS_SECONDS = 0.5
 
 
 class Message(msgspec.Struct, omit_defaults=True):
-    """What a sender process says: that it is ready, how far it is, or what is wrong.
+    """What a sender process says: that it is ready, how far it is, or what is wrong."""
 
-    Attributes:
-        is_ready: It is connected.
-        progress: What was counted.
-        error: Why it ends.
-        code: Name of the gRPC status, where that is a call's failure and not the user's mistake.
-    """
-
-    is_ready: bool = False
-    progress: Progress | None = None
-    error: str = ""
-    code: str = ""
+    is_ready: bool = False  # it is connected
+    progress: Progress | None = None  # what was counted
+    error: str = ""  # why it ends
+    code: str = ""  # name of the gRPC status, where that is a call's failure and not the user's mistake
 
 
 class Input:
@@ -74,13 +67,12 @@ async def work(orders: Input) -> None:
     """Carry out the plan that comes; what is wrong is said."""
     plan = msgspec.json.decode(await orders.line(), type=Plan)
     try:
-        async with contextlib.AsyncExitStack() as stack:
-            channels = [await stack.enter_async_context(_connected(plan.server)) for _ in range(plan.server.connections)]
-            stubs: list[Any] = [generation_pb2_grpc.GenerationStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
+        async with _connected(plan.server) as channel:
+            stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
             items = Items(plan)  # before the clock starts: a large file takes its time
             start = await _start_time(orders)
             if start is not None:
-                await _send(plan, items, stubs, start, orders)
+                await _send(plan, items, stub, start, orders)
     except InputError as error:
         _say(Message(error=str(error)))
     except InvalidArgument as error:  # it cannot be put in a message, so no server was asked
@@ -89,9 +81,9 @@ async def work(orders: Input) -> None:
         _say(Message(error=error.message, code=error.code))
 
 
-async def _send(plan: Plan, items: Items, stubs: list[Any], start: float, orders: Input) -> None:
+async def _send(plan: Plan, items: Items, stub: Any, start: float, orders: Input) -> None:
     sender = Sender(plan, lambda: time.monotonic() - start, items)
-    caller = Caller(plan, stubs, sender.record, lambda: time.monotonic() - start)
+    caller = Caller(plan, stub, sender.record, lambda: time.monotonic() - start)
     cpu = time.process_time()
 
     def tell(is_last: bool = False) -> None:
