@@ -25,6 +25,6 @@ def load(context: typer.Context) -> None:
 @app.command(name="load-compare", **_ELSEWHERE)
 def load_compare(context: typer.Context) -> None:
     """Compare two results of `load` and say which differences are beyond noise."""
-    from dragoman.load.compare_command import app as compare_app
+    from dragoman.load.command import compare_app
 
     raise typer.Exit(compare_app(context.args, prog_name="dragoman load-compare", standalone_mode=False, **_HELP))

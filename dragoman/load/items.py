@@ -8,8 +8,8 @@ from typing import Literal, TypeVar, cast
 
 from dragoman.client.request import fill
 from dragoman.load.plan import Kind, Plan
+from dragoman.load.schedule import Entry
 from dragoman.load.texts import FileTexts, MadeUpTexts, Source, made_up
-from dragoman.load.trace import Entry
 from dragoman.v1 import generation_pb2
 
 Injection = Literal["", "cancel", "deadline", "slow", "malformed"]

@@ -7,7 +7,7 @@ import msgspec
 
 from dragoman.client.reach import Pem
 from dragoman.client.settings import MAX_TIMEOUT_SECONDS
-from dragoman.load.arrivals import Arrivals
+from dragoman.load.schedule import Arrivals
 from dragoman.load.texts import Lengths
 from dragoman.model.errors import InputError
 

@@ -10,13 +10,12 @@ import msgspec
 
 from dragoman.client.errors import CallError, Overloaded, Unimplemented
 from dragoman.load.calls import Caller
-from dragoman.load.connection import open_channel, open_client
+from dragoman.load.connection import open_channel, open_client, split_target
 from dragoman.load.items import Item, Items
 from dragoman.load.plan import Injections, Plan, Server
+from dragoman.load.schedule import Entry, read_trace
 from dragoman.load.show import one_line
 from dragoman.load.tally import MEANINGS, Outcome
-from dragoman.load.target import split_target
-from dragoman.load.trace import Entry, read_trace
 from dragoman.model.errors import InputError
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 

@@ -5,11 +5,10 @@ from typing import Literal
 
 import msgspec
 
-from dragoman.load.failures import Failure
 from dragoman.load.histogram import PERCENTS, Histogram
 from dragoman.load.plan import KINDS
 from dragoman.load.scrape import ServerSeries
-from dragoman.load.tally import Group, Slice
+from dragoman.load.tally import Failure, Group, Slice
 from dragoman.model.errors import InputError
 
 FORMAT = "dragoman-load"

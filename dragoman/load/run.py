@@ -1,4 +1,4 @@
-"""One run: senders and scrapers started together, what they count added up, and the result made of it."""
+"""A run: sender processes and scrapers started together, their counts added up, and the result with its warnings."""
 
 import asyncio
 import os
@@ -12,15 +12,57 @@ from importlib.metadata import PackageNotFoundError, version
 import grpc
 import msgspec
 
-from dragoman.load.crew import Crew
 from dragoman.load.histogram import Histogram
-from dragoman.load.lateness import slow_sender
 from dragoman.load.plan import KINDS, Injections, Plan
+from dragoman.load.pool import SenderPool
 from dragoman.load.result import GroupResult, Result, SenderResult, TimelineResult, summarise, summarise_group
 from dragoman.load.scrape import Scraper
 from dragoman.load.sender import Progress
-from dragoman.load.tally import UNSENT, Group, Tally
-from dragoman.load.timeline import Timeline
+from dragoman.load.show import duration, share
+from dragoman.load.tally import UNSENT, Group, Tally, Timeline
+
+SLOW_SENDER = "the sender itself was slow"
+# On a machine that also serves, one wake-up in a hundred comes several milliseconds late whatever the sender does.
+LEAST_LATE_SECONDS = 0.01
+# However seldom calls are, a delay of this much is seen in their latencies.
+MOST_LATE_SECONDS = 0.1
+# The part of the time between two calls that one may be late.
+LATE_PART = 0.1
+MOST_LATE_SHARE = 0.1
+# Of fewer no share is worth a warning.
+FEWEST_SAMPLES = 100
+MOST_CPU_CORES = 0.9
+
+
+def late_seconds(gap_seconds: float) -> float:
+    """Return from when on a call is late, for calls of a process that are due so far apart on average."""
+    return min(max(LEAST_LATE_SECONDS, LATE_PART * gap_seconds), MOST_LATE_SECONDS)
+
+
+def slow_sender(lag: Histogram, loop_lag: Histogram, gap_seconds: float, cpu_cores: float) -> str | None:
+    """Say why the figures are the sender's as much as the server's; None where they are not.
+
+    Args:
+        lag: How much later than due calls left; empty in a closed loop, where none is due.
+        loop_lag: How late the event loop was, which is what counts there: it is that late to see answers, too.
+        gap_seconds: Time between two calls of a process, on average.
+        cpu_cores: Processor time over wall time of the busiest process.
+    """
+    limit = late_seconds(gap_seconds) if lag.num else LEAST_LATE_SECONDS
+    samples = lag if lag.num else loop_lag
+    within = samples.share_within(limit)
+    late_share = 0.0 if within is None or samples.num < FEWEST_SAMPLES else 1.0 - within
+    reasons = []
+    if late_share > MOST_LATE_SHARE:
+        who = "of its calls left" if lag.num else "of the time its event loop was"
+        worst = duration(samples.percentile(99))
+        reasons.append(f"{share(late_share)} {who} more than {duration(limit)} late (p99 {worst})")
+    if cpu_cores > MOST_CPU_CORES and max(lag.num, loop_lag.num) >= FEWEST_SAMPLES:  # in less time starting is all it shows
+        reasons.append(f"its busiest process used {cpu_cores:.2f} cores, of the one that it can use")
+    if not reasons:
+        return None
+    return f"{SLOW_SENDER}: {' and '.join(reasons)}; latencies have that in them: use more --processes, or another machine"
+
 
 REFRESH_SECONDS = 0.25
 FEWEST_REQUESTS = 100
@@ -47,19 +89,19 @@ class Run:
         self.latest: dict[int, Progress] = {}
         self.is_interrupted = False
         self._created = datetime.now(UTC)
-        self._crew = Crew(plan, self._take)
+        self._pool = SenderPool(plan, self._take)
         self._wall_seconds = 0.0
         self._scrapers = [Scraper(url, lambda: self.elapsed) for url in metrics]
 
     @property
     def elapsed(self) -> float:
         """Seconds since the start; negative before."""
-        return time.monotonic() - self._crew.start if self._crew.start else 0.0
+        return time.monotonic() - self._pool.start if self._pool.start else 0.0
 
     def stop(self) -> None:
         """Send no more; said again, give up what is under way."""
         self.is_interrupted = True
-        self._crew.stop()
+        self._pool.stop()
 
     async def run(self, refresh: Callable[["Run"], None]) -> None:
         """Carry the plan out, and call `refresh` four times a second.
@@ -68,12 +110,12 @@ class Run:
             InputError: If there is no connection, or a file cannot be read.
             SenderFailed: If a sender process ends before its time.
         """
-        async with self._crew:
+        async with self._pool:
             for scraper in self._scrapers:
                 scraper.start()
             refreshing = asyncio.create_task(self._refresh(refresh))
             try:
-                await self._crew.run()
+                await self._pool.run()
             finally:
                 refreshing.cancel()
                 self._wall_seconds = max(self.elapsed, 1e-9)

@@ -8,11 +8,10 @@ from typing import Protocol
 
 import msgspec
 
-from dragoman.load.arrivals import due_times
 from dragoman.load.items import Item, Items
 from dragoman.load.plan import Plan
+from dragoman.load.schedule import Entry, due_times, read_trace
 from dragoman.load.tally import UNSENT, Outcome, Tally
-from dragoman.load.trace import Entry, read_trace
 
 HEARTBEAT_SECONDS = 0.05
 # After their own time calls end by themselves; what has not by then is given up.

@@ -1,12 +1,51 @@
-"""What came of calls, as counts and histograms: what a sender hands on twice a second, and what a run adds up to."""
+"""Outcomes of calls as counts and histograms by kind and by time, with reasons of failures."""
 
 import math
 from dataclasses import dataclass, field
 
 import msgspec
 
-from dragoman.load.failures import Failures
 from dragoman.load.histogram import Histogram
+from dragoman.load.show import one_line
+
+# Messages kept of each status. Servers put figures into theirs, so that there may be as many as there are requests.
+MAX_MESSAGES = 20
+MAX_CHARACTERS = 500
+OTHERS = "(other messages)"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One way to fail."""
+
+    code: str  # name of the status
+    message: str  # what the server, gRPC or the sender said
+    num: int  # requests that failed so
+
+
+class Failures(msgspec.Struct):
+    """Failed requests by status and message; what was provoked is not among them."""
+
+    counts: dict[str, dict[str, int]] = {}  # numbers of requests by status, then by message
+
+    def add(self, code: str, message: str, num: int = 1) -> None:
+        """Count requests; of a status that has enough messages further ones are counted together."""
+        message = one_line(message, MAX_CHARACTERS)
+        messages = self.counts.setdefault(code, {})
+        if message not in messages and len(messages) >= MAX_MESSAGES:
+            message = OTHERS
+        messages[message] = messages.get(message, 0) + num
+
+    def merge(self, other: "Failures") -> None:
+        """Count another's too."""
+        for code, messages in other.counts.items():
+            for message, num in messages.items():
+                self.add(code, message, num)
+
+    def most_frequent(self) -> list[Failure]:
+        """Return them, the most frequent first."""
+        found = [Failure(code, message, num) for code, messages in self.counts.items() for message, num in messages.items()]
+        return sorted(found, key=lambda failure: (-failure.num, failure.code, failure.message))
+
 
 OK = "OK"
 # Where a call has no status of gRPC's: it was still under way when the run was given up, or ended without its answer.
@@ -193,3 +232,50 @@ class Tally(msgspec.Struct):
                     due.ttft.add(outcome.first_token - outcome.due)
         elif not outcome.is_intended:
             ended.num_failed += 1
+
+
+MAX_SLICES = 600
+
+
+class Timeline:
+    """Slices of equal length, from the start of the run.
+
+    Attributes:
+        width: Length of a slice, seconds.
+        slices: By their number; those where nothing happened are missing.
+    """
+
+    def __init__(self, max_slices: int = MAX_SLICES) -> None:
+        self.width = 1
+        self.slices: dict[int, Slice] = {}
+        self._max_slices = max_slices
+        # What each process had under way, by second: its parts of one second may come in two messages.
+        self._in_flight: dict[int, dict[int, int]] = {}
+
+    def add(self, process: int, seconds: dict[int, Slice]) -> None:
+        """Add what a process counted, by the second."""
+        for second, piece in seconds.items():
+            by_process = self._in_flight.setdefault(second, {})
+            by_process[process] = max(by_process.get(process, 0), piece.in_flight)
+            piece.in_flight = sum(by_process.values())
+            self._merge(second // self.width, piece)
+            while max(self.slices) >= self._max_slices:
+                self._double()
+        while len(self._in_flight) > MAX_SLICES:  # seconds so long ago that their calls are over
+            del self._in_flight[min(self._in_flight)]
+
+    def list(self) -> list[Slice]:
+        """Return the slices in order, empty ones too."""
+        return [self.slices.get(number, Slice()) for number in range(max(self.slices, default=-1) + 1)]
+
+    def _merge(self, number: int, piece: Slice) -> None:
+        found = self.slices.get(number)
+        if found is None:
+            found = self.slices[number] = Slice()
+        found.merge(piece)
+
+    def _double(self) -> None:
+        old, self.slices = self.slices, {}
+        self.width *= 2
+        for number, piece in sorted(old.items()):
+            self._merge(number // 2, piece)

@@ -1,4 +1,4 @@
-"""A sender process: started by `dragoman.load.crew`, a process of its own so that nothing else delays its calls.
+"""A sender process: started by `dragoman.load.pool`, a process of its own so that nothing else delays its calls.
 
 Standard input brings the plan as a line of JSON, then, when it has said that it is connected, the time to start on the machine's
 monotonic clock. A line after that, or the end of standard input, ends the sending; a second line gives up what is under way.

@@ -8,7 +8,7 @@ from typer import main as typer_main
 
 from dragoman.cli import main as dragoman
 from dragoman.load.command import app as load_app
-from dragoman.load.compare_command import app as compare_app
+from dragoman.load.command import compare_app
 
 Run = Callable[..., tuple[int, str, str]]
 APP = typer_main.get_command(dragoman.app)

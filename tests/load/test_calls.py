@@ -32,7 +32,7 @@ def call(plan: Plan, beside: Any = None) -> list[Outcome]:
     async def main() -> None:
         async with aio.insecure_channel(plan.server.target) as channel:
             start = time.monotonic()
-            caller = Caller(plan, [generation_pb2_grpc.GenerationStub(channel)], outcomes.append, lambda: time.monotonic() - start)
+            caller = Caller(plan, generation_pb2_grpc.GenerationStub(channel), outcomes.append, lambda: time.monotonic() - start)
             task = asyncio.create_task(caller.call(Items(plan).make(0), 0.0))
             if beside is not None:
                 await beside(task)
@@ -123,7 +123,7 @@ class HalfClosed:
 def test_a_batch_whose_end_cannot_be_written_has_the_status_of_its_cause(timeout_seconds: float, code: str) -> None:
     plan = make_plan(timeout_seconds=timeout_seconds, work={"mix": {"batch": 1.0}, "batch_size": 2})
     outcomes = []
-    asyncio.run(Caller(plan, [HalfClosed()], outcomes.append, time.monotonic).call(Items(plan).make(0), 0.0))
+    asyncio.run(Caller(plan, HalfClosed(), outcomes.append, time.monotonic).call(Items(plan).make(0), 0.0))
     assert [outcome.code for outcome in outcomes] == [code] * 2
 
 

@@ -11,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.load.conditions import parse_conditions, share_good
-from dragoman.load.failures import MAX_CHARACTERS, MAX_MESSAGES, OTHERS, Failure, Failures
 from dragoman.load.histogram import PERCENTS, Histogram, of
-from dragoman.load.lateness import late_seconds, slow_sender
 from dragoman.load.result import Check, Result, Step, Sweep, read_result, summarise, write_result
+from dragoman.load.run import late_seconds, slow_sender
 from dragoman.load.scrape import MAX_POINTS, Point, Scraper, ServerSeries, parse
-from dragoman.load.sweep import KneeSearch
-from dragoman.load.tally import UNSENT, Group, Outcome, Tally
-from dragoman.load.timeline import Timeline
+from dragoman.load.session import KneeSearch
+from dragoman.load.tally import MAX_CHARACTERS, MAX_MESSAGES, OTHERS, UNSENT, Failure, Failures, Group, Outcome, Tally, Timeline
 from dragoman.model.errors import InputError
 from tests.load.conftest import ROOT, make_result
 
@@ -97,7 +95,7 @@ def test_intended_failures_and_injected_times_are_counted_apart() -> None:
     assert (group.intended, group.failures, tally.slices[0].num_failed) == ({"CANCELLED": 1}, {"UNAVAILABLE": 1}, 2)
     assert tally.slices[0].e2e.num == 0 and tally.groups["slow"].times["e2e"].num == 1
     told = [(failure.code, failure.message) for failure in tally.failures.most_frequent()]
-    assert told == [("UNAVAILABLE", "gone"), (UNSENT, "not sent: --max-in-flight calls were under way")]
+    assert told == [("UNAVAILABLE", "gone"), (UNSENT, "not sent: too many calls were under way")]
 
 
 def test_groups_add_up_and_survive_the_wire() -> None:
@@ -289,7 +287,7 @@ def test_a_result_is_read_as_it_was_written_and_its_figures_are_of_the_counted_t
     assert (result.total.requests_per_second, result.total.goodput, result.total.tokens_per_second) == (3.0, 2.0, 30.0)
     assert result.total.times["e2e"].percentiles["p50"] == pytest.approx(0.1, rel=0.003)
     documentation = (ROOT / "docs/load-testing.md").read_text(encoding="utf-8")
-    assert all(f"| `{name}` |" in documentation for name in Result.__struct_fields__)
+    assert [name for name in Result.__struct_fields__ if f"`{name}`" not in documentation] == []
 
 
 def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dragoman.load.arrivals import Arrivals, due_times
-from dragoman.load.conditions import parse_number, parse_shares, parse_slos, parse_time
+from dragoman.load.conditions import parse_fields, parse_number, parse_shares, parse_slos, parse_time
+from dragoman.load.connection import Target, make_target
 from dragoman.load.items import Items
 from dragoman.load.plan import Injections
+from dragoman.load.schedule import Arrivals, Entry, Extent, due_times, measure_trace, read_trace
 from dragoman.load.scrape import full_url
-from dragoman.load.target import Target, make_target
 from dragoman.load.texts import FileTexts, MadeUpTexts, parse_lengths
-from dragoman.load.trace import Entry, Extent, measure_trace, read_trace
 from dragoman.model.errors import InputError
 from tests.load.conftest import make_plan
 
@@ -58,15 +57,14 @@ def test_lengths_follow_their_distribution() -> None:
         drawn = lengths(f"{kind}:20:5")
         assert np.mean(drawn) == pytest.approx(20, abs=0.4) and np.std(drawn) == pytest.approx(5, abs=0.4)
     assert min(lengths("normal:2:30")) == 1
-    assert len(MadeUpTexts(parse_lengths("7"), 3).draw(random.Random(1)).split()) == 21
+    assert len(MadeUpTexts(parse_lengths("7")).draw(random.Random(1)).split()) == 7
 
 
-def test_lines_of_a_file_are_drawn_and_joined_or_the_file_is_named(tmp_path: Path) -> None:
+def test_lines_of_a_file_are_drawn_or_the_file_is_named(tmp_path: Path) -> None:
     content, draws = b"\xef\xbb\xbfa dog\r\n\n  a cat \n", random.Random(0)
     for name, written in (("texts", content), ("texts.gz", gzip.compress(content))):
         (tmp_path / name).write_bytes(written)
         assert {FileTexts(tmp_path / name).draw(draws) for _ in range(50)} == {"a dog", "a cat"}
-        assert FileTexts(tmp_path / name, 2).draw(draws) in {f"{a} {b}" for a in ("a dog", "a cat") for b in ("a dog", "a cat")}
     whole = gzip.compress(random.Random(0).randbytes(1000).hex().encode())
     contents = {"blank": b"\n \n", "latin": b"caf\xe9\n", "plain.gz": b"a dog\n"}
     contents |= {"cut.gz": whole[:-20], "broken.gz": whole[:20] + bytes(100)}
@@ -138,12 +136,14 @@ def test_slow_readers_read_streams_and_malformed_requests_come_alone_and_are_wro
 
 
 def test_fields_of_the_work_reach_the_request_and_a_trace_overrides_them() -> None:
-    search = {"do_sample": True, "temperature": 0.5, "early_stopping": False, "top_k": 0}
-    fields = {"priority": 3, "model_version": "canary", "source_language": "en", "target_language": "de", "truncate": True}
-    items = Items(make_plan(work={"search": search, "max_new_tokens": 9, "beams": {2: 1.0}, **fields}))
+    texts = ("do_sample=true", "temperature=0.5", "early_stopping=FALSE", "top_k=0", "priority=-3", "model_version=canary")
+    fields = parse_fields([*texts, "truncate=true", "suppressed_tokens=5,7", "forced_prefix=a=b", "max_new_tokens=9"])
+    items = Items(make_plan(work={"beams": {2: 1.0}, "fields": fields | {"source_language": "en"}}))
     request = items.make(0).requests[0]
     sent = {field.name: value for field, value in request.ListFields()}
-    assert {name: sent[name] for name in (*search, *fields)} == search | fields
+    options = {"do_sample": True, "temperature": 0.5, "early_stopping": False, "top_k": 0, "priority": -3, "truncate": True}
+    others = {"model_version": "canary", "source_language": "en", "forced_prefix": "a=b", "max_new_tokens": 9, "num_beams": 2}
+    assert {name: sent[name] for name in (*options, *others)} == options | others and [*sent["suppressed_tokens"]] == [5, 7]
     assert not (request.HasField("min_new_tokens") or request.model)
     request = items.make(0, Entry(1.0, "a dog", None, 4, 5)).requests[0]
     assert (request.text, request.num_beams, request.max_new_tokens) == ("a dog", 4, 5)

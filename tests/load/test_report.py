@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dragoman.load.arrivals import Arrivals
 from dragoman.load.compare import NUM_DRAWS, Comparison, Difference, compare
 from dragoman.load.live import picture, watching
 from dragoman.load.report import report_page
 from dragoman.load.result import Check, Result, Step, Sweep, summarise, write_result
 from dragoman.load.run import Run
+from dragoman.load.schedule import Arrivals
 from dragoman.load.scrape import Point, ServerSeries
 from dragoman.load.sender import Progress
 from dragoman.load.tally import Outcome, Tally

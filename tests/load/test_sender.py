@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dragoman.load.arrivals import Arrivals
 from dragoman.load.items import Item
-from dragoman.load.lateness import SLOW_SENDER
 from dragoman.load.plan import Plan
+from dragoman.load.run import SLOW_SENDER
+from dragoman.load.schedule import Arrivals
 from dragoman.load.sender import Progress, Sender
 from dragoman.load.tally import UNSENT, Outcome
 from tests.load.conftest import make_plan, run_of

@@ -31,7 +31,7 @@ def test_a_run_sends_what_was_asked_and_loses_nothing(run_command: Run, server: 
     code, out, err = run_command(
         *("load", "--server", server.address, "--arrivals", "constant", "--rate", 200, "--requests", 100, "--mix", mix),
         *("--batch-size", 2, "--duration", 20, "--processes", 2, "--output", output, "--token", "secret"),
-        *("--from", "en", "--to", "de", "--no-sample", "--length-penalty", 0),
+        *("--from", "en", "--to", "de", "--field", "do_sample=false", "--field", "length_penalty=0"),
     )
     assert (code, err) == (0, "")  # no terminal, no progress
     assert "end to end" in out and "errors: none" in out
@@ -48,7 +48,7 @@ def test_a_run_sends_what_was_asked_and_loses_nothing(run_command: Run, server: 
         assert (request.source_language, request.target_language, request.length_penalty) == ("en", "de", 0)
         assert request.HasField("do_sample") and request.HasField("length_penalty")
         assert not (request.do_sample or request.HasField("early_stopping") or request.HasField("top_k"))
-    asked = {"--mix": mix, "--from": "en", "--to": "de", "--sample": "False", "--processes": "2"}
+    asked = {"--mix": mix, "--from": "en", "--to": "de", "--field": "do_sample=false length_penalty=0", "--processes": "2"}
     assert asked.items() <= result.settings.items() and "--token" not in result.settings
 
 
@@ -57,8 +57,8 @@ RUNS = {
     "conditions": ("--requests 20 --fail-on errors>0,requests<21", [], 3, ["passed: errors>0", "FAILED: requests<21"]),
     "nothing succeeds": ("--requests 30", ["INTERNAL"] * 30, 1, ["30 × INTERNAL: no", "warning: nothing succeeded"]),
     "some fail": ("--requests 30", ["INTERNAL"] * 2 + ["DATA_LOSS"], 0, ["2 × INTERNAL: no", "1 × DATA_LOSS: no"]),
-    "provoked": ("--requests 10 --malformed-share 1", ["INVALID_ARGUMENT"] * 10, 0, ["provoked: INVALID_ARGUMENT 10"]),
-    "malformed and answered": ("--requests 5 --malformed-share 1", [], 1, ["5 × MALFORMED_ACCEPTED: a malformed request"]),
+    "provoked": ("--requests 10 --misbehave malformed=1", ["INVALID_ARGUMENT"] * 10, 0, ["provoked: INVALID_ARGUMENT 10"]),
+    "malformed and answered": ("--requests 5 --misbehave malformed=1", [], 1, ["5 × MALFORMED_ACCEPTED: a malformed request"]),
     "only a warm-up": ("--requests 3 --warmup 20", [], 1, ["it ended before the warm-up was over", "no request was counted"]),
     "no metrics": ("--requests 3 --no-probe --metrics {0}", [], 0, ["--metrics: http://{0}/metrics could not be read: "]),
 }
@@ -132,8 +132,10 @@ WRONG = {
     "--concurrency": "--concurrency 1 --processes 2 | --concurrency 1000000000",
     "--mix": "--mix unary=1,batched=1 | --mix= | --mix unary=0 | --mix unary=x",
     "--num-beams": "--num-beams x | --num-beams 0 | --num-beams 4294967296 | --num-beams 1=1e999",
-    "more than 1 together": "--cancel-share 0.6 --slow-share 0.6",
-    "--malformed-share": "--malformed-share 2 | --malformed-share -0.1",
+    "more than 1 together": "--misbehave cancel=0.6,slow=0.6",
+    "--misbehave": "--misbehave malformed=2 | --misbehave malformed=-0.1 | --misbehave late=1 | --misbehave slow=1:0s",
+    "--misbehave malformed": "--misbehave malformed=1:5ms",
+    "--field": "--field text=a | --field beams=1 | --field top_k=x | --field do_sample=perhaps | --field top_p",
     "--slo": "--sweep | --slo p95=1s | --slo e2e | --slo e2e=0s | --slo e2e=5% | --slo e2e=1s,e2e=2s",
     "--slo-share": "--slo-share 0 | --slo-share 101% | --slo-share 5s | --slo-share 1.2.3",
     "--slo e2e: 500: a time needs its unit: write 500ms or 500s": "--slo e2e=500",
@@ -189,7 +191,12 @@ def test_metrics_that_cannot_be_read_end_it_before_the_run(run_command: Run, ser
 
 
 def test_the_probe_asks_as_the_run_will_and_counts_nowhere(server: LoadService) -> None:
-    work = {"mix": {"unary": 0.8, "stream": 0.1, "batch": 0.1}, "batch_size": 3, "beams": {1: 0.5, 4: 0.5}, "model": "en-de"}
+    work = {
+        "mix": {"unary": 0.8, "stream": 0.1, "batch": 0.1},
+        "batch_size": 3,
+        "beams": {1: 0.5, 4: 0.5},
+        "fields": {"model": "en-de"},
+    }
     findings = asyncio.run(probe(make_plan(server.address, "secret", work, concurrency=1)))
     assert [model["name"] for model in findings.models] == ["en-de", "en-fr"] and findings.warnings == []
     assert sorted(request.num_beams for request in server.probes) == [1] * 5 + [4] * 5
@@ -216,7 +223,7 @@ def test_the_probe_waits_for_a_starting_server_warns_of_a_busy_one_and_asks_each
 def test_a_failed_probe_names_the_flag_and_leaves_files_as_they_were(run_command: Run, server: LoadService, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     for status, words, code, told in (
-        ("INVALID_ARGUMENT", "do_sample: no", 2, "--sample: no (INVALID_ARGUMENT)"),
+        ("INVALID_ARGUMENT", "do_sample: no", 2, "--field do_sample: no (INVALID_ARGUMENT)"),
         ("INVALID_ARGUMENT", "text: too long", 2, "text: too long (INVALID_ARGUMENT)"),
         ("UNAUTHENTICATED", "who are you?", 1, "who are you? (UNAUTHENTICATED)"),
         ("INTERNAL", "broken: 0123", 1, "broken: 0123 (INTERNAL)"),

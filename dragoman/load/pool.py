@@ -31,7 +31,7 @@ class SenderFailed(CallError):
     default_code: ClassVar[str] = "ABORTED"
 
 
-class Crew:
+class SenderPool:
     """The sender processes, as an async context: entering starts them and waits for their connections.
 
     Args:
