@@ -36,7 +36,7 @@ HOMES = {
     "opentelemetry": ("server/telemetry/tracing.py", "dragoman/client/settings.py"),
     "sentencepiece": ("model/text/",),
     "tokenizers": ("model/text/",),
-    "transformers": ("model/importers/verifying.py",),
+    "transformers": ("model/importers/importing.py",),
     **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
 }
 OUTER = ("server", "client", "load", "cli", "attention")

@@ -7,7 +7,8 @@ count neither, so lengths change by as many.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,22 +16,14 @@ from dragoman.model.generation import MAX_DEFAULT_SUPPRESSED_TOKENS, Defaults
 from dragoman.model.importers.files import ForeignError, is_whole, shown, words
 
 TRANSFORMERS_TOP_K: Final = 50  # draws are made from so many tokens there, where nothing is said
-_START_TOKENS: Final = 1
 # Values of a request that does not say: a default of the same value is none.
-_REQUEST_DEFAULTS: Final[Mapping[str, Any]] = {
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "length_penalty": 1.0,
-    "early_stopping": False,
-    "do_sample": False,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "repetition_penalty": 1.0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-}
+_REQUEST_DEFAULTS: Final[Mapping[str, Any]] = dict(
+    **dict(num_beams=1, num_return_sequences=1, length_penalty=1.0, early_stopping=False, do_sample=False, temperature=1.0),
+    **dict(top_k=0, top_p=1.0, repetition_penalty=1.0, min_new_tokens=0, no_repeat_ngram_size=0),
+)
 _TYPES: Final = {one.name: one.type for one in msgspec.structs.fields(Defaults)}
+# Fields of ours under the same name, with the same meaning.
+_SAME: Final = words("num_beams num_return_sequences length_penalty do_sample temperature top_p")
 # Fields that change an answer and are not supported: the effect of each.
 _UNSUPPORTED: Final = {
     "max_time": "a request's deadline",
@@ -57,18 +50,10 @@ _UNSUPPORTED: Final = {
     "assistant_ensemble_weight": "two models together",
 }
 # With these values, fields of the table above do nothing in Transformers either.
-_IDLE: Final = {
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "encoder_repetition_penalty": 1.0,
-    "encoder_no_repeat_ngram_size": 0,
-    "guidance_scale": 1,
-    "diversity_penalty": 0.0,
-    "num_beam_groups": 1,
-    "token_healing": False,
-    "use_mtp": False,
-}
+_IDLE: Final = dict(
+    **dict(typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0, encoder_repetition_penalty=1.0, encoder_no_repeat_ngram_size=0),
+    **dict(guidance_scale=1, diversity_penalty=0.0, num_beam_groups=1, token_healing=False, use_mtp=False),
+)
 _SAMPLING_ONLY: Final = frozenset({"min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"})
 # Ways in which Transformers computes, stores or returns.
 _NO_EFFECT: Final = frozenset(
@@ -83,28 +68,12 @@ _NO_EFFECT: Final = frozenset(
     )
 )
 # Fields that rule out more than padding.
-_RULES: Final = (
-    "min_length",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-    "repetition_penalty",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-)
+_RULES: Final = words("min_length min_new_tokens no_repeat_ngram_size repetition_penalty suppress_tokens begin_suppress_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The model that defaults are for.
-
-    Attributes:
-        pad_id: Of its network.
-        eos_id: The one token that ends an answer.
-        decoder_start_id: First input of its decoder, where no language has another.
-        vocab_size: V.
-        max_target_tokens: Most tokens of an answer, its forced ones among them.
-        num_forced: Tokens that the template and the language force every answer to begin with.
-    """
+    """The model that defaults are for; `num_forced` tokens begin every answer, and are among its most tokens."""
 
     pad_id: int
     eos_id: int
@@ -114,15 +83,8 @@ class Target:
     num_forced: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
-    """Result of the settings.
-
-    Attributes:
-        defaults: The bundle's.
-        padding: Treatment of padding in the network's predictions; see `ModelConfig.padding`.
-        notes: `field: result`, for every field; those that change no answer in one line.
-    """
+class Converted(NamedTuple):
+    """A bundle's defaults, the treatment of padding (see `ModelConfig.padding`), and `field: result` for every field."""
 
     defaults: Defaults
     padding: str
@@ -130,12 +92,7 @@ class Converted:
 
 
 def convert(fields: Mapping[str, Any], target: Target, path: object = "generation_config.json") -> Converted:
-    """Convert the settings of `generate`, field by field.
-
-    Args:
-        fields: By name, as `generation_fields` gives them.
-        target: The model they are for.
-        path: Their file, for messages.
+    """Convert the settings of `generate`, as `generation_fields` gives them, field by field; `path` is their file, for messages.
 
     Raises:
         ForeignError: If answers would end with another token than the model's end-of-sequence.
@@ -149,7 +106,7 @@ def convert(fields: Mapping[str, Any], target: Target, path: object = "generatio
     defaults = msgspec.convert({**conversion.made, "suppressed_tokens": sorted(conversion.suppressed)}, Defaults)
     is_renormalized = fields.get("renormalize_logits") is True  # a softmax after the rules leaves padding out
     padding = "predicted" if not conversion.is_pad_masked else "excluded" if is_renormalized else "masked"
-    return Converted(defaults=defaults, padding=padding, notes=notes)
+    return Converted(defaults, padding, notes)
 
 
 @dataclass(slots=True)
@@ -200,7 +157,7 @@ def _converted(conversion: _Conversion, name: str, value: Any) -> str:
         return "null, as if it were not there"
     if name in _CONVERTERS:
         return _CONVERTERS[name](conversion, value)
-    if name in ("num_beams", "num_return_sequences", "length_penalty", "do_sample", "temperature", "top_p"):
+    if name in _SAME:
         return conversion.make(name, value)
     if name not in _UNSUPPORTED:
         return f"{shown(value)} is not known here; left out"
@@ -259,10 +216,8 @@ def _repetition_penalty(conversion: _Conversion, value: Any) -> str:
         return "1, no effect"
     made, beams = conversion.make("repetition_penalty", value), conversion.fields.get("num_beams")
     if "repetition_penalty" in conversion.made and (not is_whole(beams) or beams < 2):
-        raise ForeignError(
-            f"{conversion.path}: repetition_penalty {shown(value)} without beams changes logits by their sign, which is not "
-            "offered here; set it to 1, or num_beams to 2 at the least"
-        )
+        why = "changes logits by their sign, which is not offered here; set it to 1, or num_beams to 2 at the least"
+        raise ForeignError(f"{conversion.path}: repetition_penalty {shown(value)} without beams {why}")
     start, target = conversion.target.decoder_start_id, conversion.target
     if start == target.pad_id and conversion.rules_out(start):
         return made
@@ -282,36 +237,28 @@ def _no_repeat_ngram_size(conversion: _Conversion, value: Any) -> str:
     return f"{made}; there n-grams that begin with the decoder's start token, {start}, count too, should it be generated"
 
 
-def _longest(name: str, start_tokens: int) -> "_Converter":
-    """Return the converter of a longest answer, in which forced tokens and so many start tokens are counted."""
-
-    def convert(conversion: _Conversion, value: Any) -> str:
-        if name == "max_length" and conversion.fields.get("max_new_tokens") is not None:
-            return f"{shown(value)} does not count beside max_new_tokens"
-        forced = conversion.target.num_forced
-        if not is_whole(value) or value - start_tokens - forced < 1:
-            return f"{shown(value)} leaves no token to generate; left out"
-        wanted, room = value - start_tokens - forced, conversion.target.max_target_tokens - forced
-        made = conversion.make("max_new_tokens", min(wanted, room))
-        cut = f", for which the model has room, in place of {wanted}" if room < wanted else ""
-        return f"{value}: max_new_tokens {made}{cut}; {_counted(start_tokens + forced)}"
-
-    return convert
+def _longest(conversion: _Conversion, value: Any, start_tokens: int = 0) -> str:
+    """Take the length of the longest answer, in which forced tokens and so many start tokens are counted."""
+    if start_tokens and conversion.fields.get("max_new_tokens") is not None:
+        return f"{shown(value)} does not count beside max_new_tokens"
+    counted, forced = start_tokens + conversion.target.num_forced, conversion.target.num_forced
+    if not is_whole(value) or value - counted < 1:
+        return f"{shown(value)} leaves no token to generate; left out"
+    wanted, room = value - counted, conversion.target.max_target_tokens - forced
+    made = conversion.make("max_new_tokens", min(wanted, room))
+    cut = f", for which the model has room, in place of {wanted}" if room < wanted else ""
+    return f"{value}: max_new_tokens {made}{cut}; {_counted(counted)}"
 
 
-def _shortest(name: str, start_tokens: int) -> "_Converter":
-    """Return the converter of a shortest answer, in which forced tokens and so many start tokens are counted."""
-
-    def convert(conversion: _Conversion, value: Any) -> str:
-        if name == "min_length" and conversion.fields.get("min_new_tokens") is not None:
-            return f"{shown(value)} does not count beside min_new_tokens"
-        if not is_whole(value) or value < 0:
-            return f"{shown(value)} is no number of tokens; left out"
-        counted = start_tokens + conversion.target.num_forced
-        least = max(0, value - counted, conversion.made.get("min_new_tokens", 0))
-        return f"{value}: min_new_tokens {conversion.make('min_new_tokens', least)}; {_counted(counted)}"
-
-    return convert
+def _shortest(conversion: _Conversion, value: Any, start_tokens: int = 0) -> str:
+    """Take the length of the shortest answer, in which forced tokens and so many start tokens are counted."""
+    if start_tokens and conversion.fields.get("min_new_tokens") is not None:
+        return f"{shown(value)} does not count beside min_new_tokens"
+    if not is_whole(value) or value < 0:
+        return f"{shown(value)} is no number of tokens; left out"
+    counted = start_tokens + conversion.target.num_forced
+    least = max(0, value - counted, conversion.made.get("min_new_tokens", 0))
+    return f"{value}: min_new_tokens {conversion.make('min_new_tokens', least)}; {_counted(counted)}"
 
 
 def _counted(number: int) -> str:
@@ -377,34 +324,31 @@ def _eos_token_id(conversion: _Conversion, value: Any) -> str:
     return f"{shown(value)}, the model's" if is_only else f"{shown(value)}; answers end with {eos_id} only here"
 
 
-def _noted(note: str, of_model: Callable[[Target], int] | None = None) -> "_Converter":
-    """Return a converter that changes nothing: the value, then a note, unless the value is the model's."""
-
-    def convert(conversion: _Conversion, value: Any) -> str:
-        is_models = of_model is not None and value == of_model(conversion.target)
-        return shown(value) + (", the model's" if is_models else note)
-
-    return convert
+def _noted(conversion: _Conversion, value: Any, note: str, of_model: str = "") -> str:
+    """Change nothing: return the value, then a note, unless the value is the model's."""
+    is_models = bool(of_model) and value == getattr(conversion.target, of_model)
+    return shown(value) + (", the model's" if is_models else note)
 
 
-_Converter = Callable[[_Conversion, Any], str]
-_CONVERTERS: Final[Mapping[str, _Converter]] = {
+_CONVERTERS: Final[Mapping[str, Callable[[_Conversion, Any], str]]] = {
     "early_stopping": _early_stopping,
     "top_k": _top_k,
     "repetition_penalty": _repetition_penalty,
     "no_repeat_ngram_size": _no_repeat_ngram_size,
-    "max_length": _longest("max_length", _START_TOKENS),
-    "max_new_tokens": _longest("max_new_tokens", 0),
-    "min_length": _shortest("min_length", _START_TOKENS),
-    "min_new_tokens": _shortest("min_new_tokens", 0),
+    "max_length": partial(_longest, start_tokens=1),
+    "max_new_tokens": _longest,
+    "min_length": partial(_shortest, start_tokens=1),
+    "min_new_tokens": _shortest,
     "suppress_tokens": _suppress_tokens,
     "begin_suppress_tokens": _begin_suppress_tokens,
     "bad_words_ids": _bad_words_ids,
     "renormalize_logits": _renormalize_logits,
-    "forced_bos_token_id": _noted(" begins every answer, said by the template or the target's language"),
+    "forced_bos_token_id": partial(_noted, note=" begins every answer, said by the template or the target's language"),
     "forced_eos_token_id": _forced_eos_token_id,
     "eos_token_id": _eos_token_id,
-    "pad_token_id": _noted(" only fills rows there; no effect", lambda target: target.pad_id),
-    "bos_token_id": _noted(": decoder_start_token_id says what the decoder reads first"),
-    "decoder_start_token_id": _noted("; see the template", lambda target: target.decoder_start_id),
+    "pad_token_id": partial(_noted, note=" only fills rows there; no effect", of_model="pad_id"),
+    "bos_token_id": partial(_noted, note=": decoder_start_token_id says what the decoder reads first"),
+    "decoder_start_token_id": partial(_noted, note="; see the template", of_model="decoder_start_id"),
 }
+# Fields of the length, the width and the search of an answer, in any version of Transformers.
+ANSWER_FIELDS: Final = frozenset({*_CONVERTERS, *_SAME, *_UNSUPPORTED, "remove_invalid_values"})

@@ -4,28 +4,19 @@ BART's relatives (Marian, M2M100 and NLLB, BART, mBART, Pegasus) have biases, la
 ByT5, MADLAD-400, mT5, UMT5) have no biases, RMS norms and relative positions.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from dragoman.model.importers import tokenizers
 from dragoman.model.importers.files import ForeignError, Settings
-from dragoman.model.importers.mapping import (
-    Architecture,
-    Family,
-    activation,
-    half_sinusoids,
-    special_ids,
-    tensor2tensor_sinusoids,
-)
+from dragoman.model.importers.mapping import SIDES, Architecture, Family, activation, special_ids
 from dragoman.model.importers.report import Report
-from dragoman.model.importers.tokenizers import (
-    TokenizerFiles,
-    from_byte_pairs,
-    from_fairseq,
-    from_m2m100,
-    from_marian,
-    from_pegasus,
-    from_t5,
-)
+from dragoman.model.importers.tokenizers import TokenizerFiles
 from dragoman.model.importers.weights import Foreign, Limits
 
 MAX_TOKENS: Final = 512  # of T5's, where a folder says nothing: what these models were trained with
@@ -33,6 +24,7 @@ MAX_BYTES: Final = 1024  # of ByT5, a token of which is a byte
 _MAX_POSITIONS: Final = 2**17  # a table that no file has is made, however long it is said to be
 _MAX_DISTANCE: Final = 2**16
 _MAX_STATED_LENGTH: Final = 2**20  # `model_max_length` is 10^30 where nobody knows it
+_OLD_POSITIONS: Final = ("embed_positions.weights", "embed_positions._float_tensor")
 
 
 def _in_layers(theirs: str, names: Mapping[str, str]) -> dict[str, str]:
@@ -43,12 +35,10 @@ def _in_layers(theirs: str, names: Mapping[str, str]) -> dict[str, str]:
 def _read_bart(family: Family, foreign: Foreign, limits: Limits, report: Report) -> dict[str, Any]:
     """Return the settings of a relative of BART that are no plain sizes."""
     config = foreign.config
-    encoder_heads, decoder_heads = (config.size(f"{side}_attention_heads") for side in ("encoder", "decoder"))
+    encoder_heads, decoder_heads = (config.size(f"{side}_attention_heads") for side in SIDES)
     if encoder_heads != decoder_heads:
-        raise ForeignError(
-            f"{config.path}: encoder_attention_heads {encoder_heads} and decoder_attention_heads {decoder_heads} differ; "
-            "here all layers have as many"
-        )
+        differ = f"encoder_attention_heads {encoder_heads} and decoder_attention_heads {decoder_heads} differ"
+        raise ForeignError(f"{config.path}: {differ}; here all layers have as many")
     can_separate = "share_encoder_decoder_embeddings" in family.defaults
     are_shared = not can_separate or config.get("share_encoder_decoder_embeddings", bool)
     ids = special_ids(foreign)
@@ -139,17 +129,44 @@ def _t5_lengths(foreign: Foreign, limits: Limits, report: Report) -> tuple[int, 
     return source, target
 
 
+# Below, names of config.json with the values that Transformers takes where it lacks them.
+_BART_DEFAULTS: Final = (
+    dict(vocab_size=50265, max_position_embeddings=1024, activation_function="gelu", d_model=1024, scale_embedding=False)
+    | dict(encoder_layers=12, encoder_ffn_dim=4096, encoder_attention_heads=16)
+    | dict(decoder_layers=12, decoder_ffn_dim=4096, decoder_attention_heads=16)
+)
+_T5_DEFAULTS: Final = dict(
+    **dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, layer_norm_epsilon=1e-6),
+    **dict(relative_attention_num_buckets=32, relative_attention_max_distance=128, feed_forward_proj="relu"),
+    **dict(pad_token_id=0, eos_token_id=1),
+)
+_MT5_DEFAULTS: Final = _T5_DEFAULTS | dict(
+    vocab_size=250112, d_ff=1024, num_layers=8, num_heads=6, feed_forward_proj="gated-gelu", decoder_start_token_id=0
+)
+
+
+def _half_sinusoids(num_positions: int, d_model: int) -> Tensor:
+    """Return Marian's and Pegasus' table `[num_positions, d_model]`: sin(p / 10000^(2i/d)) in half of a row, then cos."""
+    angles = np.arange(num_positions)[:, None] / np.power(10000, 2 * np.arange((d_model + 1) // 2) / d_model)
+    table = np.concatenate([np.sin(angles), np.cos(angles[:, : d_model // 2])], axis=1)
+    return torch.from_numpy(table).float()
+
+
+def _tensor2tensor_sinusoids(num_positions: int, d_model: int) -> Tensor:
+    """Return M2M100's table `[num_positions, d_model]`: halves of sin and cos with frequencies 10000^(-i / (d/2 - 1))."""
+    half = d_model // 2
+    # In single precision, as M2M100 does: late positions multiply the rounding of a frequency.
+    frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(num_positions).float()[:, None] * frequencies
+    table = torch.cat([angles.sin(), angles.cos()], 1)
+    return torch.cat([table, torch.zeros(num_positions, 1)], 1) if d_model % 2 else table
+
+
 BART_LIKE: Final = Architecture(
     settings={"positions": "learned"},
-    sizes={
-        "source_vocab_size": "vocab_size",
-        "d_model": "d_model",
-        "num_heads": "encoder_attention_heads",
-        "num_encoder_layers": "encoder_layers",
-        "num_decoder_layers": "decoder_layers",
-        "encoder_ffn_dim": "encoder_ffn_dim",
-        "decoder_ffn_dim": "decoder_ffn_dim",
-    },
+    sizes={"source_vocab_size": "vocab_size", "d_model": "d_model", "num_heads": "encoder_attention_heads"}
+    | {f"num_{side}_layers": f"{side}_layers" for side in SIDES}
+    | {f"{side}_ffn_dim": f"{side}_ffn_dim" for side in SIDES},
     read=_read_bart,
     prefix="model.",
     names={
@@ -172,31 +189,13 @@ BART_LIKE: Final = Architecture(
         },
     ),
     # Versions, and position tables that are made anew.
-    unused=tuple(
-        f"{side}.{name}"
-        for side in ("encoder", "decoder")
-        for name in ("version", "embed_positions.weights", "embed_positions._float_tensor")
-    ),
+    unused=tuple(f"{side}.{name}" for side in SIDES for name in ("version", *_OLD_POSITIONS)),
 )
 T5_LIKE: Final = Architecture(
-    settings={
-        "norm": "pre",
-        "norm_kind": "rms",
-        "has_biases": False,
-        "is_attention_scaled": False,
-        "positions": "relative",
-        "is_embedding_scaled": False,
-        "is_embedding_shared": True,
-    },
-    sizes={
-        "source_vocab_size": "vocab_size",
-        "target_vocab_size": "vocab_size",
-        "d_model": "d_model",
-        "num_heads": "num_heads",
-        "num_encoder_layers": "num_layers",
-        "encoder_ffn_dim": "d_ff",
-        "decoder_ffn_dim": "d_ff",
-    },
+    settings=dict(norm="pre", norm_kind="rms", has_biases=False, is_attention_scaled=False, positions="relative")
+    | dict(is_embedding_scaled=False, is_embedding_shared=True),
+    sizes=dict(source_vocab_size="vocab_size", target_vocab_size="vocab_size", d_model="d_model", num_heads="num_heads")
+    | dict(num_encoder_layers="num_layers", encoder_ffn_dim="d_ff", decoder_ffn_dim="d_ff"),
     read=_read_t5,
     names={
         "{side}.norm.weight": "{side}.final_layer_norm.weight",
@@ -221,132 +220,65 @@ T5_LIKE: Final = Architecture(
     unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     is_head_required=False,
 )
-_BART_DEFAULTS: Final = {
-    "vocab_size": 50265,
-    "max_position_embeddings": 1024,
-    "encoder_layers": 12,
-    "encoder_ffn_dim": 4096,
-    "encoder_attention_heads": 16,
-    "decoder_layers": 12,
-    "decoder_ffn_dim": 4096,
-    "decoder_attention_heads": 16,
-    "activation_function": "gelu",
-    "d_model": 1024,
-    "scale_embedding": False,
-}
-_T5_DEFAULTS: Final = {
-    "vocab_size": 32128,
-    "d_model": 512,
-    "d_kv": 64,
-    "d_ff": 2048,
-    "num_layers": 6,
-    "num_heads": 8,
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "layer_norm_epsilon": 1e-6,
-    "feed_forward_proj": "relu",
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-}
-_MT5_DEFAULTS: Final = _T5_DEFAULTS | {
-    "vocab_size": 250112,
-    "d_ff": 1024,
-    "num_layers": 8,
-    "num_heads": 6,
-    "feed_forward_proj": "gated-gelu",
-    "decoder_start_token_id": 0,
-}
-# CodeT5 has BART's files.
-_T5_FILES: Final = (TokenizerFiles(("spiece.model",), from_t5), TokenizerFiles(("vocab.json", "merges.txt"), from_byte_pairs))
-_FAIRSEQ_FILES: Final = TokenizerFiles(("sentencepiece.bpe.model",), from_fairseq)
-
-
-def _special(pad: int, eos: int, **others: int) -> dict[str, int]:
-    return {"pad_token_id": pad, "eos_token_id": eos, **{f"{name}_token_id": token_id for name, token_id in others.items()}}
-
-
+_FAIRSEQ: Final = TokenizerFiles(("sentencepiece.bpe.model",), tokenizers.from_fairseq)
+_BYTE_PAIRS: Final = TokenizerFiles(("vocab.json", "merges.txt"), tokenizers.from_byte_pairs)
+_T5_FILES: Final = (TokenizerFiles(("spiece.model",), tokenizers.from_t5), _BYTE_PAIRS)  # CodeT5 has BART's files
 FAMILIES: Final = {
-    family.model_type: family
-    for family in (
-        Family(
-            name="Marian",
-            model_type="marian",
-            architecture=BART_LIKE,
-            settings={"norm": "post", "position_offset": 0},
-            defaults=_BART_DEFAULTS
-            | {"vocab_size": 58101, "share_encoder_decoder_embeddings": True}
-            | _special(58100, 0, forced_eos=0, decoder_start=58100),
-            tokenizers=(TokenizerFiles(("source.spm", "target.spm", "vocab.json"), from_marian),),
-            has_output_bias=True,
-            make_positions=half_sinusoids,
-        ),
-        Family(
-            name="M2M100",  # and the dense models of NLLB; its position tables begin behind the padding token's row
-            model_type="m2m_100",
-            architecture=BART_LIKE,
-            settings={"norm": "pre"},
-            defaults=_BART_DEFAULTS
-            | {"vocab_size": 128112, "activation_function": "relu", "scale_embedding": True}
-            | _special(1, 2, bos=0, decoder_start=2),
-            tokenizers=(TokenizerFiles(("sentencepiece.bpe.model", "vocab.json"), from_m2m100), _FAIRSEQ_FILES),
-            make_positions=tensor2tensor_sinusoids,
-            has_longer_tables=True,
-        ),
-        Family(
-            name="BART",  # the first two rows of its trained position tables are not used; nor are mBART's
-            model_type="bart",
-            architecture=BART_LIKE,
-            settings={"norm": "post", "has_embedding_norm": True, "position_offset": 2},
-            defaults=_BART_DEFAULTS | _special(1, 2, forced_eos=2, bos=0, decoder_start=2),
-            tokenizers=(TokenizerFiles(("vocab.json", "merges.txt"), from_byte_pairs),),
-            has_output_bias=True,
-        ),
-        Family(
-            name="mBART",
-            model_type="mbart",
-            architecture=BART_LIKE,
-            settings={"norm": "pre", "has_embedding_norm": True, "position_offset": 2},
-            defaults=_BART_DEFAULTS | _special(1, 2, forced_eos=2, bos=0),
-            tokenizers=(_FAIRSEQ_FILES,),
-            has_output_bias=True,
-        ),
-        Family(
-            name="Pegasus",
-            model_type="pegasus",
-            architecture=BART_LIKE,
-            settings={"norm": "pre", "position_offset": 0},
-            defaults=_BART_DEFAULTS | _special(0, 1, forced_eos=1, decoder_start=0),
-            tokenizers=(TokenizerFiles(("spiece.model",), from_pegasus),),
-            has_output_bias=True,
-            make_positions=half_sinusoids,
-        ),
-        Family(name="T5", model_type="t5", architecture=T5_LIKE, settings={}, defaults=_T5_DEFAULTS, tokenizers=_T5_FILES),
-        Family(
-            name="mT5",
-            model_type="mt5",
-            architecture=T5_LIKE,
-            settings={"is_output_scaled": False},
-            defaults=_MT5_DEFAULTS,
-            tokenizers=_T5_FILES,
-        ),
-        Family(
-            name="UMT5",
-            model_type="umt5",
-            architecture=T5_LIKE,
-            settings={"is_output_scaled": True, "has_relative_bias_per_layer": True},
-            defaults=_MT5_DEFAULTS,
-            tokenizers=_T5_FILES,
-        ),
-    )
+    "marian": Family(
+        name="Marian",
+        architecture=BART_LIKE,
+        settings={"norm": "post", "position_offset": 0},
+        defaults=dict(_BART_DEFAULTS, vocab_size=58101, share_encoder_decoder_embeddings=True)
+        | dict(pad_token_id=58100, eos_token_id=0, forced_eos_token_id=0, decoder_start_token_id=58100),
+        tokenizers=(TokenizerFiles(("source.spm", "target.spm", "vocab.json"), tokenizers.from_marian),),
+        has_output_bias=True,
+        make_positions=_half_sinusoids,
+    ),
+    "m2m_100": Family(
+        name="M2M100",  # and the dense models of NLLB; its position tables begin behind the padding token's row
+        architecture=BART_LIKE,
+        settings={"norm": "pre"},
+        defaults=dict(_BART_DEFAULTS, vocab_size=128112, activation_function="relu", scale_embedding=True)
+        | dict(pad_token_id=1, eos_token_id=2, bos_token_id=0, decoder_start_token_id=2),
+        tokenizers=(TokenizerFiles(("sentencepiece.bpe.model", "vocab.json"), tokenizers.from_m2m100), _FAIRSEQ),
+        make_positions=_tensor2tensor_sinusoids,
+        has_longer_tables=True,
+    ),
+    "bart": Family(
+        name="BART",  # the first two rows of its trained position tables are not used; nor are mBART's
+        architecture=BART_LIKE,
+        settings={"norm": "post", "has_embedding_norm": True, "position_offset": 2},
+        defaults=_BART_DEFAULTS
+        | dict(pad_token_id=1, eos_token_id=2, forced_eos_token_id=2, bos_token_id=0, decoder_start_token_id=2),
+        tokenizers=(_BYTE_PAIRS,),
+        has_output_bias=True,
+    ),
+    "mbart": Family(
+        name="mBART",
+        architecture=BART_LIKE,
+        settings={"norm": "pre", "has_embedding_norm": True, "position_offset": 2},
+        defaults=_BART_DEFAULTS | dict(pad_token_id=1, eos_token_id=2, forced_eos_token_id=2, bos_token_id=0),
+        tokenizers=(_FAIRSEQ,),
+        has_output_bias=True,
+    ),
+    "pegasus": Family(
+        name="Pegasus",
+        architecture=BART_LIKE,
+        settings={"norm": "pre", "position_offset": 0},
+        defaults=_BART_DEFAULTS | dict(pad_token_id=0, eos_token_id=1, forced_eos_token_id=1, decoder_start_token_id=0),
+        tokenizers=(TokenizerFiles(("spiece.model",), tokenizers.from_pegasus),),
+        has_output_bias=True,
+        make_positions=_half_sinusoids,
+    ),
+    "t5": Family("T5", T5_LIKE, {}, _T5_DEFAULTS, _T5_FILES),
+    "mt5": Family("mT5", T5_LIKE, {"is_output_scaled": False}, _MT5_DEFAULTS, _T5_FILES),
+    "umt5": Family("UMT5", T5_LIKE, dict(is_output_scaled=True, has_relative_bias_per_layer=True), _MT5_DEFAULTS, _T5_FILES),
 }
 # Relatives that are not supported, and their difference.
 _RELATIVES: Final = {
-    "nllb-moe": "a mixture of experts",
-    "switch_transformers": "a mixture of experts",
-    "longt5": "attention is local in its encoder",
-    "led": "attention is local in its encoder",
+    **dict.fromkeys(("nllb-moe", "switch_transformers"), "a mixture of experts"),
+    **dict.fromkeys(("longt5", "led", "pegasus_x"), "attention is local in its encoder"),
     "bigbird_pegasus": "attention is sparse in its encoder",
-    "pegasus_x": "attention is local in its encoder",
     "prophetnet": "it predicts several tokens at once",
     "fsmt": "its layers are others than BART's",
     "whisper": "it reads sound",
@@ -354,11 +286,7 @@ _RELATIVES: Final = {
 
 
 def family_of(config: Settings) -> Family:
-    """Return the family of a configuration, and add the family's defaults to the configuration.
-
-    Raises:
-        ForeignError: Naming its type and those that are known.
-    """
+    """Return the family of a configuration, and add the family's defaults to the configuration."""
     kind = config.get("model_type", str)
     if kind not in FAMILIES:
         why = f" ({_RELATIVES[kind]})" if kind in _RELATIVES else ""

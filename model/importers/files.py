@@ -34,7 +34,10 @@ T = TypeVar("T", bool, int, float, str)
 
 
 class ForeignError(InputError):
-    """A checkpoint of another library that cannot be imported; the message names the file and the cause, on one line."""
+    """A checkpoint of another library that cannot be imported; the message names the file and the cause, on one line.
+
+    All functions of this package raise it that read a folder, or settings of one.
+    """
 
     def __init__(self, message: object) -> None:
         """Take the message; line breaks of a library's message become spaces."""
@@ -42,12 +45,7 @@ class ForeignError(InputError):
 
 
 class Settings:
-    """Fields of a JSON object, each of its expected type; records which of them have been read.
-
-    Attributes:
-        path: The file.
-        fields: Its fields, over the family's defaults.
-    """
+    """Fields of a JSON object over the family's defaults, each of its expected type; records which of them have been read."""
 
     def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
         """Take the fields of `path`."""
@@ -58,11 +56,7 @@ class Settings:
 
     @classmethod
     def load(cls, path: Path, is_required: bool = True) -> Self:
-        """Read a file of at most a megabyte; one that is not required may be missing, and has no fields then.
-
-        Raises:
-            ForeignError: If it cannot be read or is no JSON object.
-        """
+        """Read a file of at most a megabyte; one that is not required may be missing, and has no fields then."""
         if not is_required and not os.path.lexists(path):
             return cls(path, {})
         return cls(path, load_object(path, MAX_CONFIG_BYTES))
@@ -142,17 +136,12 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def load_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        ForeignError: If the file is missing, no regular one, too large, or no JSON object.
-    """
+    """Read a JSON object; raise `ForeignError` if the file is missing, no regular one, too large, or no JSON object."""
+    content = read(path, max_bytes)
     try:
-        value = json.loads(read(path, max_bytes))
+        value = json.loads(content)
     except RecursionError as error:
         raise ForeignError(f"{path}: nested too deeply") from error
-    except ForeignError:
-        raise
     except ValueError as error:
         raise ForeignError(f"{path}: not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -176,11 +165,7 @@ def read(path: Path, max_bytes: int) -> bytes:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Refuse the pointer that Git leaves in place of a large file without its extension LFS.
-
-    Raises:
-        ForeignError: Naming the file, and the command that fetches it.
-    """
+    """Refuse the pointer that Git leaves in place of a large file without its extension LFS."""
     try:
         with open_regular(path) as file:
             _refuse_pointer(path, file.read(len(_POINTER)))
@@ -194,11 +179,7 @@ def _refuse_pointer(path: Path, content: bytes) -> None:
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Refuse a folder of another program.
-
-    Raises:
-        ForeignError: Naming the program, and what to import in its place.
-    """
+    """Raise `ForeignError` for a folder of another program, naming the program, and what to import in its place."""
     for patterns, what, mend in _OTHER_FOLDERS:
         found = [max(folder.glob(pattern), key=lambda path: (len(str(path)), path), default=None) for pattern in patterns]
         if found[0] is not None and all(found):

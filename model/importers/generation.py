@@ -1,63 +1,48 @@
 """Settings of generation of a foreign folder: template, languages, defaults, and the result of every field."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Defaults, Languages, Template, around
-from dragoman.model.importers.defaults import Target, convert
-from dragoman.model.importers.files import ForeignError, shown, words
-from dragoman.model.importers.languages import (
-    TASKS_FIELD,
-    Folder,
-    PromptFormat,
-    Wishes,
-    chosen_tasks,
-    read_prompt_format,
-    tasks_of,
-)
+from dragoman.model.importers.defaults import ANSWER_FIELDS, Target, convert
+from dragoman.model.importers.files import ForeignError, shown
+from dragoman.model.importers.languages import TASKS_FIELD, Folder, Wishes, chosen_tasks, read_prompt_format, tasks_of
 from dragoman.model.importers.tokenizers import read_token_ids
 
-# Fields of the length, the width and the search of an answer, in any version of Transformers.
-SEARCH_FIELDS: Final = frozenset(
-    words(
-        """
-    max_length max_new_tokens min_length min_new_tokens early_stopping max_time stop_strings do_sample num_beams use_mtp temperature
-    top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty length_penalty
-    no_repeat_ngram_size bad_words_ids renormalize_logits forced_bos_token_id forced_eos_token_id remove_invalid_values
-    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens sequence_bias token_healing guidance_scale
-    watermarking_config num_return_sequences encoder_no_repeat_ngram_size penalty_alpha dola_layers diversity_penalty
-    num_beam_groups constraints force_words_ids
-    """
-    )
-)
 TOKEN_FIELDS: Final = frozenset({"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"})
+SEARCH_FIELDS: Final = ANSWER_FIELDS - TOKEN_FIELDS
 _FORCE_FIRST: Final = "force_bos_token_to_be_generated"  # the old name of forced_bos_token_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignGeneration:
-    """Prompts and defaults of a model.
+    """Template, languages (None where they are not known), defaults, padding (see `ModelConfig.padding`) of a model.
 
-    Attributes:
-        template: Around every text.
-        languages: Its languages; None where it is not known to have any.
-        defaults: Meaning of a request that does not say.
-        padding: Treatment of padding in its network's predictions; see `ModelConfig.padding`.
-        notes: Sentences on languages and templates.
-        fields: `field: result`, for every setting of generation.
+    `notes` are sentences on templates and languages; `fields` has `field: result` for every setting of generation.
     """
 
     template: Template
     languages: Languages | None
     defaults: Defaults
     padding: str
-    notes: list[str] = field(default_factory=list)
-    fields: list[str] = field(default_factory=list)
+    notes: list[str]
+    fields: list[str]
+
+    @property
+    def token_ids(self) -> set[int]:
+        """Tokens that go around a text."""
+        languages = self.languages or Languages()
+        return {
+            token_id
+            for affixes in (self.template, *languages.source, *languages.target)
+            for token_id in (*affixes.source_prefix, *affixes.source_suffix, *affixes.target_prefix, affixes.decoder_start_id)
+            if token_id is not None
+        }
 
 
 def read_generation(
@@ -68,15 +53,7 @@ def read_generation(
     tokenizer: Mapping[str, Any],
     wishes: Wishes,
 ) -> ForeignGeneration:
-    """Return a foreign folder's prompts and defaults.
-
-    Args:
-        path: The folder.
-        network: The configuration that was made of it; its `padding` is not looked at.
-        config: Its `config.json`.
-        generation: Its `generation_config.json`; None where it has none.
-        tokenizer: Its `tokenizer_config.json`; empty where it has none.
-        wishes: The user's.
+    """Return the prompts and defaults of a folder with these JSON files, whose `config.json` has become `network`.
 
     Raises:
         ForeignError: Naming the field that is missing, contradictory, or not supported.
@@ -93,7 +70,14 @@ def read_generation(
         target_vocab_size=network.target_vocab_size,
         wishes=wishes,
     )
-    prompts = _checked(folder)
+    try:
+        prompts = read_prompt_format(folder)
+        for kind, value in ((Template, prompts.template), (Languages | None, prompts.languages)):
+            msgspec.convert(msgspec.to_builtins(value), kind)  # within the bounds that checkpoints have
+    except ForeignError:
+        raise
+    except ValueError as error:
+        raise ForeignError(f"{path}: {error}") from error
     template, start = prompts.template, settings.fields.get("decoder_start_token_id")
     if start is not None and start != network.decoder_start_id:
         template = msgspec.structs.replace(template, decoder_start_id=folder.target_token("decoder_start_token_id"))
@@ -116,36 +100,19 @@ def read_generation(
     )
 
 
-def _checked(folder: Folder) -> PromptFormat:
-    """Return a folder's template and languages; refuse those beyond the bounds that checkpoints have."""
-    try:
-        prompts = read_prompt_format(folder)
-        for kind, value in ((Template, prompts.template), (Languages, prompts.languages)):
-            if value is not None:
-                msgspec.convert(msgspec.to_builtins(value), kind)
-    except ForeignError:
-        raise
-    except ValueError as error:
-        raise ForeignError(f"{folder.path}: {error}") from error
-    return prompts
-
-
 def _around(folder: Folder, template: Template, eos_id: int) -> str:
     """Return a sentence on the tokens around every text."""
     names = {token_id: name for name, token_id in folder.token_ids.items()}
     affixes = around(template, None, None, eos_id)
-    before, after = (
-        " ".join(names.get(token_id, f"token {token_id}") for token_id in ids)
-        for ids in (affixes.source_prefix, affixes.source_suffix)
-    )
+    sides = affixes.source_prefix, affixes.source_suffix
+    before, after = (" ".join(names.get(token_id, f"token {token_id}") for token_id in ids) for ids in sides)
     return f"around every text: {before} TEXT {after}".replace(":  ", ": ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationFields:
+class GenerationFields(NamedTuple):
     """Fields by name, without those that are null; the file that most of them are from; notes on fields that do not count."""
 
-    fields: Mapping[str, Any]
+    fields: dict[str, Any]
     origin: str
     notes: list[str]
 
@@ -155,14 +122,7 @@ def generation_fields(
 ) -> GenerationFields:
     """Return the fields that `generate` takes: `generation_config.json` alone where there is one, else those of `config.json`.
 
-    Args:
-        path: The folder, for messages.
-        config: Its `config.json`.
-        generation: Its `generation_config.json`; None where it has none.
-        task: One of `task_specific_params`; its fields come before the others.
-
-    Raises:
-        ForeignError: If there is no such task.
+    Fields of a task come before the others.
     """
     stated = {name: value for name, value in config.items() if value is not None and name in SEARCH_FIELDS | TOKEN_FIELDS}
     notes: list[str] = []
@@ -188,4 +148,4 @@ def generation_fields(
             fields[name] = values[0]
     if unused := [name for name in tasks_of(config) if name not in chosen]:
         notes.append(f"{TASKS_FIELD}: not chosen with --task: {', '.join(unused):.400}")
-    return GenerationFields(fields=fields, origin=origin, notes=notes)
+    return GenerationFields(fields, origin, notes)

@@ -1,43 +1,29 @@
-"""Names in place of folders: a repository of the Hugging Face hub, of which only the files are fetched that are needed."""
+"""Repositories of the Hugging Face hub, of which only the files are fetched that an import reads."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from dragoman.model.importers.files import INDEX_SUFFIX, PICKLED, SAFETENSORS, ForeignError
+from dragoman.model.importers.files import INDEX_SUFFIX, PICKLED, SAFETENSORS, ForeignError, words
 
 # "t5-small", "Helsinki-NLP/opus-mt-en-de"
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_DESCRIPTIONS: Final = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "adapter_config.json",
-    "tokenizer.json",
-    "vocab.json",
-    "target_vocab.json",
-    "merges.txt",
-    "source.spm",
-    "target.spm",
-    "spiece.model",
-    "sentencepiece.bpe.model",
+_DESCRIPTIONS: Final = words(
+    """
+    config.json generation_config.json tokenizer_config.json special_tokens_map.json added_tokens.json adapter_config.json
+    tokenizer.json vocab.json target_vocab.json merges.txt source.spm target.spm spiece.model sentencepiece.bpe.model
+    """
 )
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a repository could have this name."""
+    """Return whether a repository could have this name."""
     return _NAME.fullmatch(text) is not None and ".." not in text
 
 
 def fetch(name: str, revision: str | None = None) -> Path:
-    """Fetch a repository's files, those that are in the cache already not again, and return the folder they are in.
-
-    Args:
-        name: Of the repository.
-        revision: A branch, a tag or a commit; None for what it has now.
+    """Fetch a repository's files, but for those in the cache, and return their folder; `revision` is a branch, a tag or a commit.
 
     Raises:
         ForeignError: If there is no network and nothing in the cache, no such repository or revision, or it asks for an account.
@@ -61,19 +47,12 @@ def fetch(name: str, revision: str | None = None) -> Path:
         raise ForeignError(f"{name}: neither a folder nor, to us, a repository of the hub") from error
     except errors.HFValidationError as error:
         raise ForeignError(f"{name}: neither a folder nor the name of a repository") from error
-    except Exception as error:  # whatever its HTTP library raises where there is no network
-        return _cached(name, revision, error)
-
-
-def _cached(name: str, revision: str | None, error: Exception) -> Path:
-    """Return what the cache has where the hub cannot be reached."""
-    import huggingface_hub
-
-    try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True))
-    except (OSError, ValueError):
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ForeignError(f"{name}: no such folder, and the hub cannot be reached: {reason}") from error
+    except Exception as error:  # any of its HTTP library, where there is no network
+        try:
+            return Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True))
+        except (OSError, ValueError):
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ForeignError(f"{name}: no such folder, and the hub cannot be reached: {reason}") from error
 
 
 def needed(present: Sequence[str]) -> list[str]:

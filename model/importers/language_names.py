@@ -83,10 +83,7 @@ def other_names(codes: Sequence[str], aliases: Mapping[str, str] | None = None) 
 
     A language without script or region is the one in the script, then the region, that is its usual one; a group of languages
     (`ar`, `fa`, `zh`) is its standard member.
-
-    Args:
-        codes: Of all the model's languages of one side.
-        aliases: The language's own code for each code that is no language's, or another's.
+    `aliases` has the language's own code for each code that is no language's, or another's.
     """
     tags = [_parsed((aliases or {}).get(code, code)) for code in codes]
     counts = Counter(tag.language for tag in tags if tag)
@@ -104,7 +101,9 @@ def other_names(codes: Sequence[str], aliases: Mapping[str, str] | None = None) 
         is_shared = bool(others) and others[0][0] == first[0]
         if 0 < len(name) <= MAX_NAME_CHARACTERS and name not in taken and not is_shared:
             names[first[1]].append((first[0], name))
-    return [[name for _, name in sorted(found, key=_closeness)[:MAX_LANGUAGE_NAMES]] for found in names]
+    return [
+        [name for _, name in sorted(found, key=lambda one: (one[0], len(one[1]), one[1]))[:MAX_LANGUAGE_NAMES]] for found in names
+    ]
 
 
 def english_name(code: str) -> str:
@@ -119,30 +118,18 @@ def is_group(code: str) -> bool:
     return tag is None or tag.language in _groups()
 
 
-def _closeness(found: tuple[int, str]) -> tuple[int, int, str]:
-    rank, name = found
-    return rank, len(name), name
-
-
 def _claims(tag: Tag, is_told_apart: bool) -> Iterator[Claim]:
-    """Yield the names of a language, each with the rank of its claim.
-
-    Args:
-        tag: Its code.
-        is_told_apart: Whether the model has it twice, in other scripts or of other regions.
-    """
+    """Yield the names of a language, each with the rank of its claim; `is_told_apart` where the model has the language twice."""
     yield from _codes(tag.language, tag)
     yield from _regions(tag)
     yield from _english(tag.language, tag, is_told_apart)
     macro = _STANDARD.get(tag.language)
-    related = [(macro, _MACRO)] if macro else []
-    related += [(one, _MACRO) for one, group in _STANDARD.items() if group == tag.language]
-    for language, rank in related:
-        yield from ((name, rank + own) for name, own in _codes(language, tag))
-        yield from ((name, rank + own) for name, own in _english(language, tag, is_told_apart))
+    for language in [*([macro] if macro else []), *(one for one, group in _STANDARD.items() if group == tag.language)]:
+        for name, rank in (*_codes(language, tag), *_english(language, tag, is_told_apart)):
+            yield name, _MACRO + rank
     if macro is None and (group := data_dicts.MACROLANGUAGES.get(tag.language)) is not None:
-        yield from ((name, _MEMBER) for name, _ in _codes(group, tag))
-        yield from ((name, _MEMBER) for name, _ in _english(group, tag, is_told_apart))
+        for name, _ in (*_codes(group, tag), *_english(group, tag, is_told_apart)):
+            yield name, _MEMBER
 
 
 def _bare_rank(tag: Tag) -> int:
@@ -175,8 +162,10 @@ def _codes(language: str, tag: Tag) -> Iterator[Claim]:
 def _regions(tag: Tag) -> Iterator[Claim]:
     """Yield the claims of a script that is not the language's usual one on the regions that write it (`zh_tw`)."""
     if tag.script is not None and tag.script != _usual(tag.language, None).script:
-        for region in _regions_written(tag.language, tag.script):
-            yield spelling(f"{tag.language}_{region}"), _REGION
+        for other, full in data_dicts.LIKELY_SUBTAGS.items():
+            parts = other.split("-")
+            if full.split("-")[1] == tag.script and len(parts) == 2 and parts[0] == tag.language and len(parts[1]) == 2:
+                yield spelling(f"{tag.language}_{parts[1]}"), _REGION
 
 
 def _english(language: str, tag: Tag, is_told_apart: bool) -> Iterator[Claim]:
@@ -219,13 +208,6 @@ def _usual(language: str, region: str | None) -> Tag:
     if (group := _STANDARD.get(language)) is not None:
         return _usual(group, region)
     return Tag(language, data_dicts.DEFAULT_SCRIPTS.get(language), None)
-
-
-@cache
-def _regions_written(language: str, script: str) -> tuple[str, ...]:
-    """Return the regions in which a language is written in a script that is not its usual one."""
-    tags = (tag.split("-") for tag, full in data_dicts.LIKELY_SUBTAGS.items() if full.split("-")[1] == script)
-    return tuple(parts[1] for parts in tags if len(parts) == 2 and parts[0] == language and len(parts[1]) == 2)
 
 
 @cache

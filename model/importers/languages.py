@@ -4,7 +4,7 @@ Each format is that of the family's own tokeniser in Transformers, and of what i
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,17 +21,9 @@ from dragoman.model.generation import (
     cased_spelling,
     spelling,
 )
+from dragoman.model.importers import language_names
 from dragoman.model.importers.files import MAX_JSON_BYTES, ForeignError, is_whole, listed, read
-from dragoman.model.importers.language_names import (
-    M2M100_LANGUAGES,
-    MBART50_LANGUAGES,
-    MBART_LANGUAGES,
-    NLLB_LANGUAGES,
-    WMT21_LANGUAGES,
-    english_name,
-    is_group,
-    other_names,
-)
+from dragoman.model.importers.language_names import english_name, is_group, other_names
 from dragoman.model.importers.tokenizers import TOKENIZER_FILE, VOCABULARY_FILE, family_tokens
 from dragoman.model.languages import LanguageTable
 from dragoman.model.text.json_file import ids_around
@@ -62,13 +54,7 @@ Affixes = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """The user's choices; empty where there is none.
-
-    Attributes:
-        source_language: Read where a request does not say, or the only one.
-        target_language: Written where a request does not say, or the only one.
-        task: One of `task_specific_params`.
-    """
+    """The user's choices, empty where there is none: languages (default or only ones), and one of `task_specific_params`."""
 
     source_language: str = ""
     target_language: str = ""
@@ -77,18 +63,9 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A foreign folder, as far as its texts go.
+    """A foreign folder, as far as its texts go: JSON files, ids of tokens by name (at least special ones), sizes of vocabularies.
 
-    Attributes:
-        path: The folder.
-        model_type: As in `config.json`.
-        config: Its `config.json`.
-        generation: Fields that Transformers' `generate` takes from it; see `generation_fields`.
-        tokenizer: Its `tokenizer_config.json`; empty where it has none.
-        token_ids: Ids of its tokens by their names, at least of the special ones.
-        source_vocab_size: Ids of sources are below it.
-        target_vocab_size: Ids of answers are below it.
-        wishes: The user's.
+    `generation` has the fields that Transformers' `generate` takes; see `generation_fields`.
     """
 
     path: Path
@@ -126,10 +103,6 @@ class Folder:
             raise ForeignError(f"{self.path}: {field} {value!r:.40} is no token of the {self.target_vocab_size}")
         return value
 
-    def forced_first(self) -> int | None:
-        """Return the token that `generate` forces every answer to begin with."""
-        return self.target_token("forced_bos_token_id")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFormat:
@@ -147,11 +120,7 @@ class PromptFormat:
 
 
 def read_prompt_format(folder: Folder) -> PromptFormat:
-    """Return the template and the languages of a folder's model.
-
-    Raises:
-        ForeignError: If the folder or the user's choices say too little, or something that no such model has.
-    """
+    """Return the template and the languages of a folder's model."""
     formats: dict[str, Callable[[Folder], PromptFormat]] = {"marian": _marian, "m2m_100": _m2m100, "mbart": _mbart}
     return formats.get(folder.model_type, _without)(folder)
 
@@ -162,7 +131,7 @@ def _marian(folder: Folder) -> PromptFormat:
     pieces = {found[1]: index for name, index in folder.token_ids.items() if (found := _MARIAN.fullmatch(name))}
     if not pieces:
         return _pair(folder, template)
-    targets, notes = _languages(folder, pieces, lambda token_id: {"source_prefix": [token_id]})
+    targets, notes = _languages(folder, pieces, _in("source_prefix"))
     code = folder.wishes.source_language or _named(folder, "source_lang")
     source = _with_names([code]) if _is_code(folder, code) else []
     languages = Languages(source=source, target=targets, default_target=_wished(folder, targets, "target"))
@@ -174,25 +143,30 @@ def _m2m100(folder: Folder) -> PromptFormat:
     """M2M100 and NLLB: the source's language before the text, the target's forced to begin the answer."""
     kind = _kind(folder, {"M2M100Tokenizer": "__en__", "NllbTokenizer": "eng_Latn"}, "M2M100Tokenizer")
     if kind == "M2M100Tokenizer":
-        codes = WMT21_LANGUAGES if folder.tokenizer.get("language_codes") == "wmt21" else M2M100_LANGUAGES
+        codes = (
+            language_names.WMT21_LANGUAGES if folder.tokenizer.get("language_codes") == "wmt21" else language_names.M2M100_LANGUAGES
+        )
         known = {} if (folder.path / VOCABULARY_FILE).exists() else folder.token_ids
         names = {code: f"__{code}__" for code in codes}
         ids = family_tokens(list(names.values()), known, folder.path, is_fairseq=False)
         tokens = {code: ids[name] for code, name in names.items() if name in ids}
     else:
-        tokens = _coded(folder, NLLB_LANGUAGES, _NLLB)
+        tokens = _coded(folder, language_names.NLLB_LANGUAGES, _NLLB)
     is_legacy = kind == "NllbTokenizer" and folder.tokenizer.get("legacy_behaviour") is True
     where = "after its end-of-sequence (legacy_behaviour)" if is_legacy else "before it"
-    return _on_both_sides(folder, tokens, "source_suffix" if is_legacy else "source_prefix", where)
+    source = _in("source_suffix" if is_legacy else "source_prefix")
+    return _multilingual(folder, Template(), tokens, source, _in("target_prefix"), [f"the source's language is said {where}"])
 
 
 def _mbart(folder: Folder) -> PromptFormat:
     """mBART: the source's language after end-of-sequence, and the target's starts the decoder; mBART-50: as M2M100."""
     kind = _kind(folder, {"MBart50Tokenizer": "gl_ES", "MBartTokenizer": "en_XX"}, "MBartTokenizer")
     if kind == "MBart50Tokenizer":
-        return _on_both_sides(folder, _coded(folder, MBART50_LANGUAGES, _MBART), "source_prefix", "before it")
-    tokens = _coded(folder, MBART_LANGUAGES, _MBART)
-    start, first = folder.generation.get("decoder_start_token_id"), folder.forced_first()
+        tokens = _coded(folder, language_names.MBART50_LANGUAGES, _MBART)
+        notes = ["the source's language is said before it"]
+        return _multilingual(folder, Template(), tokens, _in("source_prefix"), _in("target_prefix"), notes)
+    tokens = _coded(folder, language_names.MBART_LANGUAGES, _MBART)
+    start, first = folder.generation.get("decoder_start_token_id"), folder.target_token("forced_bos_token_id")
     is_started = start is None or start in tokens.values()
     is_forced = not is_started or first in tokens.values()
 
@@ -200,21 +174,8 @@ def _mbart(folder: Folder) -> PromptFormat:
         return ({"decoder_start_id": token_id} if is_started else {}) | ({"target_prefix": [token_id]} if is_forced else {})
 
     how = " and ".join(["starts the decoder"] * is_started + ["begins every answer"] * is_forced)
-    return _on_both_sides(folder, tokens, "source_suffix", "after its end-of-sequence", target, [f"the target's {how}"])
-
-
-def _on_both_sides(
-    folder: Folder,
-    tokens: Mapping[str, int],
-    side: str,
-    where: str,
-    target: Callable[[int], Affixes] = lambda token_id: {"target_prefix": [token_id]},
-    more: Sequence[str] = (),
-) -> PromptFormat:
-    """Return the format of a model with a token for each language, which is put on one side of the source, and on the target."""
-    sources, notes = _languages(folder, tokens, lambda token_id: {side: [token_id]})
-    targets, _ = _languages(folder, tokens, target)
-    return _multilingual(folder, Template(), sources, targets, tokens, [f"the source's language is said {where}", *more, *notes])
+    notes = ["the source's language is said after its end-of-sequence", f"the target's {how}"]
+    return _multilingual(folder, Template(), tokens, _in("source_suffix"), target, notes)
 
 
 def _without(folder: Folder) -> PromptFormat:
@@ -224,36 +185,40 @@ def _without(folder: Folder) -> PromptFormat:
         tokens = {found[1]: index for name, index in folder.token_ids.items() if (found := _MADLAD.fullmatch(name))}
         known = {code: index for code, index in tokens.items() if _LANGUAGE.fullmatch(code) and not is_group(code)}
         if len(known) > 1:  # the source tells its language itself, so that naming it changes nothing
-            targets, notes = _languages(folder, known, lambda token_id: {"source_prefix": [token_id]})
-            sources, _ = _languages(folder, known, lambda _: {})
-            if others := sorted(f"<2{code}>" for code in tokens.keys() - known.keys()):
-                notes.append(f"tokens that name no language: {listed(others, _MAX_NAMED)}")
-            return _multilingual(folder, template, sources, targets, known, notes)
+            others = sorted(f"<2{code}>" for code in tokens.keys() - known.keys())
+            notes = [f"tokens that name no language: {listed(others, _MAX_NAMED)}"] if others else []
+            return _multilingual(folder, template, known, lambda _: {}, _in("source_prefix"), notes)
     return _of_task(folder, template) if folder.wishes.task else _pair(folder, template)
+
+
+def _in(field: str) -> Callable[[int], Affixes]:
+    """Return the affixes of a language whose token is in one field."""
+    return lambda token_id: {field: [token_id]}
 
 
 def _multilingual(
     folder: Folder,
     template: Template,
-    sources: list[Language],
-    targets: list[Language],
     tokens: Mapping[str, int],
-    notes: Iterable[str],
+    source: Callable[[int], Affixes],
+    target: Callable[[int], Affixes],
+    notes: list[str],
 ) -> PromptFormat:
     """Return a model's languages with those that are read and written by default, where the folder or the user says.
 
-    Raises:
-        ForeignError: If the tokeniser puts something else around a text than any of them.
+    A tokeniser that puts something else around a text than any language's affixes is refused.
     """
+    sources, left_out = _languages(folder, tokens, source)
+    targets, _ = _languages(folder, tokens, target)
+    notes = [*notes, *left_out]
     if (affixes := _of_post_processor(folder)) is not None:
         ways = [around(template, language, None, affixes[1][0]) for language in sources]
         if not any(affixes == (way.source_prefix, way.source_suffix) for way in ways):
             raise ForeignError(f"{folder.path / TOKENIZER_FILE}: its post_processor puts no language of the model around a text")
     default_source = _wished(folder, sources, "source") or _stated(folder, sources, "src_lang")
     default_target = _wished(folder, targets, "target")
-    first, start = folder.forced_first(), folder.generation.get("decoder_start_token_id")
+    first, start = folder.target_token("forced_bos_token_id"), folder.generation.get("decoder_start_token_id")
     by_id = {index: code for code, index in tokens.items() if any(language.code == code for language in targets)}
-    notes = list(notes)
     if first is not None and first not in by_id:
         notes.append(f"forced_bos_token_id {first}: no language; the target's language begins an answer in its place")
     default_target = default_target or by_id.get(first, "") if first is not None else default_target
@@ -268,12 +233,8 @@ def _multilingual(
 
 
 def _template(folder: Folder) -> Template:
-    """Return the template by the class of the tokeniser, or by the family where no class is named.
-
-    Raises:
-        ForeignError: For a class that is not known here, or a `tokenizer.json` that does not put end-of-sequence behind a text.
-    """
-    first = folder.forced_first()
+    """Return the template by the class of the tokeniser, or by the family where no class is named."""
+    first = folder.target_token("forced_bos_token_id")
     target_prefix = [] if first is None else [first]
     name = folder.tokenizer_class
     if (affixes := _of_post_processor(folder)) is not None:
@@ -286,11 +247,7 @@ def _template(folder: Folder) -> Template:
 
 
 def _of_post_processor(folder: Folder) -> tuple[list[int], list[int]] | None:
-    """Return the ids before and after a text by the post-processor of `tokenizer.json`, None if the class has its own.
-
-    Raises:
-        ForeignError: If it does not put end-of-sequence directly behind a text, or another file contradicts it.
-    """
+    """Return the ids before and after a text by the post-processor of `tokenizer.json`, None if the class has its own."""
     path, name = folder.path / TOKENIZER_FILE, folder.tokenizer_class
     if not (name in _AS_THE_FILE_SAYS or (not name and folder.model_type == "umt5")) or not path.exists():
         return None
@@ -301,9 +258,8 @@ def _of_post_processor(folder: Folder) -> tuple[list[int], list[int]] | None:
         raise ForeignError(f"{path}: {error}") from error
     if after[:1] != [eos_id]:
         put = f"token {after[0]}" if after else "nothing"
-        raise ForeignError(
-            f"{path}: its post_processor puts {put} behind a text, not end-of-sequence, {eos_id}; that is not offered here"
-        )
+        instead = f"{put} behind a text, not end-of-sequence, {eos_id}; that is not offered here"
+        raise ForeignError(f"{path}: its post_processor puts {instead}")
     flags = [folder.tokenizer.get(name) for name in ("add_bos_token", "add_eos_token")]
     if flags != [None, None] and [*map(bool, flags)] != [bool(before), bool(after)]:
         raise ForeignError(f"{path}: its post_processor is not what add_bos_token and add_eos_token of tokenizer_config.json say")
@@ -339,11 +295,7 @@ def _counted(does: str, languages: list[Language], example: str) -> str:
 
 
 def _languages(folder: Folder, tokens: Mapping[str, int], affixes: Callable[[int], Affixes]) -> tuple[list[Language], list[str]]:
-    """Return a language for each code with the id of its token, and a note on those that are left out.
-
-    Raises:
-        ForeignError: If there is none, there are too many, or the model has no row for a token.
-    """
+    """Return a language for each code with the id of its token, and a note on those that are left out."""
     kept: dict[str, tuple[str, int]] = {}
     left_out: list[str] = []
     for code, token_id in sorted(tokens.items(), key=lambda item: item[1]):
@@ -419,11 +371,7 @@ def tasks_of(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def chosen_tasks(path: object, config: Mapping[str, Any], wish: str) -> dict[str, Mapping[str, Any]]:
-    """Return the tasks that the user chooses: the one of that name, or all translations; none for no choice.
-
-    Raises:
-        ForeignError: Naming those there are, if it is none of them.
-    """
+    """Return the tasks that the user chooses: the one of that name, or all translations; none for no choice."""
     tasks = tasks_of(config)
     if not wish:
         return {}
@@ -437,11 +385,7 @@ def chosen_tasks(path: object, config: Mapping[str, Any], wish: str) -> dict[str
 
 
 def _of_task(folder: Folder, template: Template) -> PromptFormat:
-    """Return the template of the task that the user chooses: its text goes before the source's own.
-
-    Raises:
-        ForeignError: If there is no such task, or translations that do not say their languages in one way.
-    """
+    """Return the template of the task that the user chooses: its text goes before the source's own."""
     tasks = chosen_tasks(folder.path, folder.config, folder.wishes.task)
     prefixes = {name: _task_prefix(folder, name, task) for name, task in tasks.items()}
     pairs = {(found[1], found[2]): prefix for name, prefix in prefixes.items() if (found := _TASK_PAIR.fullmatch(name))}

@@ -3,13 +3,11 @@
 Shared and tied token tables are told from the tensors, not from the flags of the configuration.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,15 +19,9 @@ from dragoman.model.importers.tokenizers import TokenizerFiles
 from dragoman.model.importers.weights import Foreign, Limits, Weights
 from dragoman.model.networks.transformer import Transformer, transformer_of
 
-ACTIVATIONS: Final = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
+SIDES: Final = ("encoder", "decoder")
+_ACTIVATIONS: Final = {"relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh"}
+ACTIVATIONS: Final = _ACTIVATIONS | {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 _BIAS: Final = "final_logits_bias"
 _POSITIONS: Final = "embedding.positions"
 TableMaker = Callable[[int, int], Tensor]
@@ -43,9 +35,8 @@ class Architecture:
         settings: Fixed settings of `ModelConfig`.
         sizes: Sizes of `ModelConfig`, each with its field of `config.json`.
         read: Returns the other settings, but for those that the tensors decide.
-        names: Their tensor for each of our parameters but token tables. `{side}` is encoder or decoder, `{n}` a layer, `{part}`
-            weight or bias, `{last}` the feed-forward part of a T5 layer, `{inner}` its inner projection; `*` stands for q, k and v,
-            which are one matrix here.
+        names: Their tensor for each of our parameters but token tables; `{part}` is weight or bias, `{last}` the feed-forward part
+            of a T5 layer, `{inner}` its inner projection, `*` q, k and v, which are one matrix here.
         prefix: Before all names but those of the head; `BartModel` and its like are saved without.
         unused: Tensors of old files that no version of the network reads.
         is_head_required: Whether a projection that is said to be untied must be there.
@@ -60,24 +51,22 @@ class Architecture:
     is_head_required: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Family:
     """A family of models.
 
     Attributes:
         name: Its usual name.
-        model_type: Its name in `config.json`.
         architecture: Layout of its network.
         settings: Its fixed settings of `ModelConfig`.
-        defaults: Values that Transformers takes for fields that `config.json` lacks.
-        tokenizers: Files that its tokeniser may be in, beside `tokenizer.json`, which all may have.
+        defaults: Transformers' values for fields that `config.json` lacks.
+        tokenizers: Files of its tokeniser; `tokenizer.json` is read where these are missing.
         has_output_bias: The logits may have a bias each.
         make_positions: Makes the position tables that files leave out; None where they are trained.
         has_longer_tables: Position tables are made as long as needed, whatever `max_position_embeddings` says.
     """
 
     name: str
-    model_type: str
     architecture: Architecture
     settings: Mapping[str, Any]
     defaults: Mapping[str, Any]
@@ -87,15 +76,8 @@ class Family:
     has_longer_tables: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A network before its weights are read.
-
-    Attributes:
-        config: Our configuration.
-        names: The tensors that make up each of our parameters, one below the other; some that the network has not, too.
-        make_positions: See `Family`.
-    """
+class Layout(NamedTuple):
+    """A network before its weights are read: configuration, and the tensors that make up each parameter, one below the other."""
 
     config: ModelConfig
     names: Mapping[str, tuple[str, ...]]
@@ -103,29 +85,21 @@ class Layout:
 
 
 def lay_out(family: Family, foreign: Foreign, limits: Limits, report: Report) -> Layout:
-    """Return our configuration, and the tensors that our parameters are made of.
-
-    Raises:
-        ForeignError: If the configuration is of a model that is not supported.
-    """
+    """Return our configuration, and the tensors that our parameters are made of."""
     config, weights, kind = foreign.config, foreign.weights, family.architecture
-    is_prefixed = any(f"{kind.prefix}{side}.layers.0.fc1.weight" in weights for side in ("encoder", "decoder"))
-    prefix = kind.prefix if is_prefixed else ""
+    prefix = kind.prefix if any(f"{kind.prefix}{side}.layers.0.fc1.weight" in weights for side in SIDES) else ""
     sizes = {ours: config.size(theirs) for ours, theirs in kind.sizes.items()}
     fields = {**kind.settings, **sizes, "padding": "predicted", **kind.read(family, foreign, limits, report)}
     ours = model_config(config, **fields)
-    depth = max(ours.num_encoder_layers, ours.num_decoder_layers)
     if ours.num_encoder_layers + ours.num_decoder_layers > len(weights):
         raise ForeignError(f"{config.path}: more layers than {weights.path} has tensors")
     for name in kind.unused:
         if f"{prefix}{name}" in weights:
             weights.pass_over(f"{prefix}{name}")
     is_tied = config.find("tie_word_embeddings", bool) is not False
-    are_shared = ours.is_embedding_shared
-    tables = _choose_tables(prefix, weights, report, is_tied, are_shared, kind.is_head_required)
+    tables = _choose_tables(prefix, weights, report, is_tied, ours.is_embedding_shared, kind.is_head_required)
     has_bias = family.has_output_bias and _BIAS in weights
-    if has_bias and not weights.read(_BIAS).any():
-        has_bias = False
+    if has_bias and not (has_bias := bool(weights.read(_BIAS).any())):
         report.translated.append(f"{_BIAS} is zero everywhere: left out")
     fields |= {"is_embedding_shared": tables.encoder == tables.decoder, "is_projection_tied": tables.head == tables.decoder}
     ours = model_config(config, **fields, has_output_bias=has_bias)
@@ -135,9 +109,9 @@ def lay_out(family: Family, foreign: Foreign, limits: Limits, report: Report) ->
         "decoder.projection.weight": (tables.head,),
         "decoder.output_bias": (_BIAS,),
     }
-    inner = "wi_1" if ours.is_ffn_gated else "wi"
-    for side, n, part in product(("encoder", "decoder"), range(depth), ("weight", "bias")):
-        values = {"side": side, "n": n, "part": part, "last": 1 + (side == "decoder"), "inner": inner}
+    depth, inner = max(ours.num_encoder_layers, ours.num_decoder_layers), "wi_1" if ours.is_ffn_gated else "wi"
+    for side, n, part in product(SIDES, range(depth), ("weight", "bias")):
+        values = {"side": side, "n": n, "part": part, "last": 1 + SIDES.index(side), "inner": inner}
         for ours_name, theirs in kind.names.items():
             name = prefix + theirs.format(**values)
             names[ours_name.format(**values)] = tuple(name.replace("*", which) for which in ("qkv" if "*" in name else "-"))
@@ -207,13 +181,7 @@ def _choose_tables(
 ) -> _Tables:
     """Choose the token tables; refuse a folder that has none for a side, or not the head that the configuration says.
 
-    Args:
-        prefix: Before the names of all but the head.
-        weights: The tensors.
-        report: Takes differences between tensors and flags.
-        is_tied: Whether the configuration says that the projection is the decoder's table.
-        are_sides_shared: Whether the configuration says that both sides have one table.
-        is_head_required: See `Architecture`.
+    The flags are those of the configuration; differences between them and the tensors are reported.
     """
     shared, encoder, decoder = (f"{prefix}{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens"))
     head = "lm_head.weight"
@@ -230,14 +198,11 @@ def _choose_tables(
     is_really_one = weights.are_equal(first, second)
     chosen = _Tables(second if is_really_one else first, second, second if is_really_tied else last)
     if is_tied and not is_really_tied:
-        report.translated.append(
-            f"config.json says that the output projection is tied to the token table, but {last} and {second} differ: they stay two"
-        )
+        differing = f"{last} and {second} differ: they stay two"
+        report.translated.append(f"config.json says that the output projection is tied to the token table, but {differing}")
     if not is_tied and is_really_tied:
-        how = "there is no projection of its own" if head not in weights else "the tensors are equal"
-        report.translated.append(
-            f"config.json says that the output projection is not tied to the token table, but {how}: they are one"
-        )
+        how = ("there is no projection of its own" if head not in weights else "the tensors are equal") + ": they are one"
+        report.translated.append(f"config.json says that the output projection is not tied to the token table, but {how}")
     told = "one token table for both sides" if is_really_one else "a token table for each side"
     report.translated.append(f"{told}, the output projection {'is the decoder’s' if is_really_tied else 'has its own weights'}")
     for name in (shared, encoder, decoder, head):
@@ -274,23 +239,14 @@ def special_ids(foreign: Foreign, start: int | None = None) -> dict[str, int]:
     """Return the tokens that pad, end and start a sequence: of generation_config.json, where it names them, or of config.json.
 
     Padding is config.json's first: the network counts positions by it, where the one that `generate` fills rows with has no effect.
-
-    Args:
-        foreign: The folder.
-        start: The decoder's start token where neither file names one.
-
-    Raises:
-        ForeignError: If neither file names one of them, or there are several ends.
+    Where neither file names the decoder's start token, it is `start`, or else bos_token_id.
     """
-    found = {"pad_id": _special_id(foreign, "pad_token_id"), "eos_id": _special_id(foreign, "eos_token_id")}
-    begin = _special_id(foreign, "decoder_start_token_id")
-    if begin is None:
-        begin = _special_id(foreign, "bos_token_id") if start is None else start
-    found["decoder_start_id"] = begin
-    ids = {name: token_id for name, token_id in found.items() if token_id is not None}
-    if missing := [name for name in found if name not in ids]:
-        raise ForeignError(f"{foreign.config.path}: {missing[0].removesuffix('_id')}_token_id is missing")
-    return ids
+    found = {name: _special_id(foreign, f"{name}_token_id") for name in ("pad", "eos", "decoder_start")}
+    if found["decoder_start"] is None:
+        found["decoder_start"] = _special_id(foreign, "bos_token_id") if start is None else start
+    if missing := [name for name, token_id in found.items() if token_id is None]:
+        raise ForeignError(f"{foreign.config.path}: {missing[0]}_token_id is missing")
+    return {f"{name}_id": token_id for name, token_id in found.items() if token_id is not None}
 
 
 def _special_id(foreign: Foreign, name: str) -> int | None:
@@ -306,22 +262,3 @@ def _special_id(foreign: Foreign, name: str) -> int | None:
                 raise ForeignError(f"{settings.path}: {name} must be a whole number, not {value!r}")
             return int(value)
     return None
-
-
-def half_sinusoids(num_positions: int, d_model: int) -> Tensor:
-    """Return Marian's and Pegasus' table `[num_positions, d_model]`: sin(p / 10000^(2i/d)) in half of a row, then cos."""
-    angles = np.arange(num_positions)[:, None] / np.power(10000, 2 * np.arange((d_model + 1) // 2) / d_model)
-    table = np.concatenate([np.sin(angles), np.cos(angles[:, : d_model // 2])], axis=1)
-    return torch.from_numpy(table).float()
-
-
-def tensor2tensor_sinusoids(num_positions: int, d_model: int) -> Tensor:
-    """Return M2M100's table `[num_positions, d_model]`: halves of sin and cos with frequencies 10000^(-i / (d/2 - 1)).
-
-    It is computed in single precision, as M2M100 does: late positions multiply the rounding of a frequency.
-    """
-    half = d_model // 2
-    frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
-    angles = torch.arange(num_positions).float()[:, None] * frequencies
-    table = torch.cat([angles.sin(), angles.cos()], 1)
-    return torch.cat([table, torch.zeros(num_positions, 1)], 1) if d_model % 2 else table

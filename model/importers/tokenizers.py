@@ -1,11 +1,12 @@
-"""Tokenisers of foreign folders: the files they are in, the ids of their tokens, and the model's id of each piece."""
+"""Tokenisers of foreign folders: the files they are in, the ids of their tokens, special tokens that a text may name."""
 
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.importers.files import ForeignError, is_whole, listed, load_object, load_object_if_any, read
@@ -15,8 +16,9 @@ from dragoman.model.text.byte_ids import ByteTokenizer
 from dragoman.model.text.id_tables import ids_by_piece, same_ids, shifted_ids
 from dragoman.model.text.json_file import JsonTokenizer
 from dragoman.model.text.names import SPACE, is_name
-from dragoman.model.text.piece_model import PieceModel, with_names_as_text
+from dragoman.model.text.piece_model import CONTROL, PieceModel, with_names_as_text
 from dragoman.model.text.sentencepiece import SentencePieceTokenizer
+from dragoman.model.text.special_tokens import SpecialToken
 from dragoman.model.text.tokenizer import Tokenizer, TokenizerError
 from dragoman.model.text.tokenizers import Tokenizers
 
@@ -32,7 +34,13 @@ _SPECIAL: Final = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 _BYTES_BEFORE, _BYTES_EXTRA = 3, 125
 _PEGASUS_OFFSET: Final = 103  # tokens of its training, before the pieces
 _M2M100_LANGUAGE: Final = re.compile(r"__[a-z]{2,3}__")
-_PLAIN: Final = {"special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+_STRUCTURE: Final = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls"))
+# As families write them; those of the model's own languages are known by their ids, too.
+_LANGUAGE: Final = re.compile(r">>.+<<|<2[\w-]+>|__[a-z]{2,3}__|[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")
+_SENTINEL: Final = "<extra_id_0>"
+_T5_SENTINELS: Final = 100  # where no file says how many
+_PLAIN: Final = dict.fromkeys(("special", "single_word", "lstrip", "rstrip", "normalized"), False)
+Token = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class Inputs:
     @property
     def special(self) -> set[str]:
         """Names that the folder calls special."""
-        return {name for name, token in _listed_tokens(self.foreign.path) if token.get("special")}
+        return {name for name, token in _added(self.foreign.path).items() if token.get("special")}
 
     def content(self, name: str) -> bytes:
         """Return the content of a file of the folder."""
@@ -64,8 +72,7 @@ class Inputs:
         return dict(_checked(path, load_object(path).items()))
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerFiles:
+class TokenizerFiles(NamedTuple):
     """Files that a family's tokeniser is in, and their reader."""
 
     names: tuple[str, ...]
@@ -131,23 +138,6 @@ def from_m2m100(inputs: Inputs) -> Tokenizers:
     return Tokenizers.shared(_by_piece(inputs, "sentencepiece.bpe.model", VOCABULARY_FILE, ids, silent))
 
 
-def from_fairseq(inputs: Inputs) -> Tokenizers:
-    """Read `sentencepiece.bpe.model` of mBART or NLLB, before whose pieces fairseq has four tokens."""
-    return _of_pieces(inputs, "sentencepiece.bpe.model", lambda model: shifted_ids(model, 1, _FAIRSEQ))
-
-
-def from_pegasus(inputs: Inputs) -> Tokenizers:
-    """Read `spiece.model` of Pegasus."""
-    stated = inputs.foreign.tokenizer.find("offset", int)
-    offset = _PEGASUS_OFFSET if stated is None else stated
-    return _of_pieces(inputs, "spiece.model", lambda model: shifted_ids(model, offset, {"<pad>": 0, "</s>": 1}))
-
-
-def from_t5(inputs: Inputs) -> Tokenizers:
-    """Read `spiece.model` of T5, whose ids are the model's."""
-    return _of_pieces(inputs, "spiece.model", same_ids)
-
-
 def from_byte_pairs(inputs: Inputs) -> Tokenizers:
     """Read `vocab.json` and `merges.txt`: byte-level BPE."""
     ids, eos_id = inputs.ids(VOCABULARY_FILE), inputs.config.eos_id
@@ -195,9 +185,8 @@ def _with_rows(inputs: Inputs, tokenizer: JsonTokenizer) -> JsonTokenizer:
 def _from_bytes(inputs: Inputs) -> Tokenizers:
     """Make ByT5's tokeniser, which has no file: a token is a byte."""
     if added := _text_tokens(inputs, {}):
-        inputs.report.ignored.append(
-            f"added tokens are not written, and not looked for in texts unless special tokens are: {listed(list(added))}"
-        )
+        unsought = f"not looked for in texts unless special tokens are: {listed(list(added))}"
+        inputs.report.ignored.append(f"added tokens are not written, and {unsought}")
     extra = inputs.foreign.tokenizer.find("extra_ids", int)
     return Tokenizers.shared(ByteTokenizer(inputs.config.eos_id, _BYTES_BEFORE, _BYTES_EXTRA if extra is None else extra))
 
@@ -228,6 +217,18 @@ def _of_pieces(inputs: Inputs, name: str, table: Callable[[bytes], list[int]]) -
     return Tokenizers.shared(SentencePieceTokenizer(content, ids, inputs.config.eos_id, _written(inputs, name, added)))
 
 
+def from_pegasus(inputs: Inputs) -> Tokenizers:
+    """Read `spiece.model` of Pegasus."""
+    stated = inputs.foreign.tokenizer.find("offset", int)
+    offset = _PEGASUS_OFFSET if stated is None else stated
+    return _of_pieces(inputs, "spiece.model", lambda model: shifted_ids(model, offset, {"<pad>": 0, "</s>": 1}))
+
+
+# `spiece.model` of T5, whose ids are the model's; and of mBART or NLLB, before whose pieces fairseq has four tokens.
+from_t5: Final = partial(_of_pieces, name="spiece.model", table=same_ids)
+from_fairseq: Final = partial(_of_pieces, name="sentencepiece.bpe.model", table=lambda model: shifted_ids(model, 1, _FAIRSEQ))
+
+
 def _preferring_json(inputs: Inputs, name: str) -> Tokenizers:
     """Read `tokenizer.json` where it has more than another file."""
     inputs.report.translated.append(f"{TOKENIZER_FILE} has tokens that {name} has not, or other ids: it is read in its place")
@@ -253,43 +254,13 @@ def _text_tokens(inputs: Inputs, known: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def special_entries(folder: Path, name: str) -> Iterator[Any]:
-    """Yield the special tokens beyond those of a sequence's structure that a file lists, each a text or an object."""
-    stated = load_object_if_any(folder / name)
-    for field in ("additional_special_tokens", "extra_special_tokens"):
-        yield from tokens if isinstance(tokens := stated.get(field), list) else ()
-
-
-def added_entries(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects that describe added tokens in `tokenizer.json` and `tokenizer_config.json`."""
-    decoder = load_object_if_any(folder / TOKENIZER_CONFIG).get("added_tokens_decoder")
-    for tokens in (load_object_if_any(folder / TOKENIZER_FILE).get("added_tokens"), decoder):
-        entries = tokens.values() if isinstance(tokens, dict) else tokens if isinstance(tokens, list) else ()
-        yield from (token for token in entries if isinstance(token, dict))
-
-
-def _listed_tokens(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield names and descriptions of the tokens that files list."""
-    yield from ((token["content"], token) for token in added_entries(folder) if isinstance(token.get("content"), str))
-    for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
-        yield from ((str(_content(token)), {"special": True}) for token in special_entries(folder, name))
-
-
 def read_token_ids(folder: Path, tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Return the ids of a folder's tokens by name; those of a piece of text are among them where a file names them.
-
-    Args:
-        folder: The foreign folder.
-        tokenizer: Its `tokenizer_config.json`.
-
-    Raises:
-        ForeignError: If a file is damaged.
-    """
+    """Return the ids of a folder's tokens by name; those of a piece of text are among them where a file names them."""
     return {**dict(_pieces(folder)), **added_tokens(folder, tokenizer)}
 
 
 def added_tokens(folder: Path, tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Return the tokens that were added to a vocabulary, in files of their own; arguments and errors as of `read_token_ids`."""
+    """Return the tokens that were added to a vocabulary, in files of their own."""
     found = dict(_checked(folder / ADDED_FILE, load_object_if_any(folder / ADDED_FILE).items()))
     added = tokenizer.get("added_tokens_decoder")
     if isinstance(added, dict):
@@ -300,11 +271,7 @@ def added_tokens(folder: Path, tokenizer: Mapping[str, Any]) -> dict[str, int]:
 def family_tokens(codes: Sequence[str], token_ids: Mapping[str, int], folder: Path, is_fairseq: bool) -> dict[str, int]:
     """Return the ids of a family's language tokens where the files may not name them: after all pieces, in the family's order.
 
-    Args:
-        codes: The family's tokens, in its order.
-        token_ids: Result of `read_token_ids`.
-        folder: The foreign folder.
-        is_fairseq: Whether four tokens of fairseq's replace three of the sentencepiece model.
+    With `is_fairseq`, four tokens of fairseq's replace three of the sentencepiece model.
     """
     if found := {code: token_ids[code] for code in codes if code in token_ids}:
         return found
@@ -365,3 +332,102 @@ def _sentencepieces(path: Path) -> list[str]:
         return PieceModel(read(path, MAX_FILE_BYTES)).pieces
     except TokenizerError as error:
         raise ForeignError(f"{path}: {error}") from error
+
+
+def with_special_tokens(
+    foreign: Foreign, tokenizers: Tokenizers, config: ModelConfig, around: Collection[int], is_read: bool, report: Report
+) -> Tokenizers:
+    """Return the tokenisers with the special tokens that a source may name: those that do not belong to a sequence's structure.
+
+    Start and end of a sequence, padding, the unknown token, separators, languages and others that go `around` a text do.
+    `is_read` says whether the others are tokens where a request does not say.
+    """
+    room, structure = min(config.source_vocab_size, config.target_vocab_size), _structure(foreign.path)
+    taken = {config.pad_id, config.eos_id, config.decoder_start_id, *around}
+    tokens = {
+        name: token
+        for name, token in _hidden(foreign, tokenizers.source, room).items()
+        if token["id"] < room and token["id"] not in taken and name not in structure and not _LANGUAGE.fullmatch(name)
+    }
+    if not tokens:
+        if is_read:
+            raise ForeignError(f"{foreign.path}: --special-tokens-in-text: its tokeniser has none that a text may name")
+        return tokenizers
+    became = "tokens" if is_read else "text"
+    how = "" if is_read else "; --special-tokens-in-text, or special_tokens_in_text of a request, makes them tokens"
+    report.translated.append(f"special tokens that a text names are {became}: {listed(list(tokens))}{how}")
+    special = [
+        SpecialToken(name, x["id"], x.get("lstrip") is True, x.get("rstrip") is True, x.get("space_id"))
+        for name, x in tokens.items()
+    ]
+    written = {x["id"]: name.replace(" ", SPACE) for name, x in tokens.items() if not x.get("special")}
+    source, target = tokenizers.source, tokenizers.target
+    if source is target and isinstance(source, SentencePieceTokenizer) and written:  # answers have their names, as elsewhere
+        settings = source.settings()
+        pieces = {**{int(token_id): piece for token_id, piece in settings["pieces"].items()}, **written}
+        source = target = SentencePieceTokenizer(source.content(), settings["ids"], source.eos_id, pieces)
+    return Tokenizers(source, target, tuple(sorted(special, key=lambda token: token.id)))
+
+
+def _hidden(foreign: Foreign, source: Tokenizer, room: int) -> dict[str, Token]:
+    """Return the tokens that a tokeniser knows and finds in no text, by name, each with its id; the model has `room` for ids."""
+    added = _added(foreign.path)
+    if isinstance(source, JsonTokenizer):
+        own: list[Token] = json.loads(source.content()).get("added_tokens", [])
+        return {
+            x["content"]: {**x, **added.get(x["content"], {}), "id": x["id"]}
+            for x in own
+            if x.get("special") or is_name(x["content"])
+        }
+    ids = read_token_ids(foreign.path, foreign.tokenizer.fields)
+    if isinstance(source, SentencePieceTokenizer):
+        described, table = PieceModel(source.content()), source.settings()["ids"]
+        pieces = zip(described.pieces, described.types, table, strict=True)
+        found: dict[str, Token] = {piece: {"id": i} for piece, kind, i in pieces if kind == CONTROL and i >= 0}
+        # Without a pre-tokeniser that takes spaces off, the library `tokenizers` makes a piece of one before a token.
+        splits = load_object_if_any(foreign.path / TOKENIZER_FILE).get("pre_tokenizer")
+        has_spaces = isinstance(splits, dict) and splits.get("type") == "Metaspace" and SPACE in described.pieces
+        more = {"space_id": table[described.pieces.index(SPACE)]} if has_spaces else {}
+        outside = {name: {**x, **more, "id": ids[name]} for name, x in added.items() if name in ids.keys() - described.pieces}
+        if foreign.config.fields.get("model_type") in ("t5", "mt5", "umt5") and not ids.keys() & {_SENTINEL, SPACE + _SENTINEL}:
+            count = foreign.tokenizer.find("extra_ids", int)
+            last = len(table) + (_T5_SENTINELS if count is None else count)
+            outside = (_sentinels(range(last - 1, len(table) - 1, -1)) if last <= room else {}) | outside
+        return found | outside
+    is_of_bytes = isinstance(source, ByteTokenizer)
+    sentinels = _sentinels(range(source.settings()["offset"] + 256, source.vocab_size)) if is_of_bytes else {}
+    return sentinels | {name: {**x, "id": ids[name]} for name, x in added.items() if name in ids}
+
+
+def _sentinels(ids: range) -> dict[str, Token]:
+    """Return T5's sentinels, which no file need name."""
+    return {f"<extra_id_{i}>": {"id": token_id, "special": True} for i, token_id in enumerate(ids)}
+
+
+def _added(folder: Path) -> dict[str, Token]:
+    """Return the descriptions of tokens that were added to a vocabulary, by name."""
+    found: dict[str, Token] = {}
+    for token in _entries(folder):
+        if isinstance(name := token.get("content"), str) and name:
+            found[name] = {**found.get(name, {}), **token}
+    return found
+
+
+def _entries(folder: Path) -> Iterator[Token]:
+    """Yield each file's description of a token; a later one knows better."""
+    for name in (SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG):
+        stated = load_object_if_any(folder / name)
+        lists = [stated.get(field) for field in ("additional_special_tokens", "extra_special_tokens")]
+        for token in (stated.get("mask_token"), *(token for tokens in lists if isinstance(tokens, list) for token in tokens)):
+            yield {**token, "special": True} if isinstance(token, dict) else {"content": token, "special": True}
+    yield from ({"content": name} for name in load_object_if_any(folder / ADDED_FILE))
+    added, decoder = load_object_if_any(folder / TOKENIZER_FILE).get("added_tokens"), stated.get("added_tokens_decoder")
+    for tokens in (added, [*decoder.values()] if isinstance(decoder, dict) else None):
+        yield from (token for token in (tokens if isinstance(tokens, list) else ()) if isinstance(token, dict))
+
+
+def _structure(folder: Path) -> set[str]:
+    """Return the names of tokens that are a sequence's structure."""
+    files = (load_object_if_any(folder / name) for name in (SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG))
+    tokens = [file.get(field) for file in files for field in _STRUCTURE]
+    return {*_FAIRSEQ, *(str(_content(token)) for token in tokens)}

@@ -1,6 +1,5 @@
 """A foreign folder: its settings, and its tensors, mapped into memory, read one at a time, never unpickled as code."""
 
-import contextlib
 import os
 import re
 import zipfile
@@ -24,6 +23,7 @@ from dragoman.model.importers.files import (
     load_object,
     refuse_other_folder,
     refuse_pointer,
+    words,
 )
 
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
@@ -31,10 +31,7 @@ TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _UNSUPPORTED: Final = {
     "auto_map": "it needs code of its own (trust_remote_code), which is never run",
     "quantization_config": "its weights are quantised; import the model they were made from",
-    "num_experts": "a mixture of experts",
-    "num_local_experts": "a mixture of experts",
-    "encoder_sparse_step": "a mixture of experts",
-    "decoder_sparse_step": "a mixture of experts",
+    **dict.fromkeys(words("num_experts num_local_experts encoder_sparse_step decoder_sparse_step"), "a mixture of experts"),
     "pruned_heads": "heads were taken out of some of its layers",
     "tie_encoder_decoder": "encoder and decoder share layers",
 }
@@ -110,11 +107,11 @@ _File = _Safetensors | _Pickled
 
 def _reason(error: Exception) -> str:
     """Return why a file of tensors cannot be read, in one sentence."""
-    if isinstance(error, OSError) and error.strerror:
-        return "No such file or directory" if isinstance(error, FileNotFoundError) else error.strerror
-    message = str(error).strip()
     if isinstance(error, FileNotFoundError):
         return "No such file or directory"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    message = str(error).strip()
     if "weights_only" in message or "Weights only" in message:
         found = _FORBIDDEN_GLOBAL.search(message)
         return f"holds pickled code{f' ({found[1]})' if found else ''}, which is never run"
@@ -123,12 +120,7 @@ def _reason(error: Exception) -> str:
 
 
 class Weights:
-    """Tensors of a folder by name.
-
-    Attributes:
-        path: The one file, or the index of several.
-        dtypes: Number formats of the tensors that have been read.
-    """
+    """Tensors of a folder by name; `path` is the one file, or the index of several."""
 
     def __init__(self, path: Path, homes: Mapping[str, _File]) -> None:
         """Take the file of each tensor; see `Weights.open`."""
@@ -193,11 +185,7 @@ class Weights:
         return tensors[0].data_ptr() == tensors[1].data_ptr() or torch.equal(*tensors)
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor in single precision; one that has it already is not copied.
-
-        Raises:
-            ForeignError: If its number format is no weights', or some of it is NaN or infinite; names its file.
-        """
+        """Return a tensor in single precision; one that has it already is not copied."""
         found = self.describe(name)
         if found.dtype not in _DTYPES:
             raise ForeignError(f"{found.path}: {name} is of type {found.dtype}; weights are {', '.join(_DTYPES)}")
@@ -226,10 +214,7 @@ def _shards(index: Path, kind: type[_File]) -> dict[str, _File]:
             raise ForeignError(f"{index}: {name} is said to be in {shard!r}, which is no file of the folder")
         path = index.parent / shard
         if shard not in files:
-            is_file = False
-            with contextlib.suppress(OSError):
-                is_file = path.is_file()
-            if not is_file:
+            if not os.path.isfile(path):
                 raise ForeignError(f"{path}: no such file, though {index.name} says that {name} is there")
             refuse_pointer(path)
             files[shard] = kind(path)
@@ -242,12 +227,7 @@ def _shards(index: Path, kind: type[_File]) -> dict[str, _File]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Lengths that the user asks for; None for those of the checkpoint.
-
-    Attributes:
-        max_source_tokens: Longest source, end-of-sequence and tokens around it included.
-        max_target_tokens: Longest answer, its start token included.
-    """
+    """Longest source and answer, tokens around them included, that the user asks for; None for those of the checkpoint."""
 
     max_source_tokens: int | None = None
     max_target_tokens: int | None = None

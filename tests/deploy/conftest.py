@@ -14,7 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
+from kubernetes_validate import utils
+from referencing import Registry, Resource
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/dragoman"
@@ -151,10 +155,6 @@ SPECS = {
 
 @cache
 def validator(kind: str, api: str, version: str) -> Any:
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: make setup")
-    utils = pytest.importorskip("kubernetes_validate.utils", reason="kubernetes-validate is not installed: make setup")
-    from referencing import Registry, Resource
-
     group, _, number = api.rpartition("/")
     name = "-".join(filter(None, (kind.lower(), group.partition(".")[0], number)))
     folder = f"kubernetes-json-schema/v{version}.0-local-strict"
@@ -205,7 +205,6 @@ def render(configuration: Callable[[], Any]) -> Render:
     """Render the chart with values whose keys may be paths, once, and check that its objects are valid and fit together."""
     import helm_sdkpy
 
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
     known: dict[str, Rendered] = {}
 
     def render(values: Values | None = None, *, release: str = "dragoman", version: str = NEWEST) -> Rendered:
@@ -234,13 +233,11 @@ def program(path: str) -> Any:
 
 def load(path: str) -> Any:
     """Read a YAML file of `deploy/`."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
     return yaml.safe_load((ROOT / "deploy" / path).read_text(encoding="utf-8"))
 
 
 def manual_blocks() -> list[dict[str, Any]]:
     """Return the blocks of YAML in the manual for Kubernetes."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
     text = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
     blocks = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))
     return [block for block in blocks if isinstance(block, dict)]

@@ -82,7 +82,7 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
     # --- fields that are merged in
     (
         {"deploymentSpec": {"minReadySeconds": 10}, "podSpec": {"priorityClassName": "high", "topologySpreadConstraints": None}},
-        {"Deployment spec minReadySeconds": 10, "pod priorityClassName": "high", "pod securityContext runAsUser": 65532},
+        {"Deployment spec minReadySeconds": 10, "pod priorityClassName": "high", "pod topologySpreadConstraints": None},
     ),
     (
         {"containerSpec": {"startupProbe": {"failureThreshold": 240}, "lifecycle": {"preStop": {"sleep": {"seconds": 3}}}}},

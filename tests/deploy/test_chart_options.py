@@ -1,5 +1,6 @@
 """Options of the chart against the schemas of Kubernetes, and values that it refuses by name."""
 
+import itertools
 import json
 import re
 from typing import Any
@@ -54,20 +55,12 @@ OPTIONS: dict[str, Values] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_options_are_accepted(render: Render, name: str) -> None:
-    assert render(OPTIONS[name], release="mt").all("Deployment")
+CASES = [*itertools.product(OPTIONS, [NEWEST]), *itertools.product(("CPUs", "GPUs"), ("1.27", "1.30", "1.33"))]
 
 
-@pytest.mark.parametrize("name", ["CPUs", "GPUs"])
-@pytest.mark.parametrize("version", ["1.27", "1.30", "1.33"])
-def test_options_are_accepted_by_every_version_of_kubernetes(render: Render, name: str, version: str) -> None:
-    assert render(OPTIONS[name], version=version).all("Deployment")
-
-
-def test_job_of_the_manual_is_valid() -> None:
-    (job,) = [content for content in manual_blocks() if content.get("kind") == "Job"]
-    assert_valid(job, NEWEST)
+@pytest.mark.parametrize(("name", "version"), CASES)
+def test_options_are_accepted(render: Render, name: str, version: str) -> None:
+    assert render(OPTIONS[name], release="mt", version=version).all("Deployment")
 
 
 # Refused values: each is named, so that a typo does not pass in silence.
@@ -166,12 +159,14 @@ def test_wrong_value_is_refused_and_named(render: Render, values: Values, reason
         render(values)
 
 
-def test_examples_of_the_manual_are_accepted(render: Render) -> None:
+def test_examples_of_the_manual_are_valid(render: Render) -> None:
     known = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"].keys()
     examples = [values for values in manual_blocks() if values.keys() <= known]
     names = {key for values in examples for key in values}
     assert names >= {"models", "grpcRoute", "httpRoute", "tls", "gpu", "networkPolicy", "extraInitContainers"}
     assert all(render(values).all("Deployment") for values in examples)
+    (job,) = [content for content in manual_blocks() if content.get("kind") == "Job"]
+    assert_valid(job, NEWEST)
 
 
 def test_generated_files_are_current(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -141,3 +142,14 @@ def test_files_name_the_images_of_the_list_by_their_digests() -> None:
     line = re.compile(r"^(?:ARG PYTHON_IMAGE=| *image: )(\S+/\S+)$", re.MULTILINE)
     named = {image for name in digests.USERS for image in line.findall((FOLDER / name).read_text())}
     assert named == listed and all("@sha256:" in image for image in listed)
+
+
+def test_the_version_is_that_of_the_package_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((ROOT / "deploy/helm/dragoman/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    named = set()
+    for path in [*(ROOT / "deploy").rglob("*.yaml"), *FOLDER.glob("*.Dockerfile")]:
+        named |= set(re.findall(r"(?:dragoman:|ARG VERSION=)(\d+\.[\w.]*\d)", path.read_text()))
+    assert named == {version}
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()

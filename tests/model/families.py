@@ -55,7 +55,7 @@ def random_pair(family: str, seed: int = 0, scale: float = 0.1) -> tuple[PreTrai
         foreign = Foreign.open(Path(folder))
         layout = lay_out(family_of(foreign.config), foreign, Limits(MAX_POSITIONS, MAX_POSITIONS), Report())
         padding: Any = "masked" if family == "marian" else "predicted"
-        ours = load(replace(layout, config=replace(layout.config, padding=padding)), foreign.weights)
+        ours = load(layout._replace(config=replace(layout.config, padding=padding)), foreign.weights)
     return theirs, ours.eval()
 
 

@@ -22,7 +22,7 @@ from tests.system.test_versions import AT_ONCE, seconds_of, serves
 
 pytestmark = [pytest.mark.e2e, ONLY_LINUX]
 
-# What a root without these may do to files is what their modes say.
+# Without these capabilities root obeys the modes of files.
 AS_OTHERS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 
 

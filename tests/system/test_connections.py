@@ -32,7 +32,7 @@ FLAGS = {
     "max-concurrent-streams": 70,
 }
 MAX_STREAMS, MAX_WATCHES = 64, 16
-"""Of a connection, as docs/serve.md has them."""
+"""Limits of a connection, as in docs/serve.md."""
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def wrong_endings(endings: list[tuple[Case, Ending]]) -> list[str]:
 
 NUM_HTTP_MESSAGES = 10_000 if LONG else 300
 TIMEOUT_SECONDS = 60
-# What an answer may have as its status, also where the document does not say so; whoever is known and has time gets no other.
+# Statuses of answers to an authenticated caller with time left, also where the document lists fewer.
 STATUSES = {200, 400, 403, 404, 405, 408, 413, 415, 501, 504}
 SECRETS = ("Traceback", "aiohttp", str(ROOT), "/usr/lib", "site-packages", "the neighbour's text")
 

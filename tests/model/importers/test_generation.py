@@ -57,15 +57,10 @@ def test_tasks_of_t5_are_chosen(tmp_path: Path) -> None:
     found = read(tmp_path, config, task="translation", target_language="fr")
     assert found.template == Template(task="translate {source} to {target}: ") and found.languages is not None
     assert [language.code for language in found.languages.target] == ["de", "fr", "ro"]
-    assert found.languages.default_target == "fr"
+    assert (found.languages.default_target, found.defaults) == ("fr", Defaults(num_beams=4, max_new_tokens=64))
     for source, target in zip(found.languages.source * 3, found.languages.target, strict=True):
         task = T5_TASKS[f"translation_{source.code}_to_{target.code}"]
         assert found.template.task_text(source, target) == task["prefix"]
-    assert found.defaults == Defaults(num_beams=4, max_new_tokens=64)
-    found = read(tmp_path, config, task="translation_en_to_ro")
-    assert found.languages is not None
-    ([source], [target]) = found.languages.source, found.languages.target
-    assert found.template.task_text(source, target) == "translate English to Romanian: "
     found = read(tmp_path, config, {"num_beams": 2}, task="summarization")
     assert (found.template, found.languages) == (Template(task="summarize: "), None)
     assert found.defaults == Defaults(num_beams=4, max_new_tokens=64, min_new_tokens=29, early_stopping=True)
@@ -149,10 +144,6 @@ def note(converted: Converted, name: str) -> str:
     return found
 
 
-def made(fields: dict[str, Any], target: Target = TARGET) -> Defaults:
-    return convert({"max_length": 50, **fields}, target).defaults
-
-
 def test_an_opus_mt_and_a_summariser_of_barts_are_converted_exactly() -> None:
     converted = convert(OPUS_MT, TARGET)
     assert converted.defaults == Defaults(num_beams=4, max_new_tokens=50, is_end_forced=True)
@@ -163,49 +154,54 @@ def test_an_opus_mt_and_a_summariser_of_barts_are_converted_exactly() -> None:
     assert convert(fields, FORCED).defaults == expected
 
 
-@pytest.mark.parametrize(
-    ("fields", "target", "most", "least"),
-    [
-        ({"max_length": 20}, TARGET, 19, None),
-        ({"max_length": 20}, FORCED, 18, None),
-        ({"max_new_tokens": 20}, TARGET, 20, None),
-        ({"max_new_tokens": 20, "max_length": 5}, FORCED, 19, None),
-        ({"max_length": 512}, TARGET, 100, None),
-        ({"max_length": 512}, FORCED, 99, None),
-        ({"max_length": 20, "min_length": 5}, TARGET, 19, 4),
-        ({"max_length": 20, "min_length": 5}, FORCED, 18, 3),
-        ({"max_length": 20, "min_length": 1}, FORCED, 18, None),
-        ({"max_length": 20, "min_new_tokens": 5, "min_length": 12}, TARGET, 19, 5),
-        ({"max_length": 20, "min_new_tokens": 5}, FORCED, 18, 4),
-        ({"max_length": 20, "min_length": 40}, TARGET, 19, 18),
-        ({"max_length": 20, "begin_suppress_tokens": [1]}, TARGET, 19, 1),
-        ({"max_length": 20, "begin_suppress_tokens": [1], "min_length": 9}, TARGET, 19, 8),
-        ({"min_length": 400}, FORCED, None, 98),
-        *(({"max_length": most}, target, None, None) for most, target in ((1, TARGET), (2, FORCED), (True, TARGET), (-5, TARGET))),
-    ],
-)
-def test_lengths_are_those_that_the_caller_generates(fields: dict[str, Any], target: Target, most: Any, least: Any) -> None:
-    defaults = convert(fields, target).defaults
-    assert (defaults.max_new_tokens, defaults.min_new_tokens) == (most, least)
+def lengths(most: int | None, least: int | None = None) -> dict[str, Any]:
+    return {"max_new_tokens": most, "min_new_tokens": least}
 
 
-@pytest.mark.parametrize(
-    ("fields", "padding", "suppressed"),
-    [
-        ({}, "predicted", []),
-        ({"bad_words_ids": [[0]]}, "masked", []),
-        ({"bad_words_ids": [[0]], "renormalize_logits": True}, "excluded", []),
-        ({"renormalize_logits": True}, "predicted", []),
-        ({"bad_words_ids": [[0], [7], [1], [8, 9]]}, "masked", [7]),
-        ({"bad_words_ids": [[7]], "suppress_tokens": [9, 8, 7]}, "predicted", [7, 8, 9]),
-        ({"suppress_tokens": [0, 60, -1]}, "masked", []),
-        ({"suppress_tokens": "all"}, "predicted", []),
-        ({"bad_words_ids": [7]}, "predicted", []),
-    ],
-)
-def test_words_that_are_ruled_out(fields: dict[str, Any], padding: str, suppressed: list[int]) -> None:
-    converted = convert({**BEAMS, **fields}, TARGET)
-    assert (converted.padding, converted.defaults.suppressed_tokens) == (padding, suppressed)
+SAMPLED, BANNED, RENORMALIZED = {"do_sample": True}, {"bad_words_ids": [[0]]}, {"renormalize_logits": True}
+# Fields, the model, and the defaults and the padding that they become.
+CONVERTED: list[tuple[dict[str, Any], Target, dict[str, Any]]] = [
+    ({"max_length": 20}, TARGET, lengths(19)),
+    ({"max_length": 20}, FORCED, lengths(18)),
+    ({"max_new_tokens": 20}, TARGET, lengths(20)),
+    ({"max_new_tokens": 20, "max_length": 5}, FORCED, lengths(19)),
+    ({"max_length": 512}, TARGET, lengths(100)),
+    ({"max_length": 512}, FORCED, lengths(99)),
+    ({"max_length": 20, "min_length": 5}, TARGET, lengths(19, 4)),
+    ({"max_length": 20, "min_length": 5}, FORCED, lengths(18, 3)),
+    ({"max_length": 20, "min_length": 1}, FORCED, lengths(18)),
+    ({"max_length": 20, "min_new_tokens": 5, "min_length": 12}, TARGET, lengths(19, 5)),
+    ({"max_length": 20, "min_new_tokens": 5}, FORCED, lengths(18, 4)),
+    ({"max_length": 20, "min_length": 40}, TARGET, lengths(19, 18)),
+    ({"max_length": 20, "begin_suppress_tokens": [1]}, TARGET, lengths(19, 1)),
+    ({"max_length": 20, "begin_suppress_tokens": [1], "min_length": 9}, TARGET, lengths(19, 8)),
+    ({"min_length": 400}, FORCED, lengths(None, 98)),
+    *(({"max_length": most}, target, lengths(None)) for most, target in ((1, TARGET), (2, FORCED), (True, TARGET), (-5, TARGET))),
+    (BEAMS, TARGET, {"padding": "predicted", "suppressed_tokens": []}),
+    (BEAMS | BANNED, TARGET, {"padding": "masked", "suppressed_tokens": []}),
+    (BEAMS | BANNED | RENORMALIZED, TARGET, {"padding": "excluded", "suppressed_tokens": []}),
+    (BEAMS | RENORMALIZED, TARGET, {"padding": "predicted", "suppressed_tokens": []}),
+    ({"bad_words_ids": [[0], [7], [1], [8, 9]]}, TARGET, {"padding": "masked", "suppressed_tokens": [7]}),
+    ({"bad_words_ids": [[7]], "suppress_tokens": [9, 8, 7]}, TARGET, {"padding": "predicted", "suppressed_tokens": [7, 8, 9]}),
+    ({"suppress_tokens": [0, 60, -1]}, TARGET, {"padding": "masked", "suppressed_tokens": []}),
+    *(({name: value}, TARGET, {"suppressed_tokens": []}) for name, value in (("suppress_tokens", "all"), ("bad_words_ids", [7]))),
+    *(({"repetition_penalty": 1.0} | more, TARGET, {"repetition_penalty": None}) for more in ({}, SAMPLED, {"num_beams": 1})),
+    *(({"no_repeat_ngram_size": size}, TARGET, {"no_repeat_ngram_size": found}) for size, found in ((100, 100), (101, None))),
+    (SAMPLED, TARGET, {"do_sample": True, "top_k": 50}),
+    (SAMPLED | {"top_k": 0}, TARGET, {"do_sample": True, "top_k": None}),
+    (SAMPLED | {"top_k": 1000}, TARGET, {"top_k": 60}),
+    ({"temperature": 0.7, "top_p": 0.9}, TARGET, {"temperature": 0.7, "top_p": 0.9, "do_sample": None}),
+    (SAMPLED | {"num_beams": 4, "top_k": 5}, TARGET, {"do_sample": None}),
+    ({"num_return_sequences": 3}, TARGET, {"num_return_sequences": None}),
+    *(({"num_return_sequences": 3} | more, TARGET, {"num_return_sequences": 3}) for more in ({"num_beams": 4}, SAMPLED)),
+]
+
+
+@pytest.mark.parametrize(("fields", "target", "expected"), CONVERTED, ids=str)
+def test_settings_become_the_defaults_of_the_same_meaning(fields: Any, target: Target, expected: dict[str, Any]) -> None:
+    converted = convert(fields, target)
+    found = {name: getattr(converted if name == "padding" else converted.defaults, name) for name in expected}
+    assert found == expected
 
 
 REASONS: dict[str, tuple[Any, str]] = {
@@ -235,39 +231,30 @@ def test_a_setting_that_is_not_offered_is_named_with_the_reason() -> None:
     assert converted.defaults == Defaults(max_new_tokens=49) and any("at most 256" in line for line in converted.notes)
     with pytest.raises(ForeignError, match=r"generation_config\.json: eos_token_id is 7"):
         convert({"eos_token_id": 7}, TARGET)
+    for more in ({}, SAMPLED, {"num_beams": 1}):
+        with pytest.raises(ForeignError, match=r"generation_config\.json: repetition_penalty 1\.2 without beams"):
+            convert({"repetition_penalty": 1.2} | more, TARGET)
+
+
+PENALTY, NGRAMS = {"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 3}
 
 
 @pytest.mark.parametrize(
-    ("fields", "target", "name", "said"),
+    ("fields", "target", "said"),
     [
-        ({"repetition_penalty": 1.2}, TARGET, "repetition_penalty", "padding is penalised"),
-        ({"repetition_penalty": 1.2}, FORCED, "repetition_penalty", "end-of-sequence is penalised"),
-        ({"repetition_penalty": 1.2, "bad_words_ids": [[0]]}, TARGET, "repetition_penalty", "repetition_penalty: 1.2"),
-        ({"no_repeat_ngram_size": 3}, TARGET, "no_repeat_ngram_size", "begin with the decoder's start token"),
-        ({"no_repeat_ngram_size": 3}, FORCED, "no_repeat_ngram_size", "no_repeat_ngram_size: 3"),
-        ({"no_repeat_ngram_size": 3, "bad_words_ids": [[0]]}, TARGET, "no_repeat_ngram_size", "no_repeat_ngram_size: 3"),
-        ({"no_repeat_ngram_size": 1}, FORCED, "no_repeat_ngram_size", "never be generated"),
+        (PENALTY, TARGET, "padding is penalised"),
+        (PENALTY, FORCED, "end-of-sequence is penalised"),
+        (PENALTY | BANNED, TARGET, ""),
+        (NGRAMS, TARGET, "begin with the decoder's start token"),
+        (NGRAMS, FORCED, ""),
+        (NGRAMS | BANNED, TARGET, ""),
+        ({"no_repeat_ngram_size": 1}, FORCED, "never be generated"),
     ],
 )
-def test_differences_of_repetition_and_ngrams_are_named(fields: dict[str, Any], target: Target, name: str, said: str) -> None:
-    converted = convert(BEAMS | fields, target)
-    assert getattr(converted.defaults, name) == fields[name]
-    assert note(converted, name) == said if said.startswith(name) else said in note(converted, name)
-
-
-def test_draws_and_penalties_are_converted_where_both_mean_the_same() -> None:
-    for more in ({}, {"do_sample": True}, {"num_beams": 1}):
-        assert made({"repetition_penalty": 1.0} | more).repetition_penalty is None
-        with pytest.raises(ForeignError, match=r"generation_config\.json: repetition_penalty 1\.2 without beams"):
-            made({"repetition_penalty": 1.2} | more)
-    assert [made({"no_repeat_ngram_size": size}).no_repeat_ngram_size for size in (100, 101)] == [100, None]
-    assert made({"do_sample": True}) == Defaults(do_sample=True, top_k=50, max_new_tokens=49)
-    assert made({"do_sample": True, "top_k": 0}) == Defaults(do_sample=True, max_new_tokens=49)
-    assert made({"do_sample": True, "top_k": 1000}).top_k == 60
-    assert made({"temperature": 0.7, "top_p": 0.9}) == Defaults(temperature=0.7, top_p=0.9, max_new_tokens=49)
-    assert made({"do_sample": True, "num_beams": 4, "top_k": 5}).do_sample is None
-    counts = [made({"num_return_sequences": 3} | more).num_return_sequences for more in ({}, {"num_beams": 4}, {"do_sample": True})]
-    assert counts == [None, 3, 3]
+def test_differences_of_repetition_and_ngrams_are_named(fields: dict[str, Any], target: Target, said: str) -> None:
+    converted, (name, value) = convert(BEAMS | fields, target), next(iter(fields.items()))
+    assert getattr(converted.defaults, name) == value
+    assert said in note(converted, name) if said else note(converted, name) == f"{name}: {value}"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, "2", [1], {}, -1.0, 10**400])

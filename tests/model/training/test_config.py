@@ -177,7 +177,7 @@ def test_the_example_has_every_setting_with_its_default(tmp_path: Path) -> None:
                 default = getattr(field.default, "default", field.default)
                 assert default in (every[table][field.name], None), field.name
     assert load(tmp_path, ALL_STATED).complete({}).training.max_steps == 10_500
-    document = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs/bring-a-model.md").read_text(encoding="utf-8")
     assert [setting for setting, rule in RULE_TEXTS.items() if f"| `{setting}` | {rule} |" not in document] == []
 
 

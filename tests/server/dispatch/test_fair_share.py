@@ -84,7 +84,7 @@ WIDE_AND_LONG = {"num_tokens": 1, "num_steps": 10, "width": 4, "priority": 0}
 def test_callers_that_always_wait_are_served_by_weight(
     customers: list[tuple[float, list[dict[str, int]], int]], slots: int
 ) -> None:
-    """What two are served by their weights never differs by more than an admission, full slots and the leads of priorities."""
+    """Service by weight of any two callers differs by at most an admission, full slots and the leads of priorities."""
     service = Service(slots)
     shares = [Share(name, weight) for name, (weight, _, _) in zip(NAMES, customers, strict=False)]
     order = count()

@@ -1,4 +1,4 @@
-"""How fast engines step, from one snapshot to the next."""
+"""Step rates of engines, from one snapshot to the next."""
 
 from typing import Any
 

@@ -308,7 +308,7 @@ echo tried
 
 
 async def test_socket_cannot_be_reached_replaced_or_seen_by_others(tiny_bundle: Path, folder: Path) -> None:
-    """Whatever rights new files usually get."""
+    """With any umask."""
     before = os.umask(0)
     os.chmod(folder, 0o1777)
     try:

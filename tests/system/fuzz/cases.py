@@ -66,7 +66,7 @@ SEEDS: Mapping[type[Message], tuple[Message, ...]] = {
         ServerReflectionRequest(all_extension_numbers_of_type="dragoman.v1.Model"),
     ),
 }
-# How often a method is chosen; the rest have 1.
+# Weights of methods; the rest have 1.
 WEIGHTS = {"Generate": 8, "GenerateStream": 4, "GenerateBatch": 4, "GenerateBulk": 4, "Score": 5, "Check": 2}
 METADATA_VALUES = (
     "", "a" * 128, "a" * 129, "a" * 3000, "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-00",

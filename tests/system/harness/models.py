@@ -20,7 +20,7 @@ from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 
-# What tests of versions have in common: looks follow each other quickly, and the calls of tests are short.
+# Options of servers in tests of versions: frequent polls and one thread.
 FLAGS = ("--models-poll-seconds", "0.1", "--num-threads", "1")
 TRAINING_TEXTS = ["a dog runs over the grass", "the grass is green", "two dogs, and a cat", "Zwei Hunde laufen über das Gras."]
 ARCHITECTURES: dict[str, dict[str, Any]] = {

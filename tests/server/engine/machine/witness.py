@@ -58,7 +58,7 @@ class Witness:
     def is_outstanding(self, key: int) -> bool:
         return key in self.records and self.records[key].finished is None
 
-    # What can be done.
+    # Actions.
 
     def submit(self, request: Request) -> None:
         self.records[request.id] = Record(request)
@@ -128,7 +128,7 @@ class Witness:
         assert not getattr(prefill, "_held", None)
         assert not len(self.engine._refetch) and not self.engine.has_news
 
-    # What comes of it.
+    # Results.
 
     def collect(self, *, may_fail: bool = False) -> None:
         assert self.runner.complaints == []
@@ -168,7 +168,7 @@ class Witness:
         is_kind = {"beams": search.num_beams > 1, "samples": search.sampling, "alternatives": search.has_alternatives}
         self.seen[next((kind for kind, is_it in is_kind.items() if is_it), "greedy")] += 1
 
-    # What must hold.
+    # Invariants.
 
     def _waiting(self) -> list[Sequence]:
         return list(self.engine.waiting.values())
