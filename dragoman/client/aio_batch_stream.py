@@ -3,16 +3,17 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
-from dragoman.client.aio_calls import is_task_cancelled
-from dragoman.client.batch import Batch, Grouping, Outcome, Sending, apart, together
+from dragoman.client.aio_calls import AsyncCalls, is_task_cancelled
+from dragoman.client.batch import Batch, Grouping, InOrder, Outcome, Sending, apart, together
 from dragoman.client.errors import CallError, DeadlineExceeded, FailedCall, InternalError, Unavailable, from_rpc_error
 from dragoman.client.request import Request, check_request
+from dragoman.client.results import Result
 from dragoman.v1 import generation_pb2
 
 # Longest delay of a status behind its failure, and the interval between looks: grpc.aio reports the first status only.
@@ -20,20 +21,8 @@ _STATUS_SECONDS = 1.0
 _POLL_SECONDS = 0.002
 
 
-@dataclass(frozen=True, slots=True)
-class BatchCalls:
-    """Functions that start the calls of a batch and make its errors.
-
-    Attributes:
-        open: Starts a call of grpc.aio with an iterator of messages and so many seconds, None for no limit; says whether the
-            messages are of several requests.
-        to_error: Makes our error of a call that failed.
-        cancelled: Makes the error of a call that was cancelled here.
-    """
-
-    open: Callable[[AsyncIterator[Any], float | None, bool], Any]
-    to_error: Callable[[FailedCall], CallError]
-    cancelled: Callable[[], CallError]
+OpenCall = Callable[[AsyncIterator[Any], float | None, bool], Any]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,31 +108,30 @@ class AsyncBatchStream:
     """One GenerateBatch or GenerateBulk call: requests in, answers out.
 
     Args:
-        calls: Begins a call.
+        open_call: Starts a call of grpc.aio, as `AsyncBatchRun` has it.
+        calls: The client's calls.
         seconds: Time for it; None for no limit.
-        grouping: How requests are put together: those that wait while the message before them leaves go together.
+        grouping: Grouping of requests: those that wait while the message before them leaves go together.
         events: Gets each answer, then an error the call failed with, or None for its end.
         clock: Seconds that only ever grow.
-        sleep: Waits so many seconds.
     """
 
     def __init__(
         self,
-        calls: BatchCalls,
+        open_call: OpenCall,
+        calls: AsyncCalls,
         seconds: float | None,
         grouping: Grouping,
         events: asyncio.Queue[Event],
         clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[object]],
     ) -> None:
         self._clock = clock
-        self._sleep = sleep
+        self._calls = calls
         self._sendings: asyncio.Queue[Sending | None] = asyncio.Queue()
         self._events = events
-        self._cancelled = calls.cancelled
         self._grouping = grouping
-        self._call = calls.open(self._messages(), seconds, self._grouping.is_bulk)
-        self._status = EndStatus(self._call, calls.to_error)
+        self._call = open_call(self._messages(), seconds, self._grouping.is_bulk)
+        self._status = EndStatus(self._call, calls.error)
         self._receiving = asyncio.create_task(self._receive())
 
     def send(self, sending: Sending) -> None:
@@ -168,7 +156,7 @@ class AsyncBatchStream:
         while isinstance(sending, Sending):
             delay = sending.not_before - self._clock()
             if delay > 0:
-                await self._sleep(delay)
+                await self._calls.sleep(delay)
             messages = [sending.message]
             sending = self._add_waiting(messages)
             yield together(messages, self._grouping.is_bulk)
@@ -199,7 +187,7 @@ class AsyncBatchStream:
         except asyncio.CancelledError:
             if is_task_cancelled():
                 raise
-            end = self._cancelled()
+            end = self._calls.cancelled()
         except Exception as error:  # for the caller
             end = error
         finally:
@@ -211,34 +199,29 @@ class AsyncBatchRun:
     """A batch from its first request to its last outcome.
 
     Args:
-        batch: Keeps track of it.
-        requests: What to ask, read as outcomes are taken.
-        calls: Begins the calls of the batch.
-        concurrency: Requests under way at once.
-        deadline: When the time for all of it is over, on the clock.
-        clock: Seconds that only ever grow.
-        sleep: Waits so many seconds.
+        batch: State of the batch.
+        requests: The requests, read as outcomes are taken.
+        open_call: Starts a call of grpc.aio with an iterator of messages and so many seconds, None for no limit; the third argument
+            is whether messages have several requests.
+        calls: The client's calls.
+        concurrency: Largest number of requests in flight.
     """
 
     def __init__(
         self,
         batch: Batch,
-        requests: AsyncIterable[Request],
-        calls: BatchCalls,
+        requests: Iterable[Request] | AsyncIterable[Request],
+        open_call: OpenCall,
+        calls: AsyncCalls,
         concurrency: int,
-        deadline: float,
-        clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[object]],
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency: {concurrency} is less than 1")
         self._batch = batch
-        self._requests = requests
+        self._requests = as_async(requests)
+        self._open_call = open_call
         self._calls = calls
         self._places = asyncio.Semaphore(concurrency)
-        self._deadline = deadline
-        self._clock = clock
-        self._sleep = sleep
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._stream: AsyncBatchStream | None = None
         self._end: InputEnd | None = None
@@ -310,18 +293,65 @@ class AsyncBatchRun:
                 self._stream = None
                 wait, steps = self._batch.interrupt(event)
                 if wait:
-                    await self._sleep(wait)
+                    await self._calls.sleep(wait)
                 return steps
             case _:
                 raise event
 
     def _opened(self) -> AsyncBatchStream:
         if self._stream is None:
-            seconds = self._deadline - self._clock()
+            seconds = self._batch.deadline - self._batch.clock()
             if seconds <= 0:
                 raise DeadlineExceeded("the batch's time has passed")
             timeout = None if math.isinf(seconds) else seconds
-            self._stream = AsyncBatchStream(
-                self._calls, timeout, self._batch.begin_stream(), self._events, self._clock, self._sleep
-            )
+            grouping, clock = self._batch.begin_stream(), self._batch.clock
+            self._stream = AsyncBatchStream(self._open_call, self._calls, timeout, grouping, self._events, clock)
         return self._stream
+
+
+def async_results(
+    texts: Iterable[str] | AsyncIterable[str],
+    ask: Callable[[str], Request],
+    run: Callable[[AsyncIterable[Request]], AsyncBatchRun],
+    concurrency: int,
+) -> AsyncGenerator[Result, None]:
+    """Return the results of a batch of texts, in order, which end with the first failure.
+
+    Args:
+        texts: Sources.
+        ask: Makes the request for a text.
+        run: Makes the run of a batch.
+        concurrency: Largest number of requests in flight.
+    """
+    order, items = InOrder(concurrency), aiter(as_async(texts))
+    places = asyncio.Semaphore(max(0, order.max_ahead))
+
+    async def requests() -> AsyncGenerator[Request, None]:
+        while True:
+            await places.acquire()
+            try:
+                text = await anext(items)
+            except StopAsyncIteration:
+                return
+            yield ask(text)
+
+    batch_run = run(requests())
+
+    async def results() -> AsyncGenerator[Result, None]:
+        async with contextlib.aclosing(batch_run.outcomes()) as outcomes:
+            async for outcome in outcomes:
+                for result in order.put(outcome):
+                    places.release()
+                    yield result
+
+    return results()
+
+
+def as_async(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncIterable[Item]:
+    """Return items of either kind as asynchronous ones; what is of neither kind is a `TypeError`."""
+    return items if isinstance(items, AsyncIterable) else _each(iter(items))
+
+
+async def _each(items: Iterator[Item]) -> AsyncIterator[Item]:
+    for item in items:
+        yield item

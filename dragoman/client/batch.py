@@ -128,7 +128,8 @@ class Batch:
     A request that fails alone is tried again as `RetryPolicy` says, and so are all unanswered ones when the stream fails.
 
     Attributes:
-        deadline: When the time for all of it is over, on the clock.
+        deadline: End of the time for all of it, on the clock.
+        clock: Seconds that only ever grow.
 
     Args:
         policy: When to try again.
@@ -154,7 +155,7 @@ class Batch:
     ) -> None:
         self._policy = policy
         self.deadline = deadline
-        self._clock = clock
+        self.clock = clock
         self._draw = draw
         self._entries: dict[str, _Entry] = {}  # by the id on the wire
         self._max_request_bytes = max_request_bytes
@@ -175,7 +176,7 @@ class Batch:
     @property
     def seconds_until_expiry(self) -> float:
         """Time before which no request has had its time; `expire` may find none then, and the next time is later."""
-        return self._first_expiry - self._clock() if self._entries else math.inf
+        return self._first_expiry - self.clock() if self._entries else math.inf
 
     def begin_stream(self) -> Grouping:
         """Return how requests are put together on the stream that begins now."""
@@ -184,7 +185,7 @@ class Batch:
 
     def expire(self) -> list[Outcome]:
         """Give up the requests that have had their time."""
-        now = self._clock()
+        now = self.clock()
         if now < self._first_expiry:
             return []
         late = [(wire_id, entry) for wire_id, entry in self._entries.items() if entry.expires <= now]
@@ -211,7 +212,7 @@ class Batch:
             check_size(message, self._max_request_bytes - _LONGER_ID_BYTES, message.request_id)
         except InvalidArgument as error:
             return Outcome(index, request, error=error)
-        expires = self._clock() + self._request_seconds
+        expires = self.clock() + self._request_seconds
         return self._send(_Entry(index, request, message, expires), message.request_id)
 
     def take(self, response: generation_pb2.GenerateBatchResponse) -> Sending | Outcome:
@@ -233,10 +234,10 @@ class Batch:
                 return Outcome(entry.index, entry.request, error=unreadable)
         error = from_status(response.error, request_id)
         wait = self._policy.wait_seconds(entry.num_attempts, error, self._draw())
-        if wait is None or self._clock() + wait >= min(self.deadline, entry.expires):
+        if wait is None or self.clock() + wait >= min(self.deadline, entry.expires):
             return Outcome(entry.index, entry.request, error=error)
         # An id is used once on a stream, so another is made, which shows whose it is.
-        return self._send_again(entry, f"{request_id[:_KEPT_ID_CHARACTERS]}~{uuid.uuid4().hex}", self._clock() + wait)
+        return self._send_again(entry, f"{request_id[:_KEPT_ID_CHARACTERS]}~{uuid.uuid4().hex}", self.clock() + wait)
 
     def interrupt(self, error: CallError) -> tuple[float, list[Sending | Outcome]]:
         """Take in that the stream failed; return how long to wait before the next one, and what goes on it or is given up.
@@ -252,7 +253,7 @@ class Batch:
             return 0.0, self._part_with(error)
         self._num_interruptions += 1
         wait = self._policy.wait_seconds(self._num_interruptions, error, self._draw())
-        if wait is None or self._clock() + wait >= self.deadline:
+        if wait is None or self.clock() + wait >= self.deadline:
             raise error
         entries, self._entries = self._entries, {}
         return wait, [self._resume(entry, error) for entry in entries.values()]

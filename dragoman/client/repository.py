@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import grpc
 
-from dragoman.client.calls import Calls, Scope
+from dragoman.client.calls import Calls
 from dragoman.client.request import fill
 from dragoman.client.retry import RetryPolicy
 from dragoman.client.settings import ChannelOptions, Settings
@@ -117,19 +117,15 @@ class RepositoryClient:
         options: ChannelOptions | None = None,
     ) -> None:
         self._settings = Settings(target, timeout_seconds, _ONCE, token, options or {}, time.monotonic, credentials is not None)
-        self._scope, self._calls = Scope(), Calls(self._settings)
-        channel_options = self._settings.channel_options()
-        if credentials is None:
-            self._channel = grpc.insecure_channel(self._settings.target, channel_options)
-        else:
-            self._channel = grpc.secure_channel(self._settings.target, credentials, channel_options)
+        self._calls = Calls(self._settings)
+        self._channel = self._settings.channel(grpc, credentials)
         self._stub = repository_pb2_grpc.RepositoryStub(self._channel)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._scope.cancel("the client is closed")
+        self._calls.close()
         self._channel.close()
 
     def models(self, model: str = "") -> tuple[list[ModelStatus], str]:
@@ -162,7 +158,7 @@ class RepositoryClient:
         return _model(self._call(self._stub.SetLabel, request, model=model, label=label, version=version))
 
     def _call(self, method: Any, request: Any, **values: str) -> Any:
-        return self._calls.call(method, fill(request, values), self._settings.attempts(), self._scope)
+        return self._calls.call(method, fill(request, values), self._settings.attempts())
 
 
 def _listed(response: repository_pb2.ListRepositoryResponse) -> tuple[list[ModelStatus], str]:

@@ -7,8 +7,9 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+import grpc
 from google.protobuf.message import Message
 
 from dragoman.client.batch import MAX_BYTES, MIN_ANSWER_BYTES, Batch, Grouping
@@ -74,6 +75,12 @@ class Settings:
         _check_timeout(self.timeout_seconds)
         if self.token is not None and not (self.token and all("!" <= character <= "~" for character in self.token)):
             raise ValueError("token: must be printable ASCII without spaces")
+
+    def channel(self, library: Any, credentials: grpc.ChannelCredentials | None) -> Any:
+        """Open a channel of `grpc` or `grpc.aio`."""
+        if credentials is None:
+            return library.insecure_channel(self.target, self.channel_options())
+        return library.secure_channel(self.target, credentials, self.channel_options())
 
     def channel_options(self) -> list[tuple[str, str | int]]:
         """Return the options for the channel; the caller's win over ours."""
