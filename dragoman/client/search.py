@@ -1,8 +1,7 @@
 """The search options of a request: the table behind keywords of calls, flags of the command line, and errors that name a flag.
 
-An option is added as a field of `Search`, with its sentence; `make client` adds it to `SearchOptions`, and a test compares both with
-the contract.
-The server checks all values, and names the field that it refuses.
+An option is added as a field of `Search`, with its sentence; `make client` adds it to `SearchOptions`, and a test compares both
+with the contract. The server checks all values, and names the field that it refuses.
 """
 
 import difflib
