@@ -10,7 +10,7 @@ import grpc
 from dragoman.client.calls import Calls, Scope
 from dragoman.client.request import fill
 from dragoman.client.retry import RetryPolicy
-from dragoman.client.settings import Settings
+from dragoman.client.settings import ChannelOptions, Settings
 from dragoman.v1 import repository_pb2, repository_pb2_grpc
 
 # A change that is asked for again may be another one, such as a rollback.
@@ -114,7 +114,7 @@ class RepositoryClient:
         timeout_seconds: float = 600.0,
         token: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
-        options: dict[str, str | int] | None = None,
+        options: ChannelOptions | None = None,
     ) -> None:
         self._settings = Settings(target, timeout_seconds, _ONCE, token, options or {}, time.monotonic, credentials is not None)
         self._scope, self._calls = Scope(), Calls(self._settings)

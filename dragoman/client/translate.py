@@ -14,12 +14,13 @@ from dragoman.client.errors import InvalidArgument
 from dragoman.client.lines import LineFile, Pause, in_order, line_progress, stream_lines
 from dragoman.client.output_file import OutputFile
 from dragoman.client.results import Result
-from dragoman.client.search import AS_THE_MODEL_DOES, DENIABLE, Search, denial, flag, refusal
+from dragoman.client.search import AS_THE_MODEL_DOES, DENIABLE, FLAG_FIELDS, Search, denial, flag, refusal
 from dragoman.client.sync import Client
 from dragoman.model.errors import InputError
 
 # One line in, one line out, whatever the model says.
 _LINE_BREAKS = str.maketrans("\n\r", "  ")
+_ARGUMENTS = ("model", "model_version", "source_language", "target_language", "max_new_tokens", "truncate", "search")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,15 @@ class TranslateOptions:
         """Answers to each text that are printed."""
         return 1 if self.search.num_return_sequences is None else self.search.num_return_sequences
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the client's methods, beside the text."""
+        return {name: getattr(self, name) for name in _ARGUMENTS}
+
     def by_flag(self) -> dict[str, Any]:
-        """Return what the answers depend on, by flag; what is denied has the flag that does so."""
-        values = {field.name: getattr(self.search, field.name) for field in fields(Search) if field.name != "suppressed_tokens"}
-        values |= {"model": self.model, "model_version": self.model_version}
-        values |= {"max_new_tokens": self.max_new_tokens, "truncate": self.truncate}
-        values |= {"source_language": self.source_language, "target_language": self.target_language}
+        """Return the options that answers depend on, by flag; a denied one by the flag that denies it."""
+        values = {name: getattr(self.search, name) for name in FLAG_FIELDS}
+        values |= {name: value for name, value in self.arguments.items() if name != "search"}
         denied = {denial(name): True for name in DENIABLE if values[name] is False}
         return (
             {flag(name): value for name, value in values.items()} | denied | {"--json": self.is_json, "--scores": self.has_scores}
@@ -187,17 +191,7 @@ def _answers(
     def work(line: str, scope: Scope) -> Result | None:
         if not line.strip():
             return None
-        return client.generate(
-            line,
-            model=options.model,
-            model_version=options.model_version,
-            source_language=options.source_language,
-            target_language=options.target_language,
-            max_new_tokens=options.max_new_tokens,
-            truncate=options.truncate,
-            search=options.search,
-            scope=scope,
-        )
+        return client.generate(line, **options.arguments, scope=scope)
 
     warned: set[str] = set()
     with client.scope() as scope, closing(in_order(lines, work, scope, options.concurrency)) as answers:
@@ -221,17 +215,7 @@ def _file_answers(
     client: Client, lines: LineFile, num_done: int, options: TranslateOptions
 ) -> Generator[tuple[str, str], None, None]:
     """Yield each line of a file that is not done, and what is printed for it, in order. All share one stream."""
-    answers = client.generate_many(
-        islice(lines, num_done, None),
-        concurrency=options.concurrency,
-        model=options.model,
-        model_version=options.model_version,
-        source_language=options.source_language,
-        target_language=options.target_language,
-        max_new_tokens=options.max_new_tokens,
-        truncate=options.truncate,
-        search=options.search,
-    )
+    answers = client.generate_many(islice(lines, num_done, None), concurrency=options.concurrency, **options.arguments)
     warned: set[str] = set()
     with closing(answers):
         try:
@@ -249,16 +233,7 @@ def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: T
     is_begun = not text.strip()
     try:
         if not is_begun:
-            with client.stream(
-                text,
-                model=options.model,
-                model_version=options.model_version,
-                source_language=options.source_language,
-                target_language=options.target_language,
-                max_new_tokens=options.max_new_tokens,
-                truncate=options.truncate,
-                search=options.search,
-            ) as stream:
+            with client.stream(text, **options.arguments) as stream:
                 for piece in stream:
                     is_begun = True
                     out.write(piece.text.translate(_LINE_BREAKS))
