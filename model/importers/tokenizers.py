@@ -12,14 +12,18 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.importers.files import ForeignError, is_whole, listed, load_object, load_object_if_any, read
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.weights import TOKENIZER_CONFIG, Foreign
-from dragoman.model.text.byte_ids import ByteTokenizer
-from dragoman.model.text.id_tables import ids_by_piece, same_ids, shifted_ids
+from dragoman.model.text.byte_level import ByteTokenizer
 from dragoman.model.text.json_file import JsonTokenizer
-from dragoman.model.text.names import SPACE, is_name
-from dragoman.model.text.piece_model import CONTROL, PieceModel, with_names_as_text
-from dragoman.model.text.sentencepiece import SentencePieceTokenizer
-from dragoman.model.text.special_tokens import SpecialToken
-from dragoman.model.text.tokenizer import Tokenizer, TokenizerError
+from dragoman.model.text.sentencepiece import (
+    CONTROL,
+    PieceModel,
+    SentencePieceTokenizer,
+    ids_by_piece,
+    same_ids,
+    shifted_ids,
+    with_names_as_text,
+)
+from dragoman.model.text.tokenizer import SPACE, SpecialToken, Tokenizer, TokenizerError, is_name
 from dragoman.model.text.tokenizers import Tokenizers
 
 TOKENIZER_FILE: Final = "tokenizer.json"
