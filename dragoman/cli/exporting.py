@@ -138,23 +138,24 @@ def import_(
     else:
         folder = fetch(checkpoint, revision)
 
-    from dragoman.model.importers.importing import Order, default_name, import_checkpoint  # loads torch, which takes seconds
-    from dragoman.model.importers.languages import Wishes
+    # With torch, which takes seconds to load.
+    from dragoman.model.importers.importing import ImportOptions, default_name, import_checkpoint
+    from dragoman.model.importers.languages import PromptOptions
     from dragoman.model.importers.weights import Limits
 
     said = os.path.abspath(checkpoint) if folder == Path(checkpoint) else checkpoint
-    order = Order(
+    options = ImportOptions(
         name=name or default_name(os.path.basename(said), "model"),
         limits=Limits(max_source_tokens, max_target_tokens),
-        wishes=Wishes(source_language=source_language, target_language=target_language, task=task),
+        prompts=PromptOptions(source_language=source_language, target_language=target_language, task=task),
         is_half=half,
         is_forced=force,
         is_checked=check,
         reads_special_tokens=special_tokens_in_text,
     )
-    result = import_checkpoint(folder, output, order)
-    text = "\n".join([*result.lines(), f"wrote {output}: {order.name}"])
-    report(as_json, text, checkpoint=output, name=order.name, **asdict(result))
+    result = import_checkpoint(folder, output, options)
+    text = "\n".join([*result.lines(), f"wrote {output}: {options.name}"])
+    report(as_json, text, checkpoint=output, name=options.name, **asdict(result))
     if export is not None:
         _export(output, export, bundle, as_json, force=force)
 

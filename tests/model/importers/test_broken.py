@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dragoman.model.importers.files import ForeignError
-from dragoman.model.importers.importing import Order, import_checkpoint
+from dragoman.model.importers.importing import ImportOptions, import_checkpoint
 from dragoman.model.importers.weights import Limits
 from tests.model.importers.conftest import change_json, change_weights
 
@@ -139,7 +139,7 @@ def test_it_is_refused_in_one_line(variant: str, change: Change, file: str, reas
     change(folder)
     expected = re.escape(str(folder / file)) + rf"(: |/).*({reason})"
     with pytest.raises(ForeignError, match=f"^{expected}") as caught:
-        import_checkpoint(folder, tmp_path / "out", Order())
+        import_checkpoint(folder, tmp_path / "out", ImportOptions())
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
     assert [path.name for path in tmp_path.iterdir()] == [variant]
 
@@ -152,7 +152,7 @@ def test_an_output_in_the_way_is_refused_and_a_checkpoint_replaced_only_if_force
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     (tmp_path / "link").symlink_to(folder)
-    import_checkpoint(folder, output, Order())
+    import_checkpoint(folder, output, ImportOptions())
     first = (output / WEIGHTS).read_bytes()
     for place, is_forced, reason in (
         (folder, False, "lies in"),
@@ -166,9 +166,9 @@ def test_an_output_in_the_way_is_refused_and_a_checkpoint_replaced_only_if_force
         (output, False, "--force"),
     ):
         with pytest.raises(ForeignError, match=f"^{re.escape(str(place.parent))}.*{reason}"):
-            import_checkpoint(folder, place, Order(is_forced=is_forced))
+            import_checkpoint(folder, place, ImportOptions(is_forced=is_forced))
     assert (tmp_path / "full" / "mine").exists() and (output / WEIGHTS).read_bytes() == first
-    import_checkpoint(foreign("bart"), output, Order(is_forced=True))
+    import_checkpoint(foreign("bart"), output, ImportOptions(is_forced=True))
     assert json.loads((output / CONFIG).read_text())["name"] == "foreign-bart-hub"
     assert {path.name for path in tmp_path.iterdir()} == {"t5", "out", "file", "full", "link"}
 
@@ -176,8 +176,8 @@ def test_an_output_in_the_way_is_refused_and_a_checkpoint_replaced_only_if_force
 def test_an_order_that_the_model_cannot_keep_is_refused(copied: Callable[..., Path], tmp_path: Path) -> None:
     folder, output = copied("bart"), tmp_path / "out"
     with pytest.raises(ForeignError, match=r"config\.json: its position tables have 160 rows \(max_position_embeddings\), not 161"):
-        import_checkpoint(folder, output, Order(limits=Limits(max_source_tokens=161)))
+        import_checkpoint(folder, output, ImportOptions(limits=Limits(max_source_tokens=161)))
     change_weights(folder, lambda tensors: tensors[FC1].fill_(1e6))
     with pytest.raises(ValueError, match=r"encoder\.layers\.0\.feed_forward\.inner\.weight does not fit half precision"):
-        import_checkpoint(folder, output, Order(is_half=True))
+        import_checkpoint(folder, output, ImportOptions(is_half=True))
     assert not output.exists()

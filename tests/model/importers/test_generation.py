@@ -16,7 +16,7 @@ from dragoman.model.generation import Defaults, Template
 from dragoman.model.importers.defaults import Converted, Target, convert
 from dragoman.model.importers.files import ForeignError
 from dragoman.model.importers.generation import ForeignGeneration, generation_fields, read_generation
-from dragoman.model.importers.languages import Wishes
+from dragoman.model.importers.languages import PromptOptions
 
 MARIAN = {"</s>": 0, "<unk>": 1, ">>fra<<": 2, ">>deu<<": 3, "▁a": 4, "<pad>": 5}
 T5_SUMMARY = {"prefix": "summarize: ", "num_beams": 4, "max_length": 200, "min_length": 30, "early_stopping": True}
@@ -32,7 +32,7 @@ def network(**fields: Any) -> ModelConfig:
 
 
 def read(path: Path, config: dict[str, Any], generation: dict[str, Any] | None = None, **wishes: str) -> ForeignGeneration:
-    return read_generation(path, network(), config, generation, {}, Wishes(**wishes))
+    return read_generation(path, network(), config, generation, {}, PromptOptions(**wishes))
 
 
 def write(path: Path, name: str, content: object) -> None:

@@ -23,7 +23,7 @@ from dragoman.model.importers.language_names import (
     is_group,
     other_names,
 )
-from dragoman.model.importers.languages import Folder, PromptFormat, Wishes, read_prompt_format
+from dragoman.model.importers.languages import Folder, PromptFormat, PromptOptions, read_prompt_format
 from dragoman.model.importers.mapping import lay_out
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.tokenizers import read_token_ids, read_tokenizers
@@ -49,7 +49,7 @@ def read(path: Path, model_type: str, generation: dict[str, Any] | None = None, 
     files: dict[str, Any] = {"config": config, "tokenizer": tokenizer, "token_ids": read_token_ids(path, tokenizer)}
     files |= {"source_vocab_size": 100_000, "target_vocab_size": 100_000}
     return read_prompt_format(
-        Folder(path=path, model_type=model_type, generation=generation or {}, wishes=Wishes(**wishes), **files)
+        Folder(path=path, model_type=model_type, generation=generation or {}, options=PromptOptions(**wishes), **files)
     )
 
 
@@ -244,14 +244,19 @@ LANGUAGE = st.sampled_from(["", *CODES])
     st.dictionaries(st.sampled_from(FIELDS), VALUES),
     st.dictionaries(st.sampled_from(["forced_bos_token_id", "decoder_start_token_id"]), VALUES),
     st.sampled_from(CLASSES),
-    st.builds(Wishes, source_language=LANGUAGE, target_language=LANGUAGE),
+    st.builds(PromptOptions, source_language=LANGUAGE, target_language=LANGUAGE),
 )
 def test_languages_are_whole_or_refused(
-    model_type: str, token_ids: dict[str, int], tokenizer: dict[str, Any], generation: dict[str, Any], kind: Any, wishes: Wishes
+    model_type: str,
+    token_ids: dict[str, int],
+    tokenizer: dict[str, Any],
+    generation: dict[str, Any],
+    kind: Any,
+    wishes: PromptOptions,
 ) -> None:
     files: dict[str, Any] = {"config": {}, "tokenizer": {**tokenizer, "tokenizer_class": kind}, "token_ids": token_ids}
     sizes = {"source_vocab_size": 10, "target_vocab_size": 10}
-    folder = Folder(path=Path("/nowhere"), model_type=model_type, generation=generation, wishes=wishes, **files, **sizes)
+    folder = Folder(path=Path("/nowhere"), model_type=model_type, generation=generation, options=wishes, **files, **sizes)
     try:
         speech = read_prompt_format(folder)
     except ForeignError as error:
