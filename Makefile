@@ -14,7 +14,7 @@ HTTP_PORT ?= 8080
 METRICS_PORT ?= 8501
 WORKERS ?= auto
 
-.PHONY: help setup serve demo export test test-long cuda-stub test-cuda-stub check format chart locks digests protos train clean
+.PHONY: help setup serve demo export test test-long cuda-stub test-cuda-stub check format chart locks digests protos client train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -75,6 +75,7 @@ check: $(READY) ## Lint, type-check, and see that the generated stubs are up to 
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash protos/generate.sh --check
+	$(BIN)/python deploy/blocking_client.py --check
 
 format: $(READY) ## Format the code
 	$(BIN)/ruff format
@@ -92,6 +93,9 @@ digests: ## Renew the digests of the images that ours are built on (asks their r
 
 protos: $(READY) ## Generate the gRPC stubs
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash protos/generate.sh
+
+client: $(READY) ## Generate the blocking client from the one for asyncio, and the keywords of search options
+	$(BIN)/python deploy/blocking_client.py
 
 train: $(READY) ## Train the shipped models again (DATA: where Multi30k lies); takes hours on a CPU
 	$(PIP) eflomal

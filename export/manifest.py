@@ -42,7 +42,7 @@ from dragoman.export.tensors import Tensors, check_tensors
 from dragoman.model.card import MAX_CARD_BYTES
 from dragoman.model.config import Architecture
 from dragoman.model.generation import Defaults, Languages, Template
-from dragoman.model.text.reading import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
+from dragoman.model.text.tokenizer import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
 FORMAT_VERSION = 4
 MANIFEST_FILE = "bundle.json"

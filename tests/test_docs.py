@@ -60,10 +60,23 @@ def test_every_metric_is_described_as_it_is() -> None:
     assert {name for name in rows if name.startswith("dragoman_")} == names
 
 
+def headings(document: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a document."""
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE))
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_files_and_python_examples_lead_somewhere(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
-    links = [document.parent / target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    links = []
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, heading = target.partition("#")
+        if "://" in target:
+            continue
+        links.append(document.parent / path if path else document)
+        assert not heading or heading in headings(links[-1]), target
     named = re.findall(r"`((?:server|model|export|client|protos|deploy|tests)/[\w./-]+\.\w+)`", text)
     assert [path for path in (*links, *(ROOT / name for name in named)) if not path.exists()] == []
     for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL):

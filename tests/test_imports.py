@@ -27,7 +27,7 @@ HOMES = {
         "server/protocols/libretranslate/",
         "server/telemetry/admin.py",
     ),
-    "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/piece_model.py", "export/graph_file.py"),
+    "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/sentencepiece.py", "export/graph_file.py"),
     "zmq": ("server/engine/process.py", "server/dispatch/link.py", "server/dispatch/remote.py"),
     "prometheus_client": ("server/main.py", "server/workers/frontend_process.py", "server/telemetry/"),
     "onnxruntime": ("server/runtime/", "export/session.py"),

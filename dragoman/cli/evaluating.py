@@ -1,64 +1,48 @@
-"""`dragoman evaluate`."""
+"""Commands that evaluate a model: `dragoman evaluate` and `perplexity`."""
 
-import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.connection import connect
 from dragoman.cli.options import (
-    SEARCH,
-    SERVER,
-    AuthorityOption,
-    CertificateOption,
-    FromOption,
+    ConcurrencyOption,
+    Connection,
     JsonOption,
-    KeyOption,
-    LengthPenaltyOption,
-    ModelOption,
-    ModelVersionOption,
-    ServerNameOption,
-    TokenOption,
-    ToOption,
+    ModelOptions,
+    OptionalConnection,
+    in_groups,
+    refuse_without_server,
+    report,
+    search_option,
 )
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dragoman.client.search import Search
     from dragoman.client.sync import Client
     from dragoman.model.quality import Scores
 
 app = typer.Typer()
+CheckpointOption = Annotated[Path | None, typer.Option(help="Use a checkpoint, in PyTorch.")]
 
 
 @app.command()
+@in_groups
 def evaluate(
+    context: typer.Context,
+    model: ModelOptions,
+    connection: OptionalConnection,
     source: Annotated[Path, typer.Option(help="Text to translate, one sentence a line.")],
     reference: Annotated[Path, typer.Option(help="Its translation, line by line.")],
-    checkpoint: Annotated[Path | None, typer.Option(help="Translate with a checkpoint, in PyTorch.")] = None,
-    bundle: Annotated[Path | None, typer.Option(help="Translate with a bundle, in this process.")] = None,
-    server: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Translate with a running server.", rich_help_panel=SERVER)
-    ] = None,
-    model: ModelOption = "",
-    model_version: ModelVersionOption = "",
-    source_language: FromOption = "",
-    target_language: ToOption = "",
-    num_beams: Annotated[
-        int | None,
-        typer.Option(min=1, help="Width of beam search, 1 is greedy; by default the model's, or 1.", rich_help_panel=SEARCH),
-    ] = None,
-    length_penalty: LengthPenaltyOption = None,
+    checkpoint: CheckpointOption = None,
+    bundle: Annotated[Path | None, typer.Option(help="Use a bundle, in this process.")] = None,
+    num_beams: Annotated[int | None, search_option("num_beams", min=1)] = None,
+    length_penalty: Annotated[float | None, search_option("length_penalty")] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
     as_json: JsonOption = False,
-    token: TokenOption = None,
-    ca: AuthorityOption = None,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
-    server_name: ServerNameOption = "",
 ) -> None:
     """Translate a text and print BLEU and chrF with sacreBLEU's signatures.
 
@@ -66,32 +50,24 @@ def evaluate(
     """
     from dragoman.model.corpus import read_parallel
 
-    if sum(side is not None for side in (checkpoint, bundle, server)) != 1:
+    if sum(map(bool, (checkpoint, bundle, connection.server))) != 1:
         raise InputError("give exactly one of --checkpoint, --bundle and --server")
-    of_server = {
-        "--model": model,
-        "--model-version": model_version,
-        "--ca": ca,
-        "--certificate": certificate,
-        "--key": key,
-        "--server-name": server_name,
-    }
-    for flag, value in of_server.items():
-        if value and server is None:
-            raise InputError(f"{flag} goes with --server")
-    languages = source_language, target_language
+    languages = model.source_language, model.target_language
+    if not connection.server:
+        refuse_without_server(context, Connection)
+        for flag, value in {"--model": model.model, "--model-version": model.model_version}.items():
+            if value:
+                raise InputError(f"{flag} goes with --server")
     if checkpoint is not None and any(languages):
-        raise InputError(f"{'--from' if source_language else '--to'} goes with --server or --bundle")
-    if length_penalty is not None and num_beams in ((1,) if server is not None else (None, 1)):
+        raise InputError(f"{'--from' if languages[0] else '--to'} goes with --server or --bundle")
+    if length_penalty is not None and num_beams in ((1,) if connection.server else (None, 1)):
         raise InputError("--length-penalty goes with --num-beams above 1")
     sources, references = read_parallel(source, reference)
-    if server is not None:
-        from dragoman.client.search import Search
-
-        with connect(server, 60.0, token, ca, certificate, key, server_name) as client:
+    if connection.server:
+        with connection.connect() as client:
             score = _load_score()
-            search = Search(num_beams=num_beams, length_penalty=length_penalty)
-            hypotheses = _translate_with_server(client, source, sources, (model, model_version), languages, search)
+            asked = {**asdict(model), "num_beams": num_beams, "length_penalty": length_penalty}
+            hypotheses = _translate_with_server(client, source, sources, asked)
     elif checkpoint is not None:
         _check_checkpoint(checkpoint)
         score = _load_score()
@@ -102,10 +78,8 @@ def evaluate(
         score = _load_score()
         hypotheses = _translate_with_bundle(bundle, sources, languages, num_beams, length_penalty)
     scores = score(hypotheses, references, lowercase)
-    if as_json:
-        typer.echo(json.dumps(scores.to_dict()))
-    else:
-        typer.echo(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}\nchrF {scores.chrf:.2f}  {scores.chrf_signature}")
+    text = f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}\nchrF {scores.chrf:.2f}  {scores.chrf_signature}"
+    report(as_json, text, **scores.to_dict())
 
 
 def _load_score() -> "Callable[[list[str], list[str], bool], Scores]":
@@ -115,23 +89,13 @@ def _load_score() -> "Callable[[list[str], list[str], bool], Scores]":
     return score
 
 
-def _translate_with_server(
-    client: "Client", path: Path, sources: list[str], model: tuple[str, str], languages: tuple[str, str], search: "Search"
-) -> list[str]:
+def _translate_with_server(client: "Client", path: Path, sources: list[str], asked: dict[str, Any]) -> list[str]:
     from dragoman.client.errors import InvalidArgument
     from dragoman.client.search import refusal
 
-    (name, version), (source_language, target_language) = model, languages
     hypotheses: list[str] = []
     try:
-        for result in client.generate_many(
-            sources,
-            model=name,
-            model_version=version,
-            source_language=source_language,
-            target_language=target_language,
-            search=search,
-        ):
+        for result in client.generate_many(sources, **asked):
             hypotheses.append(result.text)
     except InvalidArgument as error:
         raise refusal(f"{path}, line {len(hypotheses) + 1}", error.message) from error
@@ -178,3 +142,61 @@ def _translate_with_bundle(
         return OfflineTranslator(bundle).translate(sources, wanted=wanted)
     except InputError as error:
         raise InputError(in_flags(str(error))) from error
+
+
+@app.command()
+@in_groups
+def perplexity(
+    context: typer.Context,
+    model: ModelOptions,
+    connection: OptionalConnection,
+    target: Annotated[Path, typer.Option(metavar="FILE", help="The text, one sentence a line.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Its source or beginning, line by line; a language model needs none."),
+    ] = None,
+    checkpoint: CheckpointOption = None,
+    as_json: JsonOption = False,
+    concurrency: ConcurrencyOption = 32,
+) -> None:
+    """Compute perplexity and loss a token of a text.
+
+    Give one of --checkpoint and --server. No line of the text may be blank.
+    """
+    from dragoman.client.score_files import ScoreOptions, token_log_probs
+    from dragoman.model.corpus import read_parallel, read_texts
+    from dragoman.model.likelihood import Likelihood
+
+    if bool(checkpoint) == bool(connection.server):
+        raise InputError("give exactly one of --checkpoint and --server")
+    if not connection.server:
+        refuse_without_server(context, ModelOptions, Connection)
+    if source is None:
+        targets = read_texts(target)
+        sources = [""] * len(targets)
+    else:
+        sources, targets = read_parallel(source, target)
+    if checkpoint is None:
+        with connection.connect() as client:
+            names = str(target) if source is None else f"{source} and {target}"
+            options = ScoreOptions(**asdict(model), concurrency=concurrency)
+            found = Likelihood.of(token_log_probs(client, sources, targets, names, options))
+    else:
+        found = Likelihood.of(_by_checkpoint(checkpoint, sources, targets))
+    report(as_json, found, **found.to_dict())
+
+
+def _by_checkpoint(directory: Path, sources: list[str], targets: list[str]) -> list[list[float]]:
+    """Ask PyTorch, which takes seconds to load: what is wrong with the checkpoint is said before.
+
+    Raises:
+        InputError: If it cannot be read, or a line is too long for it.
+    """
+    from dragoman.model.checkpoint_folder import CheckpointFolder
+
+    CheckpointFolder.load(directory)
+    from dragoman.model.checkpoint import Checkpoint
+    from dragoman.model.evaluate import target_log_probs
+
+    loaded = Checkpoint.load(directory)
+    return target_log_probs(loaded.model, loaded.tokenizers, sources, targets)

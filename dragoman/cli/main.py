@@ -1,33 +1,16 @@
-"""The front door: one command line for training, evaluation, export, serving and calling.
+"""The command line, for training, evaluation, export, serving and calling.
 
 Each command imports its package when it is called, so that `dragoman serve` never loads PyTorch.
 """
 
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from dragoman.cli import (
-    attending,
-    calling,
-    checkpoints,
-    evaluating,
-    exporting,
-    gpu,
-    importing,
-    loading,
-    models,
-    perplexity,
-    pulling,
-    serving,
-    signing,
-    texts,
-    training,
-    translating,
-)
-from dragoman.cli.connection import CallFailed, Interrupted
+from dragoman.cli import calling, evaluating, exporting, models, serving, training
+from dragoman.cli.options import CallFailed, Interrupted
 from dragoman.load.plain_help import PlainCommand
 from dragoman.model.errors import InputError
 
@@ -38,21 +21,46 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# As `dragoman --help` shows them.
+measuring = typer.Typer()
+_HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+# Read when the command is called: `--help` goes there too.
+_ELSEWHERE: dict[str, Any] = {
+    "add_help_option": False,
+    "context_settings": {"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},
+}
+
+
+@measuring.command(**_ELSEWHERE)
+def load(context: typer.Context) -> None:
+    """Put load on running servers and measure what their callers see."""
+    from dragoman.load.command import app as load_app
+
+    raise typer.Exit(load_app(context.args, prog_name="dragoman load", standalone_mode=False, **_HELP))
+
+
+@measuring.command(name="load-compare", **_ELSEWHERE)
+def load_compare(context: typer.Context) -> None:
+    """Compare two results of `load` and say which differences are beyond noise."""
+    from dragoman.load.command import compare_app
+
+    raise typer.Exit(compare_app(context.args, prog_name="dragoman load-compare", standalone_mode=False, **_HELP))
+
+
+# Panels of `dragoman --help`.
 for panel, groups in {
-    "Call a server": (translating, models, calling, attending),
-    "Serve": (serving, pulling, gpu),
-    "Train and export": (training, evaluating, perplexity, importing, exporting, signing, checkpoints, texts),
-    "Measure": (loading,),
+    "Call a server": (calling.app, models.app),
+    "Serve": (serving.app,),
+    "Train and export": (training.app, evaluating.app, exporting.app),
+    "Measure": (measuring,),
 }.items():
     for group in groups:
-        for command in group.app.registered_commands:
+        for command in group.registered_commands:
             command.rich_help_panel, command.cls = panel, PlainCommand
-        for several in group.app.registered_groups:
+        for several in group.registered_groups:
             several.rich_help_panel = panel
             for command in several.typer_instance.registered_commands if several.typer_instance else ():
                 command.cls = PlainCommand
-        app.add_typer(group.app)
+        app.add_typer(group)
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -73,7 +81,7 @@ def _root(
 def main() -> None:
     """Run the command line.
 
-    What the user got wrong is a line on standard error and exit code 2, a call that failed one and exit code 1, Ctrl-C is 130.
+    Invalid input is a line on standard error and exit code 2, a failed call a line and exit code 1, Ctrl-C is 130.
     """
     # ONNX Runtime would otherwise report on the models to its maker, and keep a database for that in the home folder.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -104,7 +112,7 @@ def main() -> None:
 
 
 def _with_notes(message: str, error: BaseException) -> str:
-    """Return a message and what is to be told beside it, as one line."""
+    """Return a message and the notes of an error, as one line."""
     return "; ".join([message, *getattr(error, "__notes__", ())])
 
 
@@ -120,7 +128,7 @@ def _how_to_install(error: ModuleNotFoundError) -> str:
 
 
 def _discard_output() -> None:
-    """Keep Python from writing at its end what standard output did not take."""
+    """Discard unwritten output, which Python would write at exit."""
     try:
         sys.stdout.flush()
     except OSError:

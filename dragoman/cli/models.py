@@ -1,27 +1,14 @@
-"""`dragoman models`: lists what a server has, and asks its admin service for something else."""
+"""`dragoman models`: lists a server's models, and asks its admin service for changes."""
 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.connection import CallFailed, connect, open_client
-from dragoman.cli.options import (
-    DEFAULT_SERVER,
-    SERVER,
-    AuthorityOption,
-    CertificateOption,
-    JsonOption,
-    KeyOption,
-    ServerNameOption,
-    ServerOption,
-    TokenOption,
-)
+from dragoman.cli.options import AdminConnection, CallFailed, Connection, JsonOption, given, in_groups, server_option
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,36 +19,17 @@ models_app = typer.Typer(
     name="models", invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=False
 )
 
-DEFAULT_ADMIN: Final = "127.0.0.1:8502"
-AdminOption = Annotated[
-    str,
-    typer.Option(
-        metavar="HOST:PORT",
-        envvar="DRAGOMAN_ADMIN_SERVER",
-        help="Address of the admin service: the server's admin_host and admin_port.",
-        rich_help_panel=SERVER,
-    ),
-]
-AdminTimeoutOption = Annotated[
-    float, typer.Option(min=0.001, help="Seconds to wait for the change; it goes on after that.", rich_help_panel=SERVER)
-]
-AdminTokenOption = Annotated[
-    str | None, typer.Option(envvar="DRAGOMAN_ADMIN_TOKEN", help="Bearer token of an operator.", rich_help_panel=SERVER)
-]
+TimeoutOption = Annotated[float, server_option("Seconds to wait for the change; it goes on after that.", min=0.001)]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
 
 
 @models_app.callback()
+@in_groups
 def models(
     context: typer.Context,
-    server: ServerOption = DEFAULT_SERVER,
+    connection: Connection,
     as_json: JsonOption = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the server to be ready.")] = 0.0,
-    token: TokenOption = None,
-    ca: AuthorityOption = None,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
-    server_name: ServerNameOption = "",
 ) -> None:
     """List a server's models; with --wait, as soon as all are ready.
 
@@ -70,225 +38,130 @@ def models(
     of its own (admin_port): their options stand behind them.
     """
     if context.invoked_subcommand is not None:
-        _refuse_options(context)
+        for flag in given(context).values():  # it would have no effect
+            raise InputError(f"{flag}: stands behind {context.invoked_subcommand}, if that has it")
         return
-    from dragoman.client.reach import Tls, why_not_serving
+    from dragoman.client.reach import why_not_serving
     from dragoman.client.tables import print_models
 
     if math.isnan(wait):  # would never be over
         raise InputError("--wait: nan is not a number of 0 or more")
-    tls = Tls(ca, certificate, key, server_name)
-    with open_client(server, 5.0, token, tls, is_retrying=False) as client:
+    with connection.client(5.0, is_retrying=False) as client:
         end = time.monotonic() + wait
-        while wait and (reason := why_not_serving(client, server, "", ca is not None)):
+        while wait and (reason := why_not_serving(client, connection.server, "", connection.ca is not None)):
             if time.monotonic() > end:
                 raise CallFailed(f"not ready within {wait:g} s; {reason}")
             time.sleep(0.1)
-    with connect(server, 60.0, token, ca, certificate, key, server_name) as client:
+    with connection.connect() as client:
         print_models(client.models(), sys.stdout, as_json)
 
 
-def _refuse_options(context: typer.Context) -> None:
-    """Refuse options of the list that are given for another command: they would have no effect."""
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is not None and source.name == "COMMANDLINE":
-            raise InputError(f"{parameter.opts[0]}: stands behind {context.invoked_subcommand}, if that has it")
-
-
-@contextmanager
-def _administer(
-    server: str,
-    timeout: float,
-    token: str | None,
-    ca: Path | None,
-    certificate: Path | None,
-    key: Path | None,
-    server_name: str,
-) -> "Iterator[RepositoryClient]":
-    """Connect to the admin service of a server.
-
-    Raises:
-        InputError: If one of the options cannot be used, naming it.
-        CallFailed: If a call in the block fails.
-    """
-    from dragoman.client.errors import CallError, DeadlineExceeded, Unavailable, Unimplemented
-    from dragoman.client.reach import Tls, in_one_line
-    from dragoman.client.repository import RepositoryClient
-
-    tls = Tls(ca, certificate, key, server_name)
-    credentials, options = tls.credentials(), dict(tls.options())
-    try:
-        client = RepositoryClient(server, timeout_seconds=timeout, token=token, credentials=credentials, options=options)
-    except ValueError as error:
-        field, separator, reason = str(error).partition(": ")
-        flags = {"target": "--server", "timeout_seconds": "--timeout", "token": "--token"}
-        raise InputError(f"{flags[field]}{separator}{reason}" if field in flags else str(error)) from error
-    with client:
-        try:
-            yield client
-        except CallError as error:
-            hint = ""
-            if isinstance(error, Unimplemented):
-                hint = "; --server names the admin service, which has a port of its own: the setting admin_port"
-            elif isinstance(error, Unavailable) and "refused" in error.message:
-                hint = "; the admin service is there if admin_port is set"
-            elif isinstance(error, DeadlineExceeded):
-                hint = "; what has begun goes on: `dragoman models list` tells how it is"
-            # The model is no option here, but an argument.
-            raise CallFailed(in_one_line(error, server, is_tls=ca is not None).removeprefix("--") + hint) from error
-
-
-def _change(change: "Callable[[RepositoryClient], ModelStatus]", as_json: bool, *connection: object) -> None:
-    """Ask for a change, wait for it, and print how the model is then."""
+def _change(
+    change: "Callable[[RepositoryClient], list[ModelStatus]]", connection: AdminConnection, timeout: float, as_json: bool
+) -> None:
+    """Ask for a change, wait for it, and print the models' states after it."""
     from dragoman.client.tables import print_repository
 
-    with _administer(*connection) as client:  # type: ignore[arg-type]
-        print_repository([change(client)], sys.stdout, as_json)
+    with connection.administer(timeout) as client:
+        changed = change(client)
+    print_repository(changed, sys.stdout, as_json)
 
 
 @models_app.command(name="list")
+@in_groups
 def list_(
+    connection: AdminConnection,
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this one.")] = "",
     as_json: JsonOption = False,
-    server: AdminOption = DEFAULT_ADMIN,
-    timeout: AdminTimeoutOption = 60.0,
-    token: AdminTokenOption = None,
-    ca: AuthorityOption = None,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
-    server_name: ServerNameOption = "",
+    timeout: TimeoutOption = 60.0,
 ) -> None:
-    """Tell what has become of every version, with reasons and problems."""
-    from dragoman.client.tables import print_repository
+    """Print the state of every version, with reasons and problems."""
+    problems: list[str] = []
 
-    with _administer(server, timeout, token, ca, certificate, key, server_name) as client:
+    def listed(client: "RepositoryClient") -> "list[ModelStatus]":
         found, problem = client.models(model)
-    print_repository(found, sys.stdout, as_json)
-    if problem:
-        typer.echo(f"dragoman: the folder of models cannot be looked at: {problem}", err=True)
+        problems.append(problem)
+        return found
+
+    _change(listed, connection, timeout, as_json)
+    if problems[0]:
+        typer.echo(f"dragoman: the folder of models cannot be looked at: {problems[0]}", err=True)
 
 
 @models_app.command()
-def refresh(
-    as_json: JsonOption = False,
-    server: AdminOption = DEFAULT_ADMIN,
-    timeout: AdminTimeoutOption = 600.0,
-    token: AdminTokenOption = None,
-    ca: AuthorityOption = None,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
-    server_name: ServerNameOption = "",
-) -> None:
+@in_groups
+def refresh(connection: AdminConnection, as_json: JsonOption = False, timeout: TimeoutOption = 600.0) -> None:
     """Look at all folders now, and wait until all is done."""
-    from dragoman.client.tables import print_repository
-
-    with _administer(server, timeout, token, ca, certificate, key, server_name) as client:
-        print_repository(client.refresh()[0], sys.stdout, as_json)
+    _change(lambda client: client.refresh()[0], connection, timeout, as_json)
 
 
 @models_app.command()
+@in_groups
 def load(
+    connection: AdminConnection,
     model: ModelArgument,
     version: Annotated[str, typer.Argument(metavar="[VERSION]", help="Beside the policy's; without it, the policy's.")] = "",
     as_json: JsonOption = False,
-    server: AdminOption = DEFAULT_ADMIN,
-    timeout: AdminTimeoutOption = 600.0,
-    token: AdminTokenOption = None,
-    ca: AuthorityOption = None,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
-    server_name: ServerNameOption = "",
+    timeout: TimeoutOption = 600.0,
 ) -> None:
     """Serve a version beside those that the policy asks for.
 
     Without a version, serve what the policy asks for: that undoes unload and rollback.
     """
-    _change(lambda client: client.load(model, version), as_json, server, timeout, token, ca, certificate, key, server_name)
+    _change(lambda client: [client.load(model, version)], connection, timeout, as_json)
 
 
 @models_app.command()
+@in_groups
 def unload(
+    connection: AdminConnection,
     model: ModelArgument,
     version: Annotated[str, typer.Argument(metavar="[VERSION]", help="Only this one; without it, the whole model.")] = "",
     as_json: JsonOption = False,
-    server: AdminOption = DEFAULT_ADMIN,
-    timeout: AdminTimeoutOption = 600.0,
-    token: AdminTokenOption = None,
-    ca: AuthorityOption = None,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
-    server_name: ServerNameOption = "",
+    timeout: TimeoutOption = 600.0,
 ) -> None:
     """Serve a model, or one version of it, no more."""
-    _change(lambda client: client.unload(model, version), as_json, server, timeout, token, ca, certificate, key, server_name)
+    _change(lambda client: [client.unload(model, version)], connection, timeout, as_json)
 
 
 @models_app.command()
-def reload(
-    model: ModelArgument,
-    as_json: JsonOption = False,
-    server: AdminOption = DEFAULT_ADMIN,
-    timeout: AdminTimeoutOption = 600.0,
-    token: AdminTokenOption = None,
-    ca: AuthorityOption = None,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
-    server_name: ServerNameOption = "",
-) -> None:
+@in_groups
+def reload(connection: AdminConnection, model: ModelArgument, as_json: JsonOption = False, timeout: TimeoutOption = 600.0) -> None:
     """Look at a model's folder now, and try again what was refused.
 
     The exit code is 1 if something of what the policy asks for cannot be served.
     """
-    _change(lambda client: client.reload(model), as_json, server, timeout, token, ca, certificate, key, server_name)
+    _change(lambda client: [client.reload(model)], connection, timeout, as_json)
 
 
 @models_app.command()
+@in_groups
 def rollback(
+    connection: AdminConnection,
     model: ModelArgument,
     version: Annotated[str, typer.Argument(metavar="[VERSION]", help="By default the one that answered before.")] = "",
     as_json: JsonOption = False,
-    server: AdminOption = DEFAULT_ADMIN,
-    timeout: AdminTimeoutOption = 600.0,
-    token: AdminTokenOption = None,
-    ca: AuthorityOption = None,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
-    server_name: ServerNameOption = "",
+    timeout: TimeoutOption = 600.0,
 ) -> None:
     """Have an earlier version answer all requests that name none.
 
     It holds until `dragoman models load MODEL`, or until the server ends.
     """
-    _change(lambda client: client.rollback(model, version), as_json, server, timeout, token, ca, certificate, key, server_name)
+    _change(lambda client: [client.rollback(model, version)], connection, timeout, as_json)
 
 
 @models_app.command()
+@in_groups
 def label(
+    connection: AdminConnection,
     model: ModelArgument,
     label: Annotated[str, typer.Argument(metavar="LABEL", help="Such as stable or canary.")],
     version: Annotated[str, typer.Argument(metavar="[VERSION]", help="Without it the label stands for none.")] = "",
     as_json: JsonOption = False,
-    server: AdminOption = DEFAULT_ADMIN,
-    timeout: AdminTimeoutOption = 600.0,
-    token: AdminTokenOption = None,
-    ca: AuthorityOption = None,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
-    server_name: ServerNameOption = "",
+    timeout: TimeoutOption = 600.0,
 ) -> None:
     """Have a label stand for a version, or for none."""
-    _change(
-        lambda client: client.set_label(model, label, version),
-        as_json,
-        server,
-        timeout,
-        token,
-        ca,
-        certificate,
-        key,
-        server_name,
-    )
+    _change(lambda client: [client.set_label(model, label, version)], connection, timeout, as_json)
 
 
 app.add_typer(models_app)

@@ -1,24 +1,31 @@
-"""The client for asyncio."""
+"""The client for asyncio.
 
-import asyncio
+`make client` generates the blocking client, `sync.py`, from this file: lines with `asyncio only` are left out, and a comment with
+`blocking:` becomes code.
+"""
+
+import asyncio  # asyncio only
+
+# blocking: import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
-from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
-from grpc import aio
+from grpc import aio  # asyncio only
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dragoman.client.aio_batch_stream import AsyncBatchRun, BatchCalls
-from dragoman.client.aio_calls import AsyncCalls, AsyncStream, as_async
-from dragoman.client.batch import Batch, InOrder, Outcome
+from dragoman.client.aio_batch_stream import AsyncBatchRun, async_results
+from dragoman.client.aio_calls import AsyncCalls, AsyncStream
+from dragoman.client.batch import Batch, Outcome
+
+# blocking: from dragoman.client.calls import Scope, Wait
 from dragoman.client.errors import Unavailable
 from dragoman.client.model_info import ModelInfo, model_from_proto
 from dragoman.client.request import Request, check_texts, fill, generate_request
 from dragoman.client.results import Result, Score, result_from_proto, score_from_proto, score_request
-from dragoman.client.retry import DEFAULT_RETRY, Assembly, RetryPolicy
+from dragoman.client.retry import DEFAULT_RETRY, RetryPolicy
 from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
 from dragoman.client.settings import DEFAULT_TARGET, ChannelOptions, Settings
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
@@ -63,17 +70,13 @@ class AsyncClient:
         token: str | None = None,
         options: ChannelOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,  # asyncio only
+        # blocking: wait: Wait = threading.Event.wait,
     ) -> None:
-        asyncio.get_running_loop()  # outside of one this is the place to fail, not the first call
+        asyncio.get_running_loop()  # asyncio only: without a loop, fail here instead of at the first call
         self._settings = Settings(target, timeout_seconds, retry, token, options or {}, clock, credentials is not None)
-        self._sleep = sleep
         self._calls = AsyncCalls(self._settings, sleep)
-        channel_options = self._settings.channel_options()
-        if credentials is None:
-            self._channel = aio.insecure_channel(self._settings.target, channel_options)
-        else:
-            self._channel = aio.secure_channel(self._settings.target, credentials, channel_options)
+        self._channel = self._settings.channel(aio, credentials)
         self._grouping = self._settings.grouping()
         self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -86,9 +89,13 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what still runs and close the connection, for good: whoever still asks gets `Cancelled`."""
-        self._calls.is_closed = True
+        """Cancel what still runs and close the connection, for good: calls after that raise `Cancelled`."""
+        self._calls.close()
         await self._channel.close()
+
+    # blocking: def scope(self) -> Scope:
+    # blocking:     """Make a scope: calls begun under it are cancelled together, by its `cancel` or by leaving its `with` block."""
+    # blocking:     return Scope(self._calls.scope)
 
     async def generate(
         self,
@@ -104,6 +111,7 @@ class AsyncClient:
         search: Search = AS_THE_MODEL_DOES,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
+        # blocking: scope: Scope | None = None,
         **options: Unpack[SearchOptions],
     ) -> Result:
         """Generate the whole answer.
@@ -123,17 +131,19 @@ class AsyncClient:
             **options: Fields of `Search`, such as `num_beams=4`; they win over those of `search`.
         """
         search = with_options(search, **options)
-        return await self._generate(
+        request = generate_request(
             Request(
                 text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language, model_version
-            ),
-            timeout_seconds,
+            )
         )
-
-    async def _generate(self, asked: Request, timeout_seconds: float | None) -> Result:
-        request = generate_request(asked)
-        attempts = self._settings.attempts(timeout_seconds, request.request_id)
-        return result_from_proto(await self._calls.call(self._stub.Generate, request, attempts, request.request_id))
+        response = await self._calls.call(
+            self._stub.Generate,
+            request,
+            self._settings.attempts(timeout_seconds, request.request_id),
+            request.request_id,
+            # blocking: scope,
+        )
+        return result_from_proto(response)
 
     def stream(
         self,
@@ -149,6 +159,7 @@ class AsyncClient:
         search: Search = AS_THE_MODEL_DOES,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
+        # blocking: scope: Scope | None = None,
         **options: Unpack[SearchOptions],
     ) -> AsyncStream:
         """Generate the same answer in pieces; arguments as `generate`."""
@@ -163,11 +174,15 @@ class AsyncClient:
         metadata = self._settings.metadata()
 
         def open_call(seconds: float) -> Any:
-            self._calls.check(request.request_id)
             return self._stub.GenerateStream(request, timeout=seconds, metadata=metadata)
 
-        assembly = Assembly(attempts, request.request_id, self._calls.error)
-        return AsyncStream(open_call, assembly, self._sleep, self._calls.cancelled)
+        return AsyncStream(
+            open_call,
+            attempts,
+            request.request_id,
+            self._calls,
+            # blocking: scope,
+        )
 
     def generate_many(
         self,
@@ -183,6 +198,7 @@ class AsyncClient:
         priority: int = 0,
         search: Search = AS_THE_MODEL_DOES,
         timeout_seconds: float | None = None,
+        # blocking: scope: Scope | None = None,
         **options: Unpack[SearchOptions],
     ) -> AsyncGenerator[Result, None]:
         """Yield the answers of many texts in their order; the first that fails ends them and cancels the rest.
@@ -206,30 +222,22 @@ class AsyncClient:
         """
         check_texts(texts)
         self._calls.check()
-        search, order, items = with_options(search, **options), InOrder(concurrency), aiter(as_async(texts))
-        places = asyncio.Semaphore(max(0, order.max_ahead))
+        search = with_options(search, **options)
 
-        async def ask() -> AsyncGenerator[Request, None]:
-            while True:
-                await places.acquire()
-                try:
-                    text = await anext(items)
-                except StopAsyncIteration:
-                    return
-                yield Request(
-                    text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language, model_version
-                )
+        def ask(text: str) -> Request:
+            return Request(
+                text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language, model_version
+            )
 
-        run = self._run(self._settings.batch_of_texts(self._grouping, timeout_seconds), ask(), concurrency)
+        def run(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncBatchRun:
+            return self._run(
+                self._settings.batch_of_texts(self._grouping, timeout_seconds),
+                requests,
+                concurrency,
+                # blocking: scope,
+            )
 
-        async def results() -> AsyncGenerator[Result, None]:
-            async with aclosing(run.outcomes()) as outcomes:
-                async for outcome in outcomes:
-                    for result in order.put(outcome):
-                        places.release()
-                        yield result
-
-        return results()
+        return async_results(texts, ask, run, concurrency)
 
     def generate_batch(
         self,
@@ -237,6 +245,7 @@ class AsyncClient:
         *,
         concurrency: int = 64,
         timeout_seconds: float | None = None,
+        # blocking: scope: Scope | None = None,
     ) -> AsyncGenerator[Outcome, None]:
         """Yield what becomes of many requests, as they finish, each with its place in the input; they share one stream.
 
@@ -252,10 +261,22 @@ class AsyncClient:
             CallError: If the stream fails for good.
         """
         self._calls.check()
-        return self._run(self._settings.batch(self._grouping, timeout_seconds), as_async(requests), concurrency).outcomes()
+        run = self._run(
+            self._settings.batch(self._grouping, timeout_seconds),
+            requests,
+            concurrency,
+            # blocking: scope,
+        )
+        return run.outcomes()
 
-    def _run(self, batch: Batch, requests: AsyncIterable[Request], concurrency: int) -> AsyncBatchRun:
-        """Return what sends requests and takes their answers."""
+    def _run(
+        self,
+        batch: Batch,
+        requests: Iterable[Request] | AsyncIterable[Request],
+        concurrency: int,
+        # blocking: scope: Scope | None,
+    ) -> AsyncBatchRun:
+        """Return the run of a batch, which sends its requests and takes their answers."""
         metadata = self._settings.metadata()
 
         def open_call(messages: Any, seconds: float | None, is_bulk: bool) -> Any:
@@ -263,8 +284,14 @@ class AsyncClient:
             method = self._stub.GenerateBulk if is_bulk else self._stub.GenerateBatch
             return method(messages, timeout=seconds, metadata=metadata)
 
-        calls = BatchCalls(open_call, self._calls.error, self._calls.cancelled)
-        return AsyncBatchRun(batch, requests, calls, concurrency, batch.deadline, self._settings.clock, self._sleep)
+        return AsyncBatchRun(
+            batch,
+            requests,
+            open_call,
+            self._calls,
+            concurrency,
+            # blocking: scope,
+        )
 
     async def score(
         self,
@@ -283,6 +310,7 @@ class AsyncClient:
         priority: int = 0,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
+        # blocking: scope: Scope | None = None,
     ) -> Score:
         """Tell how likely the model finds a target that is given, and which tokens and words belong together.
 
@@ -305,6 +333,7 @@ class AsyncClient:
         request = score_request(
             text,
             target,
+            request_id,
             model=model,
             model_version=model_version,
             source_language=source_language,
@@ -315,10 +344,15 @@ class AsyncClient:
             alignment_layer=alignment_layer,
             special_tokens_in_text=special_tokens_in_text,
             priority=priority,
-            request_id=request_id,
         )
-        attempts = self._settings.attempts(timeout_seconds, request.request_id)
-        return score_from_proto(await self._calls.call(self._stub.Score, request, attempts, request.request_id), request)
+        response = await self._calls.call(
+            self._stub.Score,
+            request,
+            self._settings.attempts(timeout_seconds, request.request_id),
+            request.request_id,
+            # blocking: scope,
+        )
+        return score_from_proto(response, request)
 
     async def models(self, *, timeout_seconds: float | None = None) -> list[ModelInfo]:
         """List the server's models, ready or not, by name."""

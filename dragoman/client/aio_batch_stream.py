@@ -3,16 +3,18 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from queue import Empty
+from typing import Any, TypeVar
 
 import grpc
 
-from dragoman.client.aio_calls import is_task_cancelled
-from dragoman.client.batch import Batch, Grouping, Outcome, Sending, apart, together
+from dragoman.client.aio_calls import AsyncCalls, is_task_cancelled
+from dragoman.client.batch import Batch, Grouping, InOrder, Outcome, Sending, apart, together
 from dragoman.client.errors import CallError, DeadlineExceeded, FailedCall, InternalError, Unavailable, from_rpc_error
 from dragoman.client.request import Request, check_request
+from dragoman.client.results import Result
 from dragoman.v1 import generation_pb2
 
 # Longest delay of a status behind its failure, and the interval between looks: grpc.aio reports the first status only.
@@ -20,29 +22,13 @@ _STATUS_SECONDS = 1.0
 _POLL_SECONDS = 0.002
 
 
-@dataclass(frozen=True, slots=True)
-class BatchCalls:
-    """Functions that start the calls of a batch and make its errors.
-
-    Attributes:
-        open: Starts a call of grpc.aio with an iterator of messages and so many seconds, None for no limit; says whether the
-            messages are of several requests.
-        to_error: Makes our error of a call that failed.
-        cancelled: Makes the error of a call that was cancelled here.
-    """
-
-    open: Callable[[AsyncIterator[Any], float | None, bool], Any]
-    to_error: Callable[[FailedCall], CallError]
-    cancelled: Callable[[], CallError]
+OpenCall = Callable[[AsyncIterator[Any], float | None, bool], Any]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class InputEnd:
-    """End of the requests.
-
-    Attributes:
-        failure: What reading them raised, if that is why.
-    """
+    """End of the requests, with the error that reading them raised, if any."""
 
     failure: Exception | None
 
@@ -56,13 +42,9 @@ Event = Request | InputEnd | Expiry | generation_pb2.GenerateBatchResponse | Exc
 
 
 class EndStatus:
-    """The status that a call of grpc.aio ended with, also where a failure to write hides it (grpc issue 36066).
+    """Status that a call of grpc.aio ended with, also where a failure to write hides it (grpc issue 36066).
 
-    A message that cannot be written any more sets a status of grpc.aio's own: over the one that tells why, or until that one comes.
-
-    Args:
-        call: The call, from its start.
-        to_error: Makes our error of it if it failed.
+    A message that cannot be written any more sets a status of grpc.aio's own: over the server's, or until that one comes.
     """
 
     def __init__(self, call: Any, to_error: Callable[[FailedCall], CallError] = from_rpc_error) -> None:
@@ -116,34 +98,27 @@ def _ready(value: Coroutine[Any, Any, Any]) -> Any:
 
 
 class AsyncBatchStream:
-    """One GenerateBatch or GenerateBulk call: requests in, answers out.
+    """One GenerateBatch or GenerateBulk call: requests in, answers out; requests that wait during a write go together.
 
-    Args:
-        calls: Begins a call.
-        seconds: Time for it; None for no limit.
-        grouping: How requests are put together: those that wait while the message before them leaves go together.
-        events: Gets each answer, then an error the call failed with, or None for its end.
-        clock: Seconds that only ever grow.
-        sleep: Waits so many seconds.
+    `events` gets each answer, then the error the call failed with, or None for its end.
     """
 
     def __init__(
         self,
-        calls: BatchCalls,
+        open_call: OpenCall,
+        calls: AsyncCalls,
         seconds: float | None,
         grouping: Grouping,
         events: asyncio.Queue[Event],
         clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[object]],
     ) -> None:
         self._clock = clock
-        self._sleep = sleep
+        self._calls = calls
         self._sendings: asyncio.Queue[Sending | None] = asyncio.Queue()
         self._events = events
-        self._cancelled = calls.cancelled
         self._grouping = grouping
-        self._call = calls.open(self._messages(), seconds, self._grouping.is_bulk)
-        self._status = EndStatus(self._call, calls.to_error)
+        self._call = open_call(self._messages(), seconds, self._grouping.is_bulk)
+        self._status = EndStatus(self._call, calls.error)
         self._receiving = asyncio.create_task(self._receive())
 
     def send(self, sending: Sending) -> None:
@@ -164,29 +139,16 @@ class AsyncBatchStream:
 
     async def _messages(self) -> AsyncIterator[Any]:
         """Yield what is to be sent."""
-        sending: Sending | type[asyncio.QueueEmpty] | None = await self._sendings.get()
+        sending: Sending | type[Empty] | None = await self._sendings.get()
         while isinstance(sending, Sending):
             delay = sending.not_before - self._clock()
             if delay > 0:
-                await self._sleep(delay)
+                await self._calls.sleep(delay)
             messages = [sending.message]
-            sending = self._add_waiting(messages)
+            sending = self._grouping.add_waiting(messages, self._clock, self._sendings.get_nowait)
             yield together(messages, self._grouping.is_bulk)
-            if sending is asyncio.QueueEmpty:
+            if sending is Empty:
                 sending = await self._sendings.get()
-
-    def _add_waiting(self, messages: list[generation_pb2.GenerateRequest]) -> "Sending | type[asyncio.QueueEmpty] | None":
-        """Add what waits and may go in the same message; return what comes after it, `QueueEmpty` if nothing is there yet."""
-        num_bytes = messages[0].ByteSize()
-        while self._grouping.is_bulk and not self._sendings.empty():
-            sending = self._sendings.get_nowait()
-            if sending is None:
-                return None
-            num_bytes += sending.message.ByteSize()
-            if sending.not_before > self._clock() or not self._grouping.takes(len(messages) + 1, num_bytes):
-                return sending
-            messages.append(sending.message)
-        return asyncio.QueueEmpty
 
     async def _receive(self) -> None:
         end: Exception | None = None
@@ -199,7 +161,7 @@ class AsyncBatchStream:
         except asyncio.CancelledError:
             if is_task_cancelled():
                 raise
-            end = self._cancelled()
+            end = self._calls.cancelled()
         except Exception as error:  # for the caller
             end = error
         finally:
@@ -210,35 +172,25 @@ class AsyncBatchStream:
 class AsyncBatchRun:
     """A batch from its first request to its last outcome.
 
-    Args:
-        batch: Keeps track of it.
-        requests: What to ask, read as outcomes are taken.
-        calls: Begins the calls of the batch.
-        concurrency: Requests under way at once.
-        deadline: When the time for all of it is over, on the clock.
-        clock: Seconds that only ever grow.
-        sleep: Waits so many seconds.
+    `open_call` starts a call of grpc.aio with an iterator of messages, so many seconds (None for no limit), and whether messages
+    have several requests.
     """
 
     def __init__(
         self,
         batch: Batch,
-        requests: AsyncIterable[Request],
-        calls: BatchCalls,
+        requests: Iterable[Request] | AsyncIterable[Request],
+        open_call: OpenCall,
+        calls: AsyncCalls,
         concurrency: int,
-        deadline: float,
-        clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[object]],
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency: {concurrency} is less than 1")
         self._batch = batch
-        self._requests = requests
+        self._requests = as_async(requests)
+        self._open_call = open_call
         self._calls = calls
         self._places = asyncio.Semaphore(concurrency)
-        self._deadline = deadline
-        self._clock = clock
-        self._sleep = sleep
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._stream: AsyncBatchStream | None = None
         self._end: InputEnd | None = None
@@ -289,11 +241,7 @@ class AsyncBatchRun:
             return Expiry()
 
     async def _steps(self, event: Event) -> list[Sending | Outcome]:
-        """Return what an event leads to.
-
-        Raises:
-            CallError: If the batch fails.
-        """
+        """Return the steps that follow an event; raises `CallError` if the batch fails."""
         match event:
             case Request():
                 return [self._batch.add(event)]
@@ -310,18 +258,58 @@ class AsyncBatchRun:
                 self._stream = None
                 wait, steps = self._batch.interrupt(event)
                 if wait:
-                    await self._sleep(wait)
+                    await self._calls.sleep(wait)
                 return steps
             case _:
                 raise event
 
     def _opened(self) -> AsyncBatchStream:
         if self._stream is None:
-            seconds = self._deadline - self._clock()
+            seconds = self._batch.deadline - self._batch.clock()
             if seconds <= 0:
                 raise DeadlineExceeded("the batch's time has passed")
             timeout = None if math.isinf(seconds) else seconds
-            self._stream = AsyncBatchStream(
-                self._calls, timeout, self._batch.begin_stream(), self._events, self._clock, self._sleep
-            )
+            grouping, clock = self._batch.begin_stream(), self._batch.clock
+            self._stream = AsyncBatchStream(self._open_call, self._calls, timeout, grouping, self._events, clock)
         return self._stream
+
+
+def async_results(
+    texts: Iterable[str] | AsyncIterable[str],
+    ask: Callable[[str], Request],
+    run: Callable[[AsyncIterable[Request]], AsyncBatchRun],
+    concurrency: int,
+) -> AsyncGenerator[Result, None]:
+    """Return the results of a batch of texts, in order, which end with the first failure."""
+    order, items = InOrder(concurrency), aiter(as_async(texts))
+    places = asyncio.Semaphore(max(0, order.max_ahead))
+
+    async def requests() -> AsyncGenerator[Request, None]:
+        while True:
+            await places.acquire()
+            try:
+                text = await anext(items)
+            except StopAsyncIteration:
+                return
+            yield ask(text)
+
+    batch_run = run(requests())
+
+    async def results() -> AsyncGenerator[Result, None]:
+        async with contextlib.aclosing(batch_run.outcomes()) as outcomes:
+            async for outcome in outcomes:
+                for result in order.put(outcome):
+                    places.release()
+                    yield result
+
+    return results()
+
+
+def as_async(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncIterable[Item]:
+    """Return items of either kind as asynchronous ones; what is of neither kind is a `TypeError`."""
+    return items if isinstance(items, AsyncIterable) else _each(iter(items))
+
+
+async def _each(items: Iterator[Item]) -> AsyncIterator[Item]:
+    for item in items:
+        yield item

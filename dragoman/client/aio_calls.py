@@ -1,9 +1,9 @@
 """Calls of the asyncio client: attempts of a call, streamed answers."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import grpc
 
@@ -12,7 +12,60 @@ from dragoman.client.results import Piece, Result
 from dragoman.client.retry import Assembly, Attempts
 from dragoman.client.settings import Settings
 
-Item = TypeVar("Item")
+
+class AsyncCalls:
+    """The calls of a client, until it is closed; `sleep` waits so many seconds."""
+
+    def __init__(self, settings: Settings, sleep: Callable[[float], Awaitable[object]]) -> None:
+        self._settings = settings
+        self.sleep = sleep
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Refuse later calls; closing the channel cancels those that run."""
+        self._is_closed = True
+
+    def check(self, request_id: str = "") -> None:
+        """Raise `Cancelled` if the client is closed."""
+        if self._is_closed:
+            raise self.cancelled(request_id)
+
+    def cancelled(self, request_id: str = "") -> Cancelled:
+        """Return the error of a call that was cancelled, saying why."""
+        return Cancelled("the client is closed" if self._is_closed else "the call was cancelled", request_id)
+
+    def error(self, failure: FailedCall, request_id: str = "") -> CallError:
+        """Return the error of a call that failed; where closing the client was what cancelled it, that says so."""
+        error = self._settings.error(failure, request_id)
+        return self.cancelled(request_id) if self._is_closed and isinstance(error, Cancelled) else error
+
+    async def call(self, method: Any, request: Any, attempts: Attempts, request_id: str = "") -> Any:
+        """Return the answer, after as many attempts as the retry policy allows.
+
+        Raises:
+            CallError: Of the last attempt; `TooLarge` before the first one.
+        """
+        self._settings.check_size(request, request_id)
+        while True:
+            try:
+                return await self.attempt(method, request, attempts, request_id)
+            except CallError as error:
+                wait = attempts.wait_seconds(error)
+                if wait is None:
+                    raise
+            await self.sleep(wait)
+
+    async def attempt(self, method: Any, request: Any, attempts: Attempts, request_id: str = "") -> Any:
+        """Return the answer to one attempt; arguments and errors as `call`."""
+        self.check(request_id)
+        try:
+            return await method(request, timeout=attempts.start(), metadata=self._settings.metadata())
+        except grpc.RpcError as error:
+            raise self.error(error, request_id) from error
+        except asyncio.CancelledError as error:
+            if is_task_cancelled():
+                raise
+            raise self.cancelled(request_id) from error
 
 
 class AsyncStream:
@@ -20,25 +73,12 @@ class AsyncStream:
 
     Leaving an `async with` block, calling `cancel`, cancelling the task that reads or dropping the last reference cancels a call
     that has not ended.
-
-    Args:
-        open_call: Starts a call of grpc.aio with so many seconds; raises `Cancelled` once the client is closed.
-        assembly: Takes the pieces in.
-        sleep: Waits so many seconds.
-        cancelled: Makes the error of a call that was cancelled, with the request's id.
     """
 
-    def __init__(
-        self,
-        open_call: Callable[[float], Any],
-        assembly: Assembly,
-        sleep: Callable[[float], Awaitable[object]],
-        cancelled: Callable[[str], CallError],
-    ) -> None:
-        self._assembly = assembly
+    def __init__(self, open_call: Callable[[float], Any], attempts: Attempts, request_id: str, calls: AsyncCalls) -> None:
+        self._assembly = Assembly(attempts, request_id, calls.error)
         self._open_call = open_call
-        self._sleep = sleep
-        self._cancelled = cancelled
+        self._calls = calls
         self._loop = asyncio.get_running_loop()
         self._is_cancelled = False
         self._open()
@@ -79,7 +119,8 @@ class AsyncStream:
 
     def _open(self) -> None:
         if self._is_cancelled:
-            raise self._cancelled(self._assembly.request_id)
+            raise self._calls.cancelled(self._assembly.request_id)
+        self._calls.check(self._assembly.request_id)
         self._call = self._open_call(self._assembly.attempts.start())
         # Not `read`: that gives up messages which have arrived when the status is there too.
         self._messages = aiter(self._call)
@@ -94,7 +135,7 @@ class AsyncStream:
             except asyncio.CancelledError as failure:
                 if is_task_cancelled():
                     raise
-                raise self._cancelled(self._assembly.request_id) from failure
+                raise self._calls.cancelled(self._assembly.request_id) from failure
             except grpc.RpcError as failure:
                 if self._assembly.has_result:  # the answer is complete: how the call ends does not matter any more
                     raise StopAsyncIteration from failure
@@ -104,7 +145,7 @@ class AsyncStream:
                     raise error from failure
             else:
                 return self._assembly.piece(message)
-            await self._sleep(wait)
+            await self._calls.sleep(wait)
             self._open()
 
 
@@ -112,75 +153,3 @@ def is_task_cancelled() -> bool:
     """Tell whether the running task itself was cancelled; grpc.aio says the same when only the call was."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-class AsyncCalls:
-    """Makes the calls of a client, until that is closed.
-
-    Args:
-        settings: What they share.
-        sleep: Waits so many seconds.
-    """
-
-    def __init__(self, settings: Settings, sleep: Callable[[float], Awaitable[object]]) -> None:
-        self._settings = settings
-        self._sleep = sleep
-        self.is_closed = False
-
-    def check(self, request_id: str = "") -> None:
-        """Raise `Cancelled` if the client is closed."""
-        if self.is_closed:
-            raise self.cancelled(request_id)
-
-    def cancelled(self, request_id: str = "") -> Cancelled:
-        """Return the error of a call that was cancelled, saying why."""
-        return Cancelled("the client is closed" if self.is_closed else "the call was cancelled", request_id)
-
-    def error(self, failure: FailedCall, request_id: str = "") -> CallError:
-        """Return the error of a call that failed; where closing the client was what cancelled it, that says so."""
-        error = self._settings.error(failure, request_id)
-        return self.cancelled(request_id) if self.is_closed and isinstance(error, Cancelled) else error
-
-    async def call(self, method: Any, request: Any, attempts: Attempts, request_id: str = "") -> Any:
-        """Return the answer, after as many attempts as the retry policy allows.
-
-        Args:
-            method: Of a stub of grpc.aio.
-            request: The message.
-            attempts: Of this call.
-            request_id: Id of the request, for its errors.
-
-        Raises:
-            CallError: As the last attempt failed; `TooLarge` before the first one.
-        """
-        self._settings.check_size(request, request_id)
-        while True:
-            try:
-                return await self.attempt(method, request, attempts, request_id)
-            except CallError as error:
-                wait = attempts.wait_seconds(error)
-                if wait is None:
-                    raise
-            await self._sleep(wait)
-
-    async def attempt(self, method: Any, request: Any, attempts: Attempts, request_id: str = "") -> Any:
-        """Return the answer to one attempt; arguments and errors as `call`."""
-        self.check(request_id)
-        try:
-            return await method(request, timeout=attempts.start(), metadata=self._settings.metadata())
-        except grpc.RpcError as error:
-            raise self.error(error, request_id) from error
-        except asyncio.CancelledError as error:
-            if is_task_cancelled():
-                raise
-            raise self.cancelled(request_id) from error
-
-
-def as_async(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncIterable[Item]:
-    """Return items of either kind as asynchronous ones; what is of neither kind is a `TypeError`."""
-    return items if isinstance(items, AsyncIterable) else _each(iter(items))
-
-
-async def _each(items: Iterator[Item]) -> AsyncIterator[Item]:
-    for item in items:
-        yield item

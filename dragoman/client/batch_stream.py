@@ -8,10 +8,11 @@ from typing import Any
 
 import grpc
 
-from dragoman.client.batch import Batch, Grouping, Outcome, Sending, apart, together
-from dragoman.client.calls import Scope
-from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, FailedCall, InternalError, from_rpc_error
+from dragoman.client.batch import Batch, Grouping, InOrder, Outcome, Sending, apart, together
+from dragoman.client.calls import Calls, Scope
+from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, FailedCall, InternalError
 from dragoman.client.request import Request
+from dragoman.client.results import Result
 from dragoman.v1 import generation_pb2
 
 OpenCall = Callable[[Iterator[Any], float | None, bool], Any]
@@ -19,15 +20,7 @@ Event = generation_pb2.GenerateBatchResponse | Exception | None
 
 
 class BatchStream:
-    """One GenerateBatch or GenerateBulk call: requests in, answers out; two threads move them.
-
-    Args:
-        open_call: Starts a call of grpc with an iterator of messages; says whether they are of several requests.
-        scope: Scope of this call alone.
-        grouping: How requests are put together: those that wait while the message before them leaves go together.
-        clock: Seconds that only ever grow.
-        to_error: Makes our error of a call that failed.
-    """
+    """One GenerateBatch or GenerateBulk call, on two threads; requests that wait during a write go together."""
 
     def __init__(
         self,
@@ -35,7 +28,7 @@ class BatchStream:
         scope: Scope,
         grouping: Grouping,
         clock: Callable[[], float],
-        to_error: Callable[[FailedCall], CallError] = from_rpc_error,
+        to_error: Callable[[FailedCall], CallError],
     ) -> None:
         self._open_call = open_call
         self._scope = scope
@@ -52,15 +45,7 @@ class BatchStream:
         self._sendings.put(sending)
 
     def take(self, may_wait: bool, seconds: float = math.inf) -> Event:
-        """Return the next answer, an error the call failed with, or None for its end.
-
-        Args:
-            may_wait: Whether to wait for it.
-            seconds: For how long.
-
-        Raises:
-            Empty: If there is nothing yet, and no waiting.
-        """
+        """Return the next answer, an error the call failed with, or None for its end; raises `Empty` if there is none in time."""
         return self._events.get(may_wait, None if math.isinf(seconds) else max(0.0, min(seconds, threading.TIMEOUT_MAX)))
 
     def end(self) -> None:
@@ -85,26 +70,10 @@ class BatchStream:
             except Cancelled:
                 return
             messages = [sending.message]
-            sending = self._add_waiting(messages)
+            sending = self._grouping.add_waiting(messages, self._clock, self._sendings.get_nowait)
             yield together(messages, self._grouping.is_bulk)
             if sending is Empty:
                 sending = self._sendings.get()
-
-    def _add_waiting(self, messages: list[generation_pb2.GenerateRequest]) -> "Sending | type[Empty] | None":
-        """Add what waits and may go in the same message; return what comes after it, `Empty` if nothing is there yet."""
-        num_bytes = messages[0].ByteSize()
-        while self._grouping.is_bulk:
-            try:
-                sending = self._sendings.get_nowait()
-            except Empty:
-                return Empty
-            if sending is None:
-                return None
-            num_bytes += sending.message.ByteSize()
-            if sending.not_before > self._clock() or not self._grouping.takes(len(messages) + 1, num_bytes):
-                return sending
-            messages.append(sending.message)
-        return Empty
 
     def _receive(self) -> None:
         try:
@@ -124,19 +93,10 @@ class BatchStream:
 
 
 class BatchRun:
-    """A batch from its first request to its last outcome.
+    """A batch from its first request to its last outcome; `may_read` returns whether another request may be read now.
 
-    Args:
-        batch: Keeps track of it.
-        requests: What to ask, read as outcomes are taken.
-        open_call: Starts a call of grpc with an iterator of messages and so many seconds, None for no limit; says whether the
-            messages are of several requests.
-        parent: Scope that all of it ends with.
-        concurrency: Requests under way at once.
-        deadline: When the time for all of it is over, on the clock.
-        clock: Seconds that only ever grow.
-        to_error: Makes our error of a call that failed.
-        may_read: Says whether another request may be read now; where none is under way it does.
+    `open_call` starts a call of grpc with an iterator of messages, so many seconds (None for no limit), and whether messages have
+    several requests.
     """
 
     def __init__(
@@ -144,24 +104,19 @@ class BatchRun:
         batch: Batch,
         requests: Iterable[Request],
         open_call: OpenCall,
-        parent: Scope,
+        calls: Calls,
         concurrency: int,
-        deadline: float,
-        clock: Callable[[], float],
-        to_error: Callable[[FailedCall], CallError] = from_rpc_error,
-        may_read: Callable[[], bool] = lambda: True,
+        scope: Scope | None = None,
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency: {concurrency} is less than 1")
         self._batch = batch
         self._requests = iter(requests)
         self._open_call = open_call
-        self._parent = parent
+        self._calls = calls
+        self._parent = scope or calls.scope
         self._concurrency = concurrency
-        self._deadline = deadline
-        self._clock = clock
-        self._to_error = to_error
-        self._may_read = may_read
+        self.may_read: Callable[[], bool] = lambda: True
         self._stream: BatchStream | None = None
         self._is_read = False
         self._failure: Exception | None = None
@@ -192,7 +147,7 @@ class BatchRun:
         if self._stream is None:
             return []
         try:
-            may_wait = self._is_read or self._batch.num_open >= self._concurrency or not self._may_read()
+            may_wait = self._is_read or self._batch.num_open >= self._concurrency or not self.may_read()
             event = self._stream.take(may_wait, self._batch.seconds_until_expiry if may_wait else math.inf)
         except Empty:
             return [*self._batch.expire()]
@@ -211,7 +166,7 @@ class BatchRun:
 
     def _read(self) -> list[Sending | Outcome]:
         """Return what the next request leads to; one that cannot be read ends the batch, after those before it."""
-        if not self._may_read():
+        if not self.may_read():
             return []
         try:
             return [self._batch.add(next(self._requests))]
@@ -223,7 +178,7 @@ class BatchRun:
 
     def _opened(self, scope: Scope) -> BatchStream:
         if self._stream is None:
-            seconds = self._deadline - self._clock()
+            seconds = self._batch.deadline - self._batch.clock()
             if seconds <= 0:
                 raise DeadlineExceeded("the batch's time has passed")
             timeout = None if math.isinf(seconds) else seconds
@@ -231,7 +186,22 @@ class BatchRun:
                 lambda messages, is_bulk: self._open_call(messages, timeout, is_bulk),
                 Scope(scope),
                 self._batch.begin_stream(),
-                self._clock,
-                self._to_error,
+                self._batch.clock,
+                self._calls.settings.error,
             )
         return self._stream
+
+
+def results(
+    texts: Iterable[str], ask: Callable[[str], Request], run: Callable[[Iterable[Request]], BatchRun], concurrency: int
+) -> Generator[Result, None, None]:
+    """Return the results of a batch of texts, in order, which end with the first failure."""
+    order = InOrder(concurrency)
+
+    def counted(text: str) -> Request:
+        order.num_read += 1
+        return ask(text)
+
+    batch_run = run(map(counted, texts))
+    batch_run.may_read = lambda: order.has_room
+    return order.results(batch_run.outcomes())

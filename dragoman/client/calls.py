@@ -136,42 +136,42 @@ def _cancel(opening: Future[Any]) -> None:
 
 
 class Calls:
-    """Makes the calls of a client.
+    """The calls of a client, under one scope; `wait` waits for a cancellation, at most so many seconds."""
 
-    Args:
-        settings: What they share.
-    """
+    def __init__(self, settings: Settings, wait: Wait = threading.Event.wait) -> None:
+        self.settings = settings
+        self.scope = Scope(wait=wait)
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def check(self) -> None:
+        """Raise `Cancelled` if the client is closed."""
+        self.scope.check()
 
-    def call(self, method: Any, request: Any, attempts: Attempts, scope: Scope, request_id: str = "") -> Any:
+    def close(self) -> None:
+        """Cancel all calls, and refuse later ones."""
+        self.scope.cancel("the client is closed")
+
+    def call(self, method: Any, request: Any, attempts: Attempts, request_id: str = "", scope: Scope | None = None) -> Any:
         """Return the answer, after as many attempts as the retry policy allows.
 
-        Args:
-            method: Of a stub of grpc.
-            request: The message.
-            attempts: Of this call.
-            scope: What the call ends with.
-            request_id: Id of the request, for its errors.
-
         Raises:
-            CallError: As the last attempt failed; `TooLarge` before the first one.
+            CallError: Of the last attempt; `TooLarge` before the first one.
         """
-        self._settings.check_size(request, request_id)
+        self.settings.check_size(request, request_id)
+        scope = scope or self.scope
         while True:
             try:
-                return self.attempt(method, request, attempts, scope, request_id)
+                return self.attempt(method, request, attempts, request_id, scope)
             except CallError as error:
                 wait = attempts.wait_seconds(error)
                 if wait is None:
                     raise
             scope.sleep(wait)
 
-    def attempt(self, method: Any, request: Any, attempts: Attempts, scope: Scope, request_id: str = "") -> Any:
+    def attempt(self, method: Any, request: Any, attempts: Attempts, request_id: str = "", scope: Scope | None = None) -> Any:
         """Return the answer to one attempt; arguments and errors as `call`."""
+        scope = scope or self.scope
         scope.check()
-        seconds, metadata = attempts.start(), self._settings.metadata()
+        seconds, metadata = attempts.start(), self.settings.metadata()
         try:  # a future, for that can be cancelled from another thread
             call = opened(lambda: method.future(request, timeout=seconds, metadata=metadata))
         except ValueError:  # the channel was closed since the check
@@ -183,7 +183,7 @@ class Calls:
             except grpc.FutureCancelledError as error:
                 raise Cancelled(scope.reason, request_id) from error
             except grpc.RpcError as error:
-                failure = self._settings.error(error, request_id)
+                failure = self.settings.error(error, request_id)
                 if isinstance(failure, Cancelled) and scope.is_cancelled:  # the channel was closed before the scope held the call
                     failure = Cancelled(scope.reason, request_id)
                 raise failure from error
@@ -196,16 +196,13 @@ class Stream:
     """An answer that comes in pieces: iterate over it. The call starts at once.
 
     Leaving a `with` block, calling `cancel` (from any thread) or dropping the last reference cancels a call that has not ended.
-
-    Args:
-        open_call: Starts a call of grpc with so many seconds: an iterator of messages with a `cancel`.
-        assembly: Takes the pieces in.
-        scope: The scope of this call alone.
     """
 
-    def __init__(self, open_call: Callable[[float], Any], assembly: Assembly, scope: Scope) -> None:
-        self._scope = scope
-        self._assembly = assembly
+    def __init__(
+        self, open_call: Callable[[float], Any], attempts: Attempts, request_id: str, calls: Calls, scope: Scope | None = None
+    ) -> None:
+        self._scope = Scope(scope or calls.scope)
+        self._assembly = Assembly(attempts, request_id, calls.settings.error)
         self._open_call = open_call
         self._call = self._open()
 

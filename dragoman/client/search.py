@@ -1,10 +1,14 @@
-"""Search options of a request, and the flags of the command line for them; the server checks values and names fields."""
+"""The search options of a request: the table behind keywords of calls, flags of the command line, and errors that name a flag.
+
+An option is added as a field of `Search`, with its sentence; `make client` adds it to `SearchOptions`, and a test compares both
+with the contract. The server checks all values, and names the field that it refuses.
+"""
 
 import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final, TypedDict, Unpack
+from typing import Final, TypedDict, Unpack, get_type_hints
 
 from dragoman.model.errors import InputError
 
@@ -13,27 +17,27 @@ from dragoman.model.errors import InputError
 class Search:
     """Options of a request; without any it is searched for as the model's defaults say, which may be greedy search.
 
-    None leaves a value to the model, whose defaults `ModelInfo.defaults` tells. What holds where it has none is named here.
+    None leaves a value to the model, whose defaults `ModelInfo.defaults` has. Where the model has none, those named here hold.
 
     Attributes:
-        num_beams: Width of beam search; 1 is greedy or, with `do_sample`, sampling. 1.
-        num_return_sequences: Answers wanted: of the beams, drawn, or alternatives. 1.
-        length_penalty: Exponent of the length in a score. 1.
-        early_stopping: End beam search as soon as `num_beams` hypotheses are finished. False.
-        do_sample: Draw tokens at random instead of taking the likeliest. False.
-        temperature: For `do_sample`: log-probabilities are divided by it; with 0 nothing is drawn. 1.
-        top_k: For `do_sample`: draw from the k likeliest tokens; 0 for all. 0.
-        top_p: For `do_sample`: draw from the likeliest tokens that together have this probability. 1.
-        seed: For `do_sample`: the same request with the same seed has the same answers. One that the server picks and tells.
-        min_new_tokens: Tokens before end-of-sequence may be generated. 0.
-        repetition_penalty: Log-probabilities of tokens that the answer has already are multiplied by it. 1.
-        no_repeat_ngram_size: No sequence of this many tokens occurs twice in an answer; 0 for no such rule. 0.
+        num_beams: Width of beam search; 1 is greedy or, with `do_sample`, sampling. Default 1.
+        num_return_sequences: Number of answers: of the beams, of the samples, or alternatives. Default 1.
+        length_penalty: Exponent of the length in a score. Default 1.
+        early_stopping: End beam search as soon as `num_beams` hypotheses are finished. Default no.
+        do_sample: Draw tokens at random instead of taking the likeliest. Default no.
+        temperature: With `do_sample`: divisor of log-probabilities; with 0 nothing is drawn. Default 1.
+        top_k: With `do_sample`: draw from the k likeliest tokens; 0 for all. Default 0.
+        top_p: With `do_sample`: draw from the likeliest tokens that together have this probability. Default 1.
+        seed: With `do_sample`: the same request with the same seed has the same answers. Default: the server picks one.
+        min_new_tokens: Tokens before end-of-sequence may be generated. Default 0.
+        repetition_penalty: Factor of the log-probabilities of tokens that the answer has already. Default 1.
+        no_repeat_ngram_size: No sequence of this many tokens occurs twice in an answer; 0 for no such rule. Default 0.
         suppressed_tokens: Tokens that are never generated, beside those of the model's defaults.
-        forced_prefix: Text the answer starts with.
+        forced_prefix: Text that the answer starts with.
         return_alternatives: Answer with the `num_return_sequences` likeliest tokens after the prefix, each continued greedily.
-        return_log_probs: Tell each generated token's log-probability.
-        top_log_probs: Tell this many of the likeliest tokens at each position too.
-        special_tokens_in_text: Read the names of special tokens in the text, such as `<hl>`, as these tokens. False.
+        return_log_probs: Return log-probabilities of the generated tokens.
+        top_log_probs: Return this many of the likeliest tokens at each position too.
+        special_tokens_in_text: Read the names of special tokens in the text, such as `<hl>`, as these tokens. Default no.
     """
 
     num_beams: int | None = None
@@ -84,11 +88,7 @@ _NAMES: Final = tuple(field.name for field in fields(Search))
 
 
 def with_options(search: Search, **options: Unpack[SearchOptions]) -> Search:
-    """Return the search with these of its fields replaced.
-
-    Raises:
-        TypeError: If it is no search, or has no such field.
-    """
+    """Return the search with these of its fields replaced; raises `TypeError` for an unknown one, or for no `Search`."""
     if not isinstance(search, Search):
         raise TypeError(f"search: a Search is wanted, not {search!r}")
     for name in options.keys() - set(_NAMES):
@@ -97,7 +97,7 @@ def with_options(search: Search, **options: Unpack[SearchOptions]) -> Search:
     return replace(search, **options) if options else search
 
 
-# Options that are called otherwise than their fields.
+# Flags that are called otherwise than their fields.
 _RENAMED: Final = {
     "do_sample": "--sample",
     "return_alternatives": "--alternatives",
@@ -107,32 +107,13 @@ _RENAMED: Final = {
     "target_language": "--to",
     "timeout_seconds": "--timeout",
 }
-DENIABLE: Final = ("early_stopping", "do_sample", "special_tokens_in_text")
-"""Fields that a model may have as its default, and an option denies."""
-_SAME: Final = (
-    "model",
-    "model_version",
-    "max_new_tokens",
-    "truncate",
-    "num_beams",
-    "num_return_sequences",
-    "length_penalty",
-    "early_stopping",
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
-    "min_new_tokens",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "forced_prefix",
-    "top_log_probs",
-    "special_tokens_in_text",
-    "alignment_layer",
-    "concurrency",
-    "token",
-)
-_FLAGS: Final = {name: f"--{name.replace('_', '-')}" for name in _SAME} | _RENAMED
+# Fields beside those of `Search` that messages name.
+_OTHERS: Final = ("model", "model_version", "max_new_tokens", "truncate", "alignment_layer", "concurrency", "token")
+FLAG_FIELDS: Final = tuple(name for name in _NAMES if name != "suppressed_tokens")
+"""Fields of `Search` that have a flag."""
+DENIABLE: Final = tuple(name for name, kind in get_type_hints(Search).items() if kind == bool | None)
+"""Fields that a model may have as its default, and a flag denies."""
+_FLAGS: Final = {name: f"--{name.replace('_', '-')}" for name in (*FLAG_FIELDS, *_OTHERS)} | _RENAMED
 
 
 def _one_of(names: Iterable[str]) -> str:
@@ -145,11 +126,7 @@ _WITHIN = re.compile(rf"(?<![\w'\"./-])(?P<name>{_one_of(name for name in _FLAGS
 
 
 def flag(field: str) -> str:
-    """Return the flag of a field that has one.
-
-    Raises:
-        KeyError: If it has none.
-    """
+    """Return the flag of a field; raises `KeyError` if it has none."""
     return _FLAGS[field]
 
 
@@ -158,18 +135,19 @@ def denial(field: str) -> str:
     return flag(field).replace("--", "--no-", 1)
 
 
+def flag_help(field: str) -> str:
+    """Return the sentence about a field of `Search`, naming flags; empty if Python runs without docstrings."""
+    found = re.search(rf"^ +{field}: (.+)$", Search.__doc__ or "", re.MULTILINE)
+    return in_flags(found[1].replace("`", "")) if found else ""
+
+
 def in_flags(message: str) -> str:
     """Return a message about fields as one about flags."""
     return _WITHIN.sub(_flag_of, _FIRST.sub(_flag_of, message))
 
 
 def refusal(label: str, message: str) -> InputError:
-    """Return the error for what a server refused: of an option, which all texts share, or of a text.
-
-    Args:
-        label: What to call the text.
-        message: The server's, about a field.
-    """
+    """Return the error for a server's refusal of an option, which all texts share, or of the text with this label."""
     told = in_flags(message)
     return InputError(told if told.startswith("--") else f"{label}: {told}")
 

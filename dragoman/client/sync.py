@@ -1,4 +1,4 @@
-"""The blocking client."""
+"""The blocking client, generated from `aio.py` by `make client`."""
 
 import threading
 import time
@@ -9,14 +9,14 @@ from typing import Any, Self, Unpack
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dragoman.client.batch import Batch, InOrder, Outcome
-from dragoman.client.batch_stream import BatchRun
+from dragoman.client.batch import Batch, Outcome
+from dragoman.client.batch_stream import BatchRun, results
 from dragoman.client.calls import Calls, Scope, Stream, Wait
 from dragoman.client.errors import Unavailable
 from dragoman.client.model_info import ModelInfo, model_from_proto
 from dragoman.client.request import Request, check_texts, fill, generate_request
 from dragoman.client.results import Result, Score, result_from_proto, score_from_proto, score_request
-from dragoman.client.retry import DEFAULT_RETRY, Assembly, RetryPolicy
+from dragoman.client.retry import DEFAULT_RETRY, RetryPolicy
 from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
 from dragoman.client.settings import DEFAULT_TARGET, ChannelOptions, Settings
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
@@ -34,7 +34,7 @@ class Client:
         token: Bearer token to send with each call.
         options: gRPC channel options by name, beside ours and before them.
         clock: Seconds that only ever grow; tests put their own in.
-        wait: How to wait between attempts for a cancellation, at most so many seconds; tests put their own in.
+        wait: Waits between attempts for a cancellation, at most so many seconds; tests put their own in.
 
     Every call raises `CallError`, by the gRPC status it ended with; once the client is closed that is `Cancelled`.
 
@@ -61,32 +61,27 @@ class Client:
         wait: Wait = threading.Event.wait,
     ) -> None:
         self._settings = Settings(target, timeout_seconds, retry, token, options or {}, clock, credentials is not None)
-        self._scope = Scope(wait=wait)
-        self._calls = Calls(self._settings)
-        channel_options = self._settings.channel_options()
-        if credentials is None:
-            self._channel = grpc.insecure_channel(self._settings.target, channel_options)
-        else:
-            self._channel = grpc.secure_channel(self._settings.target, credentials, channel_options)
+        self._calls = Calls(self._settings, wait)
+        self._channel = self._settings.channel(grpc, credentials)
         self._grouping = self._settings.grouping()
-        self._stub = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def __enter__(self) -> Self:
-        self._scope.check()
+        self._calls.check()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
-        """Cancel what still runs and close the connection, for good: whoever still asks gets `Cancelled`."""
-        self._scope.cancel("the client is closed")
+        """Cancel what still runs and close the connection, for good: calls after that raise `Cancelled`."""
+        self._calls.close()
         self._channel.close()
 
     def scope(self) -> Scope:
         """Make a scope: calls begun under it are cancelled together, by its `cancel` or by leaving its `with` block."""
-        return Scope(self._scope)
+        return Scope(self._calls.scope)
 
     def generate(
         self,
@@ -123,15 +118,19 @@ class Client:
             **options: Fields of `Search`, such as `num_beams=4`; they win over those of `search`.
         """
         search = with_options(search, **options)
-        asked = Request(
-            text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language, model_version
+        request = generate_request(
+            Request(
+                text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language, model_version
+            )
         )
-        return self._generate(asked, timeout_seconds, scope or self._scope)
-
-    def _generate(self, asked: Request, timeout_seconds: float | None, scope: Scope) -> Result:
-        request = generate_request(asked)
-        attempts = self._settings.attempts(timeout_seconds, request.request_id)
-        return result_from_proto(self._calls.call(self._stub.Generate, request, attempts, scope, request.request_id))
+        response = self._calls.call(
+            self._stub.Generate,
+            request,
+            self._settings.attempts(timeout_seconds, request.request_id),
+            request.request_id,
+            scope,
+        )
+        return result_from_proto(response)
 
     def stream(
         self,
@@ -164,7 +163,13 @@ class Client:
         def open_call(seconds: float) -> Any:
             return self._stub.GenerateStream(request, timeout=seconds, metadata=metadata)
 
-        return Stream(open_call, Assembly(attempts, request.request_id, self._settings.error), Scope(scope or self._scope))
+        return Stream(
+            open_call,
+            attempts,
+            request.request_id,
+            self._calls,
+            scope,
+        )
 
     def generate_many(
         self,
@@ -204,18 +209,23 @@ class Client:
             **options: Of each.
         """
         check_texts(texts)
-        self._scope.check()
-        search, order = with_options(search, **options), InOrder(concurrency)
+        self._calls.check()
+        search = with_options(search, **options)
 
         def ask(text: str) -> Request:
-            order.num_read += 1
             return Request(
                 text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language, model_version
             )
 
-        batch = self._settings.batch_of_texts(self._grouping, timeout_seconds)
-        run = self._run(batch, map(ask, texts), scope or self._scope, concurrency, may_read=lambda: order.has_room)
-        return order.results(run.outcomes())
+        def run(requests: Iterable[Request]) -> BatchRun:
+            return self._run(
+                self._settings.batch_of_texts(self._grouping, timeout_seconds),
+                requests,
+                concurrency,
+                scope,
+            )
+
+        return results(texts, ask, run, concurrency)
 
     def generate_batch(
         self,
@@ -240,21 +250,38 @@ class Client:
         Raises:
             CallError: If the stream fails for good.
         """
-        self._scope.check()
-        batch = self._settings.batch(self._grouping, timeout_seconds)
-        return self._run(batch, requests, scope or self._scope, concurrency).outcomes()
+        self._calls.check()
+        run = self._run(
+            self._settings.batch(self._grouping, timeout_seconds),
+            requests,
+            concurrency,
+            scope,
+        )
+        return run.outcomes()
 
     def _run(
-        self, batch: Batch, requests: Iterable[Request], scope: Scope, concurrency: int, may_read: Callable[[], bool] = lambda: True
+        self,
+        batch: Batch,
+        requests: Iterable[Request],
+        concurrency: int,
+        scope: Scope | None,
     ) -> BatchRun:
-        """Return what sends requests and takes their answers."""
-        metadata, settings = self._settings.metadata(), self._settings
+        """Return the run of a batch, which sends its requests and takes their answers."""
+        metadata = self._settings.metadata()
 
         def open_call(messages: Any, seconds: float | None, is_bulk: bool) -> Any:
+            self._calls.check()
             method = self._stub.GenerateBulk if is_bulk else self._stub.GenerateBatch
             return method(messages, timeout=seconds, metadata=metadata)
 
-        return BatchRun(batch, requests, open_call, scope, concurrency, batch.deadline, settings.clock, settings.error, may_read)
+        return BatchRun(
+            batch,
+            requests,
+            open_call,
+            self._calls,
+            concurrency,
+            scope,
+        )
 
     def score(
         self,
@@ -297,6 +324,7 @@ class Client:
         request = score_request(
             text,
             target,
+            request_id,
             model=model,
             model_version=model_version,
             source_language=source_language,
@@ -307,24 +335,26 @@ class Client:
             alignment_layer=alignment_layer,
             special_tokens_in_text=special_tokens_in_text,
             priority=priority,
-            request_id=request_id,
         )
-        attempts = self._settings.attempts(timeout_seconds, request.request_id)
-        return score_from_proto(
-            self._calls.call(self._stub.Score, request, attempts, scope or self._scope, request.request_id), request
+        response = self._calls.call(
+            self._stub.Score,
+            request,
+            self._settings.attempts(timeout_seconds, request.request_id),
+            request.request_id,
+            scope,
         )
+        return score_from_proto(response, request)
 
     def models(self, *, timeout_seconds: float | None = None) -> list[ModelInfo]:
         """List the server's models, ready or not, by name."""
         attempts = self._settings.attempts(timeout_seconds)
-        response = self._calls.call(self._stub.ListModels, generation_pb2.ListModelsRequest(), attempts, self._scope)
+        response = self._calls.call(self._stub.ListModels, generation_pb2.ListModelsRequest(), attempts)
         return [model_from_proto(model) for model in response.models]
 
     def model(self, name: str, version: str = "", *, timeout_seconds: float | None = None) -> ModelInfo:
         """Describe one model, in the version of that name, content or label; empty for the one that its policy prefers."""
         request = fill(generation_pb2.GetModelRequest(), {"model": name, "model_version": version})
-        attempts = self._settings.attempts(timeout_seconds)
-        return model_from_proto(self._calls.call(self._stub.GetModel, request, attempts, self._scope))
+        return model_from_proto(self._calls.call(self._stub.GetModel, request, self._settings.attempts(timeout_seconds)))
 
     def is_ready(self, model: str = "", *, timeout_seconds: float | None = None) -> bool:
         """Ask, once, whether a model (empty: the server) answers now; a server that cannot be reached does not.
@@ -334,7 +364,7 @@ class Client:
         """
         request = fill(health_pb2.HealthCheckRequest(), {"service": model})
         try:
-            response = self._calls.attempt(self._health.Check, request, self._settings.attempts(timeout_seconds), self._scope)
+            response = self._calls.attempt(self._health.Check, request, self._settings.attempts(timeout_seconds))
         except Unavailable:
             return False
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)

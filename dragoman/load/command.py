@@ -25,7 +25,6 @@ from dragoman.load.table import Table, open_console, print_table
 from dragoman.load.texts import FileTexts, parse_lengths
 from dragoman.model.errors import InputError
 
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 WHEN, WHAT, SERVER, OUTPUT = "Schedule", "Requests", "Server", "Output"

@@ -15,7 +15,7 @@ import msgspec
 from dragoman.model.generation import MAX_DEFAULT_SUPPRESSED_TOKENS, Defaults
 from dragoman.model.importers.files import ForeignError, is_whole, shown, words
 
-TRANSFORMERS_TOP_K: Final = 50  # draws are made from so many tokens there, where nothing is said
+TRANSFORMERS_TOP_K: Final = 50  # tokens that Transformers draws from by default
 # Values of a request that does not say: a default of the same value is none.
 _REQUEST_DEFAULTS: Final[Mapping[str, Any]] = dict(
     **dict(num_beams=1, num_return_sequences=1, length_penalty=1.0, early_stopping=False, do_sample=False, temperature=1.0),

@@ -19,11 +19,11 @@ from dragoman.model.importers.report import Report
 from dragoman.model.importers.tokenizers import TokenizerFiles
 from dragoman.model.importers.weights import Foreign, Limits
 
-MAX_TOKENS: Final = 512  # of T5's, where a folder says nothing: what these models were trained with
+MAX_TOKENS: Final = 512  # of T5's without a stated length: they were trained with it
 MAX_BYTES: Final = 1024  # of ByT5, a token of which is a byte
-_MAX_POSITIONS: Final = 2**17  # a table that no file has is made, however long it is said to be
+_MAX_POSITIONS: Final = 2**17  # of tables that are made, whatever length the configuration states
 _MAX_DISTANCE: Final = 2**16
-_MAX_STATED_LENGTH: Final = 2**20  # `model_max_length` is 10^30 where nobody knows it
+_MAX_STATED_LENGTH: Final = 2**20  # `model_max_length` is 10^30 where it is not known
 _OLD_POSITIONS: Final = ("embed_positions.weights", "embed_positions._float_tensor")
 
 
@@ -42,7 +42,7 @@ def _read_bart(family: Family, foreign: Foreign, limits: Limits, report: Report)
     can_separate = "share_encoder_decoder_embeddings" in family.defaults
     are_shared = not can_separate or config.get("share_encoder_decoder_embeddings", bool)
     ids = special_ids(foreign)
-    config.take("decoder_vocab_size")  # says nothing where sides share a vocabulary
+    config.take("decoder_vocab_size")  # has no effect where sides share a vocabulary
     rows = config.size("max_position_embeddings", _MAX_POSITIONS)
     source, target = limits.max_source_tokens or rows, limits.max_target_tokens or rows
     if max(source, target) > rows and not family.has_longer_tables:

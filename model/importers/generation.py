@@ -11,7 +11,7 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Defaults, Languages, Template, around
 from dragoman.model.importers.defaults import ANSWER_FIELDS, Target, convert
 from dragoman.model.importers.files import ForeignError, shown
-from dragoman.model.importers.languages import TASKS_FIELD, Folder, Wishes, chosen_tasks, read_prompt_format, tasks_of
+from dragoman.model.importers.languages import TASKS_FIELD, Folder, PromptOptions, chosen_tasks, read_prompt_format, tasks_of
 from dragoman.model.importers.tokenizers import read_token_ids
 
 TOKEN_FIELDS: Final = frozenset({"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"})
@@ -51,14 +51,14 @@ def read_generation(
     config: Mapping[str, Any],
     generation: Mapping[str, Any] | None,
     tokenizer: Mapping[str, Any],
-    wishes: Wishes,
+    options: PromptOptions,
 ) -> ForeignGeneration:
     """Return the prompts and defaults of a folder with these JSON files, whose `config.json` has become `network`.
 
     Raises:
         ForeignError: Naming the field that is missing, contradictory, or not supported.
     """
-    settings = generation_fields(path, config, generation, wishes.task)
+    settings = generation_fields(path, config, generation, options.task)
     folder = Folder(
         path=path,
         model_type=str(config.get("model_type")),
@@ -68,7 +68,7 @@ def read_generation(
         token_ids=read_token_ids(path, tokenizer),
         source_vocab_size=network.source_vocab_size,
         target_vocab_size=network.target_vocab_size,
-        wishes=wishes,
+        options=options,
     )
     try:
         prompts = read_prompt_format(folder)

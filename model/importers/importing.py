@@ -22,7 +22,7 @@ from dragoman.model.generation import Languages, around
 from dragoman.model.importers.families import family_of
 from dragoman.model.importers.files import ForeignError
 from dragoman.model.importers.generation import SEARCH_FIELDS, TOKEN_FIELDS, ForeignGeneration, read_generation
-from dragoman.model.importers.languages import TASKS_FIELD, Wishes, tasks_of
+from dragoman.model.importers.languages import TASKS_FIELD, PromptOptions, tasks_of
 from dragoman.model.importers.mapping import Family, lay_out, load, model_config
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.tokenizers import read_tokenizers, with_special_tokens
@@ -49,7 +49,7 @@ _PADDING: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ImportOptions:
     """Options of an import; without a name, the model has the folder's.
 
     With `reads_special_tokens`, special tokens that a text names are tokens where a request does not say.
@@ -57,14 +57,14 @@ class Order:
 
     name: str = ""
     limits: Limits = field(default_factory=Limits)
-    wishes: Wishes = field(default_factory=Wishes)
+    prompts: PromptOptions = field(default_factory=PromptOptions)
     is_half: bool = False
     is_forced: bool = False
     is_checked: bool = False
     reads_special_tokens: bool = False
 
 
-def import_checkpoint(source: Path, output: Path, order: Order) -> Report:
+def import_checkpoint(source: Path, output: Path, options: ImportOptions) -> Report:
     """Read a foreign folder and write a checkpoint.
 
     Raises:
@@ -72,25 +72,25 @@ def import_checkpoint(source: Path, output: Path, order: Order) -> Report:
         CheckpointError: If the written checkpoint cannot be read.
     """
     output = output.absolute()
-    check_output(source, output, order.is_forced)
+    check_output(source, output, options.is_forced)
     report = Report()
     foreign = Foreign.open(source)
     family = family_of(foreign.config)
-    layout = lay_out(family, foreign, order.limits, report)
+    layout = lay_out(family, foreign, options.limits, report)
     fields = foreign.generation.fields if foreign.generation.path.exists() else None
     config, tokenizer = foreign.config.fields, foreign.tokenizer.fields
-    generation = read_generation(source, layout.config, config, fields, tokenizer, order.wishes)
+    generation = read_generation(source, layout.config, config, fields, tokenizer, options.prompts)
     network = model_config(foreign.config, **layout.config.to_dict() | {"padding": generation.padding})
     tokenizers = read_tokenizers(foreign, family.tokenizers, network, report)
-    tokenizers = with_special_tokens(foreign, tokenizers, network, generation.token_ids, order.reads_special_tokens, report)
-    defaults = msgspec.structs.replace(generation.defaults, special_tokens_in_text=order.reads_special_tokens or None)
+    tokenizers = with_special_tokens(foreign, tokenizers, network, generation.token_ids, options.reads_special_tokens, report)
+    defaults = msgspec.structs.replace(generation.defaults, special_tokens_in_text=options.reads_special_tokens or None)
     model = load(layout._replace(config=network), foreign.weights)
     _tell(foreign, family, network, generation, report)
-    name = order.name or default_name(source.absolute().name, str(config["model_type"]))
+    name = options.name or default_name(source.absolute().name, str(config["model_type"]))
     checkpoint = Checkpoint(name, model, tokenizers, generation.template, generation.languages, defaults)
-    if order.is_checked:
+    if options.is_checked:
         _verify_against_transformers(source, checkpoint, report)
-    _write(checkpoint, output, order, report)
+    _write(checkpoint, output, options, report)
     return report
 
 
@@ -133,14 +133,14 @@ def _tell(foreign: Foreign, family: Family, config: ModelConfig, generation: For
     report.ignore_unread(foreign.config.unread, told)
 
 
-def _write(checkpoint: Checkpoint, output: Path, order: Order, report: Report) -> None:
+def _write(checkpoint: Checkpoint, output: Path, options: ImportOptions, report: Report) -> None:
     """Write a checkpoint beside its place, read it again, and put it there."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as staging:
             directory = Path(staging) / "checkpoint"
-            checkpoint.save(directory, order.is_half)
-            _verify_written(directory, checkpoint, order.is_half, report)
+            checkpoint.save(directory, options.is_half)
+            _verify_written(directory, checkpoint, options.is_half, report)
             put_directory(directory, output, Path(staging) / "replaced")
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

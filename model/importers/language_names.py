@@ -59,7 +59,7 @@ NLLB_LANGUAGES = words(
 # A claim on a spelling: the lower its rank, the better; of several best ones, none is granted.
 _EXACT, _DEFAULT, _REGION, _ALONE = range(4)
 _MACRO = 10  # Standard Arabic is Arabic: the language that CLDR takes for a group is called by the group's name
-_SCRIPT = 16  # a script that is not said, but usual
+_SCRIPT = 16  # a usual script that the code lacks
 _MEMBER = 30  # a language of a group, where nothing else has the group's name
 _NO_REGION = "XX"  # in mBART's codes
 _OF_A_GROUP = " (individual language)"  # added by CLDR to a name that is its group's, too
@@ -71,7 +71,7 @@ Claim = tuple[str, int]
 
 
 class Tag(NamedTuple):
-    """A language, its script and its region, as far as they are said."""
+    """A language, its script and its region; None where the code lacks them."""
 
     language: str
     script: str | None

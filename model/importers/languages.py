@@ -1,4 +1,4 @@
-"""Template and languages of a foreign model: what goes around a text, and how the model is told its languages.
+"""Template and languages of a foreign model: tokens around a text, and the way of naming languages.
 
 Each format is that of the family's own tokeniser in Transformers, and of what its `generate` is told of the target.
 """
@@ -53,7 +53,7 @@ Affixes = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class PromptOptions:
     """The user's choices, empty where there is none: languages (default or only ones), and one of `task_specific_params`."""
 
     source_language: str = ""
@@ -76,11 +76,11 @@ class Folder:
     token_ids: Mapping[str, int]
     source_vocab_size: int
     target_vocab_size: int
-    wishes: Wishes = field(default_factory=Wishes)
+    options: PromptOptions = field(default_factory=PromptOptions)
 
     @property
     def tokenizer_class(self) -> str:
-        """The class that Transformers would read the tokeniser with, as far as the folder says, without `Fast`."""
+        """Transformers' class of the tokeniser, without `Fast`; empty where no file names it."""
         name = self.tokenizer.get("tokenizer_class") or self.config.get("tokenizer_class")
         return name.removesuffix("Fast") if isinstance(name, str) else ""
 
@@ -132,7 +132,7 @@ def _marian(folder: Folder) -> PromptFormat:
     if not pieces:
         return _pair(folder, template)
     targets, notes = _languages(folder, pieces, _in("source_prefix"))
-    code = folder.wishes.source_language or _named(folder, "source_lang")
+    code = folder.options.source_language or _named(folder, "source_lang")
     source = _with_names([code]) if _is_code(folder, code) else []
     languages = Languages(source=source, target=targets, default_target=_wished(folder, targets, "target"))
     notes = [_counted("writes", targets, f">>{targets[0].code}<<"), *notes]
@@ -188,7 +188,7 @@ def _without(folder: Folder) -> PromptFormat:
             others = sorted(f"<2{code}>" for code in tokens.keys() - known.keys())
             notes = [f"tokens that name no language: {listed(others, _MAX_NAMED)}"] if others else []
             return _multilingual(folder, template, known, lambda _: {}, _in("source_prefix"), notes)
-    return _of_task(folder, template) if folder.wishes.task else _pair(folder, template)
+    return _of_task(folder, template) if folder.options.task else _pair(folder, template)
 
 
 def _in(field: str) -> Callable[[int], Affixes]:
@@ -323,7 +323,7 @@ def _with_names(codes: list[str], has_labels: bool = False) -> list[Language]:
 
 def _wished(folder: Folder, languages: list[Language], side: str) -> str:
     """Return the code of the language that the user chooses for a side, or nothing; refuse one that the model has not."""
-    asked = getattr(folder.wishes, f"{side}_language")
+    asked = getattr(folder.options, f"{side}_language")
     if not asked:
         return ""
     language = LanguageTable(languages).find(asked)
@@ -355,7 +355,7 @@ def _is_code(folder: Folder, code: str) -> bool:
 
 def _pair(folder: Folder, template: Template) -> PromptFormat:
     """Return the one language that is read and the one that is written, where the user or the tokeniser names them."""
-    codes = {side: getattr(folder.wishes, f"{side}_language") or _named(folder, f"{side}_lang") for side in ("source", "target")}
+    codes = {side: getattr(folder.options, f"{side}_language") or _named(folder, f"{side}_lang") for side in ("source", "target")}
     sides = {side: _with_names([code]) for side, code in codes.items() if _is_code(folder, code)}
     if not sides:
         return PromptFormat(template=template, languages=None)
@@ -370,23 +370,23 @@ def tasks_of(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {name: task for name, task in tasks.items() if isinstance(task, dict)} if isinstance(tasks, dict) else {}
 
 
-def chosen_tasks(path: object, config: Mapping[str, Any], wish: str) -> dict[str, Mapping[str, Any]]:
+def chosen_tasks(path: object, config: Mapping[str, Any], chosen: str) -> dict[str, Mapping[str, Any]]:
     """Return the tasks that the user chooses: the one of that name, or all translations; none for no choice."""
     tasks = tasks_of(config)
-    if not wish:
+    if not chosen:
         return {}
-    if wish in tasks:
-        return {wish: tasks[wish]}
+    if chosen in tasks:
+        return {chosen: tasks[chosen]}
     pairs = {name: task for name, task in tasks.items() if _TASK_PAIR.fullmatch(name)}
-    if wish == ALL_TRANSLATIONS and pairs:
+    if chosen == ALL_TRANSLATIONS and pairs:
         return pairs
     choice = ", ".join([*([ALL_TRANSLATIONS] if pairs else []), *tasks]) or "none"
-    raise ForeignError(f"{path}: --task: config.json has no task {wish!r:.80}; it has {choice:.400}")
+    raise ForeignError(f"{path}: --task: config.json has no task {chosen!r:.80}; it has {choice:.400}")
 
 
 def _of_task(folder: Folder, template: Template) -> PromptFormat:
     """Return the template of the task that the user chooses: its text goes before the source's own."""
-    tasks = chosen_tasks(folder.path, folder.config, folder.wishes.task)
+    tasks = chosen_tasks(folder.path, folder.config, folder.options.task)
     prefixes = {name: _task_prefix(folder, name, task) for name, task in tasks.items()}
     pairs = {(found[1], found[2]): prefix for name, prefix in prefixes.items() if (found := _TASK_PAIR.fullmatch(name))}
     if not pairs:

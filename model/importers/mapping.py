@@ -179,7 +179,7 @@ class _Tables(NamedTuple):
 def _choose_tables(
     prefix: str, weights: Weights, report: Report, is_tied: bool, are_sides_shared: bool, is_head_required: bool
 ) -> _Tables:
-    """Choose the token tables; refuse a folder that has none for a side, or not the head that the configuration says.
+    """Choose the token tables; refuse a folder that has none for a side, or lacks the head that the configuration requires.
 
     The flags are those of the configuration; differences between them and the tensors are reported.
     """

@@ -12,14 +12,18 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.importers.files import ForeignError, is_whole, listed, load_object, load_object_if_any, read
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.weights import TOKENIZER_CONFIG, Foreign
-from dragoman.model.text.byte_ids import ByteTokenizer
-from dragoman.model.text.id_tables import ids_by_piece, same_ids, shifted_ids
+from dragoman.model.text.byte_level import ByteTokenizer
 from dragoman.model.text.json_file import JsonTokenizer
-from dragoman.model.text.names import SPACE, is_name
-from dragoman.model.text.piece_model import CONTROL, PieceModel, with_names_as_text
-from dragoman.model.text.sentencepiece import SentencePieceTokenizer
-from dragoman.model.text.special_tokens import SpecialToken
-from dragoman.model.text.tokenizer import Tokenizer, TokenizerError
+from dragoman.model.text.sentencepiece import (
+    CONTROL,
+    PieceModel,
+    SentencePieceTokenizer,
+    ids_by_piece,
+    same_ids,
+    shifted_ids,
+    with_names_as_text,
+)
+from dragoman.model.text.tokenizer import SPACE, SpecialToken, Tokenizer, TokenizerError, is_name
 from dragoman.model.text.tokenizers import Tokenizers
 
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -38,7 +42,7 @@ _STRUCTURE: Final = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep
 # As families write them; those of the model's own languages are known by their ids, too.
 _LANGUAGE: Final = re.compile(r">>.+<<|<2[\w-]+>|__[a-z]{2,3}__|[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")
 _SENTINEL: Final = "<extra_id_0>"
-_T5_SENTINELS: Final = 100  # where no file says how many
+_T5_SENTINELS: Final = 100  # where no file states their number
 _PLAIN: Final = dict.fromkeys(("special", "single_word", "lstrip", "rstrip", "normalized"), False)
 Token = dict[str, Any]
 
@@ -275,24 +279,19 @@ def family_tokens(codes: Sequence[str], token_ids: Mapping[str, int], folder: Pa
     """
     if found := {code: token_ids[code] for code in codes if code in token_ids}:
         return found
-    if is_fairseq:
-        path = _sentencepiece(folder)
-        first = 0 if path is None else len(_sentencepieces(path)) + 1
-    else:
-        first = len(load_object_if_any(folder / VOCABULARY_FILE))
+    pieces = _sentencepieces(folder)[1] if is_fairseq else load_object_if_any(folder / VOCABULARY_FILE)
+    first = len(pieces) + 1 if is_fairseq and pieces else len(pieces)
     return {code: first + index for index, code in enumerate(codes)} if first else {}
 
 
 def _pieces(folder: Path) -> Iterable[tuple[str, int]]:
-    """Return the pieces of the file that says most about ids."""
+    """Return the pieces of the file with most ids."""
     if (path := folder / TOKENIZER_FILE).exists():
         return _json_pieces(path)
     if (path := folder / VOCABULARY_FILE).exists():
         return _checked(path, load_object(path).items())
-    if (model := _sentencepiece(folder)) is None:
-        return ()
-    pieces = _sentencepieces(model)
-    return _FAIRSEQ.items() if model.name.startswith("sentencepiece.bpe") else ((piece, i) for i, piece in enumerate(pieces))
+    name, pieces = _sentencepieces(folder)
+    return _FAIRSEQ.items() if name.startswith("sentencepiece.bpe") else ((piece, i) for i, piece in enumerate(pieces))
 
 
 def _json_pieces(path: Path) -> Iterator[tuple[str, int]]:
@@ -323,13 +322,13 @@ def _number(index: Any) -> Any:
     return int(index) if isinstance(index, str) and index.isascii() and index.isdigit() and len(index) < 10 else index
 
 
-def _sentencepiece(folder: Path) -> Path | None:
-    return next((folder / name for name in _SENTENCEPIECE_FILES if (folder / name).exists()), None)
-
-
-def _sentencepieces(path: Path) -> list[str]:
+def _sentencepieces(folder: Path) -> tuple[str, list[str]]:
+    """Return the name and the pieces of a folder's SentencePiece model; no pieces without one."""
+    path = next((folder / name for name in _SENTENCEPIECE_FILES if (folder / name).exists()), None)
+    if path is None:
+        return "", []
     try:
-        return PieceModel(read(path, MAX_FILE_BYTES)).pieces
+        return path.name, PieceModel(read(path, MAX_FILE_BYTES)).pieces
     except TokenizerError as error:
         raise ForeignError(f"{path}: {error}") from error
 
@@ -414,7 +413,7 @@ def _added(folder: Path) -> dict[str, Token]:
 
 
 def _entries(folder: Path) -> Iterator[Token]:
-    """Yield each file's description of a token; a later one knows better."""
+    """Yield each file's description of a token; a later one takes precedence."""
     for name in (SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG):
         stated = load_object_if_any(folder / name)
         lists = [stated.get(field) for field in ("additional_special_tokens", "extra_special_tokens")]

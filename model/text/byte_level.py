@@ -1,12 +1,11 @@
-"""Our own tokeniser, which training learns: byte-level BPE on Hugging Face `tokenizers`.
+"""Tokenisers of bytes: our own, which training learns, byte-level BPE on Hugging Face `tokenizers`; and bytes as tokens (ByT5).
 
-Every byte is a token, so no input is unknown and decoding gives the text back exactly. There is deliberately no Unicode
+In our own every byte is a token, so no input is unknown and decoding gives the text back exactly. There is deliberately no Unicode
 normalisation: composed and decomposed forms of a character stay what they were. One space is put before the text, so that a word
 is the same token at the start of a sentence as inside it; decoding takes that one space off again. Special tokens are never
 recognised in text: `</s>` typed by a user is four ordinary characters.
 """
 
-import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,15 +14,14 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dragoman.model.files import write_text
-from dragoman.model.text.alphabet import byte_alphabet
-from dragoman.model.text.library import encoder_of, parsed
-from dragoman.model.text.reading import read, reason
-from dragoman.model.text.special_tokens import Encode, SpecialToken, splitting
-from dragoman.model.text.tokenizer import TokenizerError
+from dragoman.model.text.json_file import encoder_of, parsed
+from dragoman.model.text.pieces import PieceDetokenizer, Pieces, byte_alphabet
+from dragoman.model.text.tokenizer import Encode, SpecialToken, TokenizerError, read, reason, splitting
 
 PAD, EOS, START = "<pad>", "</s>", "<s>"
 SPECIAL_TOKENS = (PAD, EOS, START)
 FILE_NAME = "tokenizer.json"
+MAX_SPECIAL_TOKENS = 1 << 16
 
 
 class ByteLevelTokenizer:
@@ -51,7 +49,9 @@ class ByteLevelTokenizer:
         self.pad_id, self.eos_id, self.start_id = ids
         self.vocab_size: int = encoder.get_vocab_size()
         byte_of, token_of = byte_alphabet(), {i: token for token, i in encoder.get_vocab().items()}
-        self._bytes = [b"" if i in ids else bytes(byte_of[character] for character in token_of[i]) for i in range(self.vocab_size)]
+        self._table = Pieces.without_first_space(
+            [b"" if i in ids else bytes(byte_of[character] for character in token_of[i]) for i in range(self.vocab_size)]
+        )
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Self:
@@ -86,7 +86,7 @@ class ByteLevelTokenizer:
         return larger
 
     def pieces_of(self, larger: "ByteLevelTokenizer") -> list[list[int]]:
-        """Return, for each token that `larger` has besides these, the ids that say the same here."""
+        """Return the ids here of each token that `larger` has besides these."""
         tokens = (larger.encoder.id_to_token(i) for i in range(self.vocab_size, larger.vocab_size))
         return [[piece.id for piece in self.encoder.model.tokenize(token)] for token in tokens]
 
@@ -132,46 +132,84 @@ class ByteLevelTokenizer:
         return [encoding.ids for encoding in self.encoder.encode_batch_fast(texts, add_special_tokens=False)]
 
     def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
-        """Return what encodes a text with these tokens."""
+        """Return an encoder of texts with these tokens."""
         return splitting(tokens, self.encode)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(map(self.token_bytes, ids)).decode(errors="replace").removeprefix(" ")
+        return self._table.decode(ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes a token stands for; nothing for a special token, or for one that only pads a model's vocabulary."""
-        return self._bytes[token_id] if token_id < self.vocab_size else b""
+        """Return the bytes of a token; nothing for a special token, or for one that only pads a model's vocabulary."""
+        return self._table.later(token_id)
 
     def word_bytes(self, token_id: int) -> bytes:
         """Return `token_bytes`: nothing is unknown."""
         return self.token_bytes(token_id)
 
-    def detokenizer(self) -> "StreamingDetokenizer":
+    def detokenizer(self) -> PieceDetokenizer:
         """Return the start of an empty text."""
-        return StreamingDetokenizer(self)
+        return self._table.detokenizer()
 
 
-class StreamingDetokenizer:
-    """Text of a growing sequence of ids, in pieces that never hold half a character and add up to `decode` exactly."""
+class ByteTokenizer:
+    """UTF-8, each byte a token; all other ids are silent."""
 
-    def __init__(self, tokenizer: ByteLevelTokenizer) -> None:
-        """Start an empty text."""
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._is_at_start = True
+    kind = "bytes"
 
-    def push(self, ids: Iterable[int]) -> str:
-        """Add ids and return the text that is now certain; a character still incomplete waits for its last byte."""
-        return self._strip(self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, ids))))
+    def __init__(self, eos_id: int = 1, offset: int = 3, num_extra: int = 125) -> None:
+        """Take the places of the bytes.
 
-    def finish(self) -> str:
-        """Return what was held back: U+FFFD for a character that was never completed, or nothing."""
-        return self._strip(self._decoder.decode(b"", final=True))
+        Args:
+            eos_id: The end-of-sequence token.
+            offset: The id of byte 0: so many special tokens come before it.
+            num_extra: Silent tokens after byte 255.
 
-    def _strip(self, text: str) -> str:
-        """Take off the one space that encoding put before the text."""
-        if self._is_at_start and text:
-            self._is_at_start = False
-            return text.removeprefix(" ")
-        return text
+        Raises:
+            TokenizerError: If a number is out of range.
+        """
+        if not (0 <= offset <= MAX_SPECIAL_TOKENS and 0 <= num_extra <= MAX_SPECIAL_TOKENS):
+            raise TokenizerError(f"{offset} and {num_extra} special tokens; at most {MAX_SPECIAL_TOKENS} are allowed")
+        self.vocab_size = offset + 256 + num_extra
+        if not 0 <= eos_id < self.vocab_size or offset <= eos_id < offset + 256:
+            raise TokenizerError(f"eos_id {eos_id} is not that of a special token")
+        self.eos_id, self._offset, self._num_extra = eos_id, offset, num_extra
+        silent = [*range(offset), *range(offset + 256, self.vocab_size)]
+        table = [b""] * offset + [bytes([byte]) for byte in range(256)] + [b""] * num_extra
+        self._table = Pieces(table, {}, silent)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens."""
+        return [byte + self._offset for byte in text.encode()]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode many texts."""
+        return list(map(self.encode, texts))
+
+    def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
+        """Return an encoder of texts with these tokens."""
+        return splitting(tokens, self.encode)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD, one a bad sequence."""
+        return self._table.decode(ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the byte of a token; nothing for a special one."""
+        return self._table.later(token_id)
+
+    def word_bytes(self, token_id: int) -> bytes:
+        """Return `token_bytes`: nothing is unknown."""
+        return self.token_bytes(token_id)
+
+    def detokenizer(self) -> PieceDetokenizer:
+        """Return the start of an empty text."""
+        return self._table.detokenizer()
+
+    def content(self) -> bytes:
+        """Return nothing: there is no file."""
+        return b""
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return the constructor's arguments."""
+        return {"eos_id": self.eos_id, "offset": self._offset, "num_extra": self._num_extra}

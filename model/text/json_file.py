@@ -1,6 +1,6 @@
 """Files of Hugging Face `tokenizers`: normaliser, pre-tokeniser, model and decoder in one JSON; and byte-level BPE from two files.
 
-Ids are that library's. What it does with special tokens is not done here: their names in a text stay text, whether the file says
+Ids are that library's; its treatment of special tokens is not taken over: their names in a text stay text, whether the file says
 that a token is special or only adds it, and even where a Unigram model has the name among its pieces. For that, such names are
 replaced, in memory, by ones that nobody can type; `reading` leaves those that a text may name. An answer has the names of tokens
 that are added and not special, as there.
@@ -12,15 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
-from dragoman.model.text.decoders import pieces_of
-from dragoman.model.text.library import encoder_of, parsed
-from dragoman.model.text.names import is_name
-from dragoman.model.text.pieces import PieceDetokenizer
-from dragoman.model.text.reading import reason
-from dragoman.model.text.special_tokens import Encode, SpecialToken
-from dragoman.model.text.tokenizer import UNKNOWN_MARK, TokenizerError
+from tokenizers import Tokenizer as Encoder
 
-MAX_ID = (1 << 24) - 1
+from dragoman.model.text.pieces import PieceDetokenizer, pieces_of
+from dragoman.model.text.tokenizer import MAX_ID, UNKNOWN_MARK, Encode, SpecialToken, TokenizerError, is_name, reason
 
 
 class JsonTokenizer:
@@ -65,7 +60,10 @@ class JsonTokenizer:
         Raises:
             TokenizerError: If a file is damaged.
         """
-        ids = _loaded(vocabulary)
+        try:
+            ids = json.loads(vocabulary)
+        except (ValueError, RecursionError) as error:
+            raise TokenizerError(f"vocab.json: not JSON: {reason(error)}") from error
         if not isinstance(ids, dict):
             raise TokenizerError("vocab.json: not an object of ids by token")
         try:
@@ -87,7 +85,7 @@ class JsonTokenizer:
         return [encoding.ids for encoding in self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
-        """Return what encodes a text with these tokens, which are found as the library finds them; loads the file again."""
+        """Return an encoder of texts with these tokens, which are found as the library finds them; loads the file again."""
         description = _with_added_tokens(parsed(self._content))
         _hide_names(description, {token.content: token for token in tokens})
         encoder = encoder_of(description)
@@ -103,11 +101,11 @@ class JsonTokenizer:
         return self._table.decode(ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text, in UTF-8; nothing for a special token, or one that only pads a model's vocabulary."""
+        """Return the UTF-8 that a token adds to a text; nothing for a special token, or one that only pads a model's vocabulary."""
         return self._table.later(token_id)
 
     def word_bytes(self, token_id: int) -> bytes:
-        """Return what a token is to the words of an encoded text: its bytes, and for what is unknown a mark without spaces."""
+        """Return the bytes of a token in the words of an encoded text; the unknown token is a mark without spaces."""
         return UNKNOWN_MARK if token_id == self._unknown_id else self.token_bytes(token_id)
 
     def detokenizer(self) -> PieceDetokenizer:
@@ -119,8 +117,54 @@ class JsonTokenizer:
         return self._content
 
     def settings(self) -> Mapping[str, Any]:
-        """Return what else it was made of."""
+        """Return the constructor's other arguments."""
         return {"eos_id": self.eos_id}
+
+
+def parsed(content: bytes) -> dict[str, Any]:
+    """Return a file as JSON.
+
+    Raises:
+        TokenizerError: If it has no model with a vocabulary.
+    """
+    try:
+        description = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"not JSON: {reason(error)}") from error
+    model = description.get("model") if isinstance(description, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
+        raise TokenizerError("not a file of `tokenizers`: it has no model with a vocabulary")
+    assert isinstance(description, dict)
+    return description
+
+
+def encoder_of(description: dict[str, Any]) -> Encoder:
+    """Return the encoder of a file of the library `tokenizers`, whose native code gives up in several ways; here, in one.
+
+    Raises:
+        TokenizerError: If it cannot be loaded.
+    """
+    _refuse_torn_merges(description["model"])
+    try:
+        return Encoder.from_str(json.dumps(description))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # The library raises bare Exception for every kind of bad file, and where its native code gives up something beside it.
+    except BaseException as error:
+        raise TokenizerError(f"not a file of `tokenizers`: {reason(error)}") from error
+
+
+def _refuse_torn_merges(model: dict[str, Any]) -> None:
+    """Refuse merges whose right sides lack the prefix that pieces within a word have.
+
+    The library cuts off as many bytes as the prefix has, whatever they are; inside a character, that ends the process.
+    """
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if not prefix or not isinstance(prefix, str) or not isinstance(merges, list):
+        return
+    rights = (merge[-1] if isinstance(merge, list) and merge else merge for merge in merges)
+    if not all(isinstance(right, str) and right.rpartition(" ")[2].startswith(prefix) for right in rights):
+        raise TokenizerError(f"a merge lacks continuing_subword_prefix {ascii(prefix)[:40]}")
 
 
 def ids_around(content: bytes) -> tuple[list[int], list[int]]:
@@ -151,13 +195,6 @@ _BYTE_LEVEL = {
 }
 
 
-def _loaded(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"vocab.json: not JSON: {reason(error)}") from error
-
-
 def _with_added_tokens(description: dict[str, Any]) -> dict[str, Any]:
     """Return the file with its list of added tokens, which may be empty."""
     added = description.get("added_tokens", [])
@@ -170,7 +207,7 @@ def _with_added_tokens(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hide_names(description: dict[str, Any], shown: Mapping[str, SpecialToken] = MappingProxyType({})) -> list[str | None]:
-    """Rename tokens that are names, in place, so that no text has them; return what every id says, None for special ones.
+    """Rename tokens that are names, in place, so that no text has them; return the text of every id, None for special ones.
 
     Args:
         description: The file.
@@ -209,7 +246,7 @@ def _hide_names(description: dict[str, Any], shown: Mapping[str, SpecialToken] =
 
 
 def _unknown_id(model: Mapping[str, Any]) -> int | None:
-    """Return the token of what has none: Unigram names its place, other models the token; BPE may do without.
+    """Return the unknown token: Unigram names its place, other models the token; BPE may do without.
 
     Raises:
         TokenizerError: If there is none where encoding would fail for want of it.
@@ -229,7 +266,7 @@ def _merged(merge: Any) -> str:
 
 
 def _tokens(vocabulary: dict[Any, Any] | list[Any], added: Mapping[int, str]) -> list[str | None]:
-    """Return what every id says."""
+    """Return the text of every id."""
     if isinstance(vocabulary, list):
         if not all(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) for entry in vocabulary):
             raise TokenizerError("the vocabulary has an entry that is not a piece with its score")

@@ -5,20 +5,32 @@ from that in one thing: bytes that are not UTF-8 become one U+FFFD a bad sequenc
 token between two bytes of a character does not part them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
 
-from sentencepiece import SentencePieceProcessor
+from google.protobuf.message import DecodeError
+from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
-from dragoman.model.text.names import SPACE, is_name
-from dragoman.model.text.piece_model import BYTE, CONTROL, UNKNOWN, UNUSED, PieceModel, with_pieces_in_text
 from dragoman.model.text.pieces import PieceDetokenizer, Pieces
-from dragoman.model.text.reading import reason
-from dragoman.model.text.special_tokens import Encode, SpecialToken, splitting
-from dragoman.model.text.tokenizer import UNKNOWN_MARK, TokenizerError
+from dragoman.model.text.tokenizer import (
+    MAX_ID,
+    SPACE,
+    UNKNOWN_MARK,
+    Encode,
+    SpecialToken,
+    TokenizerError,
+    is_name,
+    reason,
+    splitting,
+)
 
-MAX_ID = (1 << 24) - 1
-NO_ID = -1
+NO_ID: Final = -1
+MAX_PIECES: Final = 1 << 22
+MAX_PIECE_CHARACTERS: Final = 1024
+# Types of pieces.
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
+_BYTE_PIECE: Final = re.compile("<0x[0-9A-F]{2}>")
 
 
 class SentencePieceTokenizer:
@@ -67,7 +79,7 @@ class SentencePieceTokenizer:
         return [self._to_model(text, ids) for text, ids in zip(texts, encoded, strict=True)]
 
     def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
-        """Return what encodes a text with these tokens; the file's own are pieces of the text around them, as in the library."""
+        """Return an encoder of texts with these tokens; the file's own are pieces of the text around them, as in the library."""
         own = set(PieceModel(self._model).pieces)
         inside = {token.content for token in tokens if token.content in own}
         if not inside:
@@ -81,11 +93,11 @@ class SentencePieceTokenizer:
         return self._table.decode(ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text, in UTF-8; nothing for a special token, or one that only pads a model's vocabulary."""
+        """Return the UTF-8 that a token adds to a text; nothing for a special token, or one that only pads a model's vocabulary."""
         return self._table.later(token_id)
 
     def word_bytes(self, token_id: int) -> bytes:
-        """Return what a token is to the words of an encoded text: its bytes, and for what is unknown a mark without spaces."""
+        """Return the bytes of a token in the words of an encoded text; the unknown token is a mark without spaces."""
         return UNKNOWN_MARK if token_id == self._ids[self._unknown_id] else self.token_bytes(token_id)
 
     def detokenizer(self) -> PieceDetokenizer:
@@ -97,7 +109,7 @@ class SentencePieceTokenizer:
         return self._model
 
     def settings(self) -> Mapping[str, Any]:
-        """Return what else it was made of."""
+        """Return the constructor's other arguments."""
         return {"eos_id": self.eos_id, "ids": self._ids, "pieces": {str(i): piece for i, piece in self._pieces.items()}}
 
     def _to_model(self, text: str, ids: list[int]) -> list[int]:
@@ -111,8 +123,46 @@ class SentencePieceTokenizer:
         return ids if self._is_identity else list(map(self._ids.__getitem__, ids))
 
 
+class PieceModel:
+    """Content of a `.model` file, read before native code does.
+
+    Attributes:
+        pieces: Text of every id.
+        types: Type of every id: `UNKNOWN`, `CONTROL`, …
+        unknown_id: The unknown piece.
+        unknown_text: Its text after decoding.
+        has_dummy_prefix: Whether a space is put before a text.
+        is_stripped: Whether spaces around a text, and all but one between words, are taken off.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        """Read it.
+
+        Raises:
+            TokenizerError: If it is damaged, or if texts were to be changed after decoding, which is not done here.
+        """
+        proto = parsed(content)
+        self.pieces: list[str] = [entry.piece for entry in proto.pieces]
+        self.unknown_text: str = proto.trainer_spec.unk_surface
+        self.types: list[int] = [entry.type for entry in proto.pieces]
+        if not 0 < len(self.pieces) <= MAX_PIECES:
+            raise TokenizerError(f"{len(self.pieces)} pieces; 1 to {MAX_PIECES} can be read")
+        if max(map(len, self.pieces)) > MAX_PIECE_CHARACTERS:
+            raise TokenizerError(f"a piece has more than {MAX_PIECE_CHARACTERS} characters")
+        if self.types.count(UNKNOWN) != 1:
+            raise TokenizerError(f"{self.types.count(UNKNOWN)} pieces stand for what is unknown, where there must be one")
+        for piece, kind in zip(self.pieces, self.types, strict=True):
+            if kind == BYTE and not _BYTE_PIECE.fullmatch(piece):
+                raise TokenizerError(f"the piece {piece!a} of a byte is not written as one")
+        if proto.denormalizer_spec.precompiled_charsmap:
+            raise TokenizerError("denormalizer_spec changes texts after decoding, which is not done here")
+        self.unknown_id = self.types.index(UNKNOWN)
+        self.has_dummy_prefix: bool = proto.normalizer_spec.add_dummy_prefix
+        self.is_stripped: bool = proto.normalizer_spec.remove_extra_whitespaces
+
+
 def _check_ids(described: PieceModel, ids: Sequence[int], eos_id: int, pieces: Mapping[int, str]) -> None:
-    """Refuse a table that does not say what every piece is that a text may have."""
+    """Refuse a table that lacks the id of a piece that a text may have."""
     if len(ids) != len(described.pieces):
         raise TokenizerError(f"ids of {len(ids)} pieces, but the model has {len(described.pieces)}")
     for token_id in (eos_id, *pieces, *ids):
@@ -131,7 +181,7 @@ def _check_ids(described: PieceModel, ids: Sequence[int], eos_id: int, pieces: M
 
 
 def _table(described: PieceModel, ids: Sequence[int], pieces: Mapping[int, str], size: int) -> Pieces:
-    """Return what each of the model's ids adds to a text."""
+    """Return the bytes that each of the model's ids adds to a text."""
     later, first, is_opening = [b""] * size, dict[int, bytes](), [True] * size
     unknown = ids[described.unknown_id]
     is_cut = described.has_dummy_prefix or described.is_stripped
@@ -154,3 +204,96 @@ def _table(described: PieceModel, ids: Sequence[int], pieces: Mapping[int, str],
         # A space that was put before the text is taken off once; where spaces are removed, all those at the start are.
         is_opening[token_id] = not (text[1:] if is_first_cut else text) and (described.is_stripped or not is_first_cut)
     return Pieces(later, first, [token_id for token_id, is_still in enumerate(is_opening) if is_still])
+
+
+def parsed(content: bytes) -> Any:
+    """Return the protobuf message of a `.model` file.
+
+    Raises:
+        TokenizerError: If it is none.
+    """
+    proto: Any = vars(sentencepiece_model_pb2)["ModelProto"]()
+    try:
+        proto.ParseFromString(content)
+    except DecodeError as error:
+        raise TokenizerError("not a SentencePiece model") from error
+    # Where they are not UTF-8, protobuf gives bytes for strings.
+    if not all(isinstance(text, str) for text in (proto.trainer_spec.unk_surface, *(entry.piece for entry in proto.pieces))):
+        raise TokenizerError("a piece is not UTF-8")
+    return proto
+
+
+def with_names_as_text(content: bytes, is_hidden: Callable[[str], bool] = is_name) -> tuple[bytes, Sequence[str]]:
+    """Return a `.model` file in which user-defined pieces that are names are control pieces, and these names.
+
+    SentencePiece cuts user-defined pieces out of any text before it looks at the rest; of a control piece's name it knows nothing.
+    So a typed `<2de>` stays five characters.
+
+    Args:
+        content: Of the file.
+        is_hidden: Which of them are no text; all others stay as they are.
+
+    Raises:
+        TokenizerError: If the file is damaged.
+    """
+    proto = parsed(content)
+    hidden = [entry for entry in proto.pieces if entry.type == USER_DEFINED and is_hidden(entry.piece)]
+    for entry in hidden:
+        entry.type = CONTROL
+    return (proto.SerializeToString() if hidden else content), [entry.piece for entry in hidden]
+
+
+def with_pieces_in_text(content: bytes, names: Collection[str]) -> bytes:
+    """Return a `.model` file in which these of its control pieces are user-defined ones again."""
+    proto = parsed(content)
+    for entry in proto.pieces:
+        if entry.type == CONTROL and entry.piece in names:
+            entry.type = USER_DEFINED
+    found: bytes = proto.SerializeToString()
+    return found
+
+
+def same_ids(model: bytes) -> list[int]:
+    """Return the table of a model that has the file's own ids, as T5's.
+
+    Raises:
+        TokenizerError: If the file is damaged.
+    """
+    return list(range(len(PieceModel(model).pieces)))
+
+
+def shifted_ids(model: bytes, offset: int, others: Mapping[str, int]) -> list[int]:
+    """Return the table of a model that has all ids shifted but for some pieces: mBART's and NLLB's (1), Pegasus's (103).
+
+    Args:
+        model: Content of the `.model` file.
+        offset: Added to an id.
+        others: Ids of the pieces that are not shifted; those of pieces that the file lacks have no effect.
+
+    Raises:
+        TokenizerError: If the file is damaged.
+    """
+    return [others.get(piece, i + offset) for i, piece in enumerate(PieceModel(model).pieces)]
+
+
+def ids_by_piece(
+    model: bytes, vocabulary: Mapping[str, int], unknown_id: int, silent: Collection[str] = ()
+) -> tuple[list[int], dict[int, str]]:
+    """Return the table of a model with a `vocab.json` of its own, as Marian's and M2M100's, and the other pieces of that.
+
+    Args:
+        model: Content of the `.model` file.
+        vocabulary: Ids by piece; other pieces have the unknown id.
+        unknown_id: The model's id of the unknown piece.
+        silent: Names of tokens that are no text, such as `<pad>`: they are not among the other pieces.
+
+    Raises:
+        TokenizerError: If the file is damaged.
+    """
+    described = PieceModel(model)
+    ids = []
+    for i, (piece, kind) in enumerate(zip(described.pieces, described.types, strict=True)):
+        lacking = NO_ID if kind in (CONTROL, UNUSED) else unknown_id
+        ids.append(unknown_id if i == described.unknown_id else vocabulary.get(piece, lacking))
+    taken = {*ids, unknown_id}
+    return ids, {i: piece for piece, i in vocabulary.items() if i not in taken and piece not in silent}

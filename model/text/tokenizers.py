@@ -1,7 +1,7 @@
 """The tokenisers of a model's two sides, and the folder that they are kept in.
 
-`text.json` says of each side what kind it is and what its ids are; its file lies beside it. Our own kind needs none: without
-`text.json`, `tokenizer.json` is that.
+`text.json` has the kind and the ids of each side; its file lies beside it. Our own kind needs none: without `text.json`,
+`tokenizer.json` is its file.
 """
 
 import os
@@ -15,12 +15,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dragoman.model.files import replaced
-from dragoman.model.text.byte_ids import ByteTokenizer
-from dragoman.model.text.byte_level import FILE_NAME, ByteLevelTokenizer
+from dragoman.model.text.byte_level import FILE_NAME, ByteLevelTokenizer, ByteTokenizer
 from dragoman.model.text.json_file import JsonTokenizer
-from dragoman.model.text.reading import read
-from dragoman.model.text.special_tokens import Encode, SpecialToken
-from dragoman.model.text.tokenizer import Tokenizer, TokenizerError
+from dragoman.model.text.tokenizer import Encode, Id, SpecialToken, Tokenizer, TokenizerError, read
 
 if TYPE_CHECKING:
     from dragoman.model.text.sentencepiece import SentencePieceTokenizer
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 TEXT_FILE: Final = "text.json"
 FORMAT_VERSION: Final = 1
 
-Id = Annotated[int, Meta(ge=0, lt=1 << 24)]
 IdOrNone = Annotated[int, Meta(ge=-1, lt=1 << 24)]
 FileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
 
@@ -94,8 +90,8 @@ class TextFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
     Attributes:
         format_version: Of this file.
-        source: What reads sources.
-        target: What writes targets; None if it is the same.
+        source: Tokeniser of sources.
+        target: Tokeniser of targets; None if it is the same.
         special_tokens: Those that a source may name, where that is asked for.
     """
 
@@ -107,11 +103,11 @@ class TextFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """What reads sources and what writes targets: the same object where a model has one vocabulary.
+    """Tokenisers of sources and of targets: the same object where a model has one vocabulary.
 
     Attributes:
-        source: Of what is to be translated.
-        target: Of what it is translated to.
+        source: Of sources.
+        target: Of targets.
         special_tokens: Those that a source may name, where that is asked for.
     """
 
@@ -140,7 +136,7 @@ class Tokenizers:
 
         Args:
             directory: See above.
-            listed: Names of the files that may be read, where somebody vouches for these alone; None for any.
+            listed: Names of the files that may be read; None for any.
 
         Raises:
             TokenizerError: Naming the file and what is wrong with it.
@@ -205,7 +201,7 @@ class Tokenizers:
                 raise TokenizerError(f"no text can name the special token {token.content!a:.60}, which is {token.id}")
 
     def is_same(self, other: "Tokenizers") -> bool:
-        """Whether texts and ids mean the same to both."""
+        """Return whether texts and ids mean the same to both."""
         return self.special_tokens == other.special_tokens and all(
             (ours.kind, ours.settings(), ours.content()) == (theirs.kind, theirs.settings(), theirs.content())
             for ours, theirs in ((self.source, other.source), (self.target, other.target))
@@ -227,7 +223,7 @@ def _load(directory: Path, side: Side) -> Tokenizer:
 
 
 def _save(directory: Path, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Write one side's file; return what `text.json` says of it."""
+    """Write one side's file; return its entry in `text.json`."""
     described = {"type": tokenizer.kind, **tokenizer.settings()}
     if content := tokenizer.content():
         described["file"] = f"{name}{_SUFFIXES[tokenizer.kind]}"

@@ -11,8 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from dragoman.model.text.special_tokens import Encode
-from dragoman.model.text.tokenizer import Tokenizer
+from dragoman.model.text.tokenizer import Encode, Tokenizer
 from dragoman.server.engine import messages
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
 from dragoman.server.service.answers import AnswerLimit, TokenSizes, check_answer, check_scores

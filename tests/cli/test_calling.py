@@ -78,6 +78,7 @@ def test_each_command_can_present_a_certificate(run_command: Run, serve, certifi
 
 def test_health_tells_what_is_not_serving_and_why(run_command: Run, serve, service: Service, server: str) -> None:
     assert run_command("health", "--server", server) == (0, "serving\n", "")
+    assert run_command("health", "--server", server, "--json") == (0, '{"is_serving": true, "reason": ""}\n', "")
     target = serve(is_ready=False)
     assert run_command("health", "--server", target, "--service", "liveness") == (0, "serving\n", "")
     unknown = "no service 'en-xx'; there are liveness, readiness and the models by their names"

@@ -50,12 +50,14 @@ def test_it_is_exported_at_once_under_its_folders_name(run_command: Run, folder:
     (tmp_path / "text").write_text("the server answers\n", encoding="utf-8")
     (tmp_path / "T5 (small)!").symlink_to(folder)
     options = ["--precision", "int8", "--weight-bits", "7", "--cache-precision", "int8", "--max-source-tokens", "40"]
-    for bundle, more in (("quantised", options), ("choosing", ["--shortlist", tmp_path / "text", "--force"])):
-        asked = ("import", tmp_path / "T5 (small)!", tmp_path / "out", "--export", tmp_path / bundle)
-        code, out, _ = run_command(*asked, *more)
-        assert code == 0 and f"wrote {tmp_path / bundle}: T5-small" in out
-        if bundle == "quantised":  # what is served comes first
-            assert re.search(r"wrote .*, int8\nin 8 bits: [\d.]+% of .*\nbefore that: log-probabilities within .*\n", out)
+    asked = ("import", tmp_path / "T5 (small)!", tmp_path / "out", "--export")
+    code, out, _ = run_command(*asked, tmp_path / "quantised", *options)
+    assert code == 0 and f"wrote {tmp_path / 'quantised'}: T5-small" in out
+    assert re.search(r"wrote .*, int8\nin 8 bits: [\d.]+% of .*\nbefore that: log-probabilities within .*\n", out)
+    code, out, _ = run_command(*asked, tmp_path / "choosing", "--shortlist", tmp_path / "text", "--force", "--json")
+    imported, exported = map(json.loads, out.splitlines())
+    assert code == 0 and (imported["name"], exported["bundle"]) == ("T5-small", str(tmp_path / "choosing"))
+    assert "T5 (model_type t5)" in imported["found"][0] and exported["parity"]["num_token_mismatches"] == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["name"] == "T5-small"
     manifest = Bundle.open(tmp_path / "quantised").manifest
     assert (manifest.name, manifest.precision, manifest.weight_bits, manifest.cache_precision) == ("T5-small", "int8", 7, "int8")

@@ -8,8 +8,9 @@ from dragoman.client.errors import CallError, DeadlineExceeded, InvalidArgument,
 from dragoman.client.model_info import Defaults, Language, ModelInfo, ModelVersion
 from dragoman.client.reach import in_one_line
 from dragoman.client.repository import ModelStatus, Requested, VersionStatus
-from dragoman.client.search import Search, denial, flag, in_flags, refusal
+from dragoman.client.search import FLAG_FIELDS, Search, SearchOptions, denial, flag, flag_help, in_flags, refusal
 from dragoman.client.tables import print_models, print_repository
+from dragoman.v1 import generation_pb2
 
 
 def test_fields_are_named_by_their_flags() -> None:
@@ -23,9 +24,22 @@ def test_fields_are_named_by_their_flags() -> None:
         "/tmp/do_sample/top_k: No such file": "/tmp/do_sample/top_k: No such file",
     }.items():
         assert in_flags(message) == in_flags(told) == told
-    for field in fields(Search):
-        if field.name != "suppressed_tokens":
-            assert in_flags(f"{field.name}: no") == f"{flag(field.name)}: no"
+    for name in FLAG_FIELDS:
+        assert in_flags(f"{name}: no") == f"{flag(name)}: no" and flag_help(name)
+    names = [field.name for field in fields(Search)]
+    assert {*names} - {*FLAG_FIELDS} == {"suppressed_tokens"} and names == [*SearchOptions.__annotations__]
+    others = [
+        "text",
+        "model",
+        "model_version",
+        "source_language",
+        "target_language",
+        "max_new_tokens",
+        "truncate",
+        "priority",
+        "request_id",
+    ]
+    assert {*names, *others} == {*generation_pb2.GenerateRequest.DESCRIPTOR.fields_by_name}
     assert str(refusal("text 3", "num_beams: 9 is not in 1 to 8")) == "--num-beams: 9 is not in 1 to 8"
     assert str(refusal("line 3", "target: more than max_new_tokens")) == "line 3: target: more than --max-new-tokens"
     assert denial("do_sample") == "--no-sample"

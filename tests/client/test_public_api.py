@@ -59,6 +59,13 @@ def test_each_public_name_is_loaded_and_typed_alike() -> None:
     assert found.split() == [f"dragoman.{package}" for package in packages]
 
 
+def test_the_blocking_client_is_the_one_for_asyncio() -> None:
+    """`make client` has been run since `aio.py` or `Search` changed."""
+    pytest.importorskip("unasync", reason="needs the extra `dev`")
+    done = subprocess.run([sys.executable, "deploy/blocking_client.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.fixture(scope="module")
 def check_types(tmp_path_factory: pytest.TempPathFactory):
     """Check a program with mypy, strictly."""

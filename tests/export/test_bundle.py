@@ -13,7 +13,7 @@ import pytest
 
 from dragoman.export.bundle import CARD_FILE, MANIFEST_FILE, PARITY_FILE, Bundle, BundleError, Tensors, hash_file
 from dragoman.export.manifest import content_version
-from dragoman.model.text import reading
+from dragoman.model.text import tokenizer as tokenizer_files
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from tests.export.conftest import edit
 
@@ -127,9 +127,9 @@ def test_card_that_is_not_the_exported_one_is_left_out(bundle_dir: Path, change:
 def test_tokeniser_larger_than_its_limit_or_the_model_is_refused(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle.open(exported)
     size = (exported / TOKENIZER_FILE).stat().st_size
-    monkeypatch.setattr(reading, "MAX_FILE_BYTES", size)
+    monkeypatch.setattr(tokenizer_files, "MAX_FILE_BYTES", size)
     bundle.tokenizers()
-    monkeypatch.setattr(reading, "MAX_FILE_BYTES", size - 1)
+    monkeypatch.setattr(tokenizer_files, "MAX_FILE_BYTES", size - 1)
     with pytest.raises(BundleError, match=rf"tokenizer\.json: more than {size - 1} bytes"):
         bundle.tokenizers()
     monkeypatch.undo()

@@ -18,9 +18,8 @@ from dragoman.export.progress import Progress
 from dragoman.export.verify import verify
 from dragoman.model.checkpoint import Checkpoint, CheckpointError
 from dragoman.model.generation import Language, Languages
-from dragoman.model.text.byte_ids import ByteTokenizer
-from dragoman.model.text.id_tables import same_ids
-from dragoman.model.text.sentencepiece import SentencePieceTokenizer
+from dragoman.model.text.byte_level import ByteTokenizer
+from dragoman.model.text.sentencepiece import SentencePieceTokenizer, same_ids
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.export.conftest import KINDS, Export, MakeCheckpoint
 from tests.export.test_samples import assert_answers_are_the_models

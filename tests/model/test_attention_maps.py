@@ -12,7 +12,7 @@ from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError
 from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
-from dragoman.model.text.special_tokens import SpecialToken
+from dragoman.model.text.tokenizer import SpecialToken
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.model.conftest import small_network
 

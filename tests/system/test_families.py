@@ -13,8 +13,8 @@ import pytest
 from dragoman.client.errors import InvalidArgument
 from dragoman.client.sync import Client
 from dragoman.export.exporter import export_checkpoint
-from dragoman.model.importers.importing import Order, import_checkpoint
-from dragoman.model.importers.languages import Wishes
+from dragoman.model.importers.importing import ImportOptions, import_checkpoint
+from dragoman.model.importers.languages import PromptOptions
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.oracles.checkpoints import make_checkpoint
@@ -55,7 +55,7 @@ def folders(shelf: Shelf) -> Callable[[str], Path]:
         # Every other one has its tokeniser as Transformers writes it today.
         layout = "transformers" if list(VARIANTS).index(name) % 2 else "hub"
         make_checkpoint(folder / "foreign", name, layout=layout)
-        order = Order(name=name, wishes=Wishes(task=VARIANTS[name].task), reads_special_tokens=name == READING)
+        order = ImportOptions(name=name, prompts=PromptOptions(task=VARIANTS[name].task), reads_special_tokens=name == READING)
         import_checkpoint(folder / "foreign", folder / "checkpoint", order)
         export_checkpoint(folder / "checkpoint", folder / name)
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from dragoman.model.importers.importing import Order, import_checkpoint
+from dragoman.model.importers.importing import ImportOptions, import_checkpoint
 from dragoman.model.importers.report import Report
 from tests.oracles.checkpoints import Layout, make_checkpoint
 from tests.shelf import Shelf
@@ -53,7 +53,7 @@ def imported(tmp_path: Path) -> Callable[..., tuple[Path, Report]]:
 
     def run(folder: Path, **order: Any) -> tuple[Path, Report]:
         output = tmp_path / "imported"
-        return output, import_checkpoint(folder, output, Order(**order))
+        return output, import_checkpoint(folder, output, ImportOptions(**order))
 
     return run
 

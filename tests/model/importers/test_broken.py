@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dragoman.model.importers.files import ForeignError
-from dragoman.model.importers.importing import Order, import_checkpoint
+from dragoman.model.importers.importing import ImportOptions, import_checkpoint
 from dragoman.model.importers.weights import Limits
 from tests.model.importers.conftest import change_json, change_weights
 
@@ -53,10 +53,6 @@ def with_weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Change:
     return lambda folder: change_weights(folder, change)
 
 
-def without(name: str) -> Change:
-    return lambda folder: (folder / name).unlink()
-
-
 def with_text(name: str, text: str) -> Change:
     return lambda folder: (folder / name).write_text(text, encoding="utf-8")
 
@@ -74,19 +70,10 @@ def other_folder(*names: str) -> Change:
     return change
 
 
-def as_directory(name: str) -> Change:
-    return lambda folder: ((folder / name).unlink(), (folder / name).mkdir())
-
-
-def other_start(folder: Path) -> None:
-    for name in (CONFIG, GENERATION):
-        change_json(folder / name, decoder_start_token_id=9999)
-
-
 # The variant, the change of its folder, the file that is named, the cause.
 BROKEN: list[tuple[str, Change, str, str]] = [
-    ("bart", without(CONFIG), CONFIG, "No such file or directory"),
-    ("bart", as_directory(CONFIG), CONFIG, "not a regular file"),
+    ("bart", lambda f: (f / CONFIG).unlink(), CONFIG, "No such file or directory"),
+    ("bart", lambda f: ((f / CONFIG).unlink(), (f / CONFIG).mkdir()), CONFIG, "not a regular file"),
     ("bart", lambda folder: os.truncate(folder / CONFIG, 2**40), CONFIG, "more than 1048576 bytes"),
     ("bart", with_text(CONFIG, "[]"), CONFIG, "not a JSON object"),
     ("bart", with_text(CONFIG, "[" * 10**5), CONFIG, "nested too deeply|not JSON"),
@@ -98,7 +85,12 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ),
     ("bart", with_text("adapter_config.json", "{}"), "adapter_config.json", "merge it into its model"),
     ("bart", lambda folder: change_json(folder / GENERATION, eos_token_id=[2, 3]), GENERATION, "eos_token_id names 2 ends"),
-    ("bart", other_start, CONFIG, "decoder_start_id 9999 is outside the vocabulary of 401"),
+    (
+        "bart",
+        lambda f: [change_json(f / name, decoder_start_token_id=9999) for name in (CONFIG, GENERATION)],
+        CONFIG,
+        "decoder_start_id 9999 is outside the vocabulary of 401",
+    ),
     # Folders of others.
     ("bart", other_folder(f"checkpoint-500/{CONFIG}", f"checkpoint-1000/{CONFIG}"), "", "Trainer .* import .*/checkpoint-1000$"),
     ("bart", other_folder(f"snapshots/a1b2/{CONFIG}"), "", "in the cache of the hub .* import .*/snapshots/a1b2, or"),
@@ -126,7 +118,7 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     # Tokenisers.
     (
         "t5",
-        without("spiece.model"),
+        lambda f: (f / "spiece.model").unlink(),
         "",
         r"no tokeniser: there is neither spiece\.model nor vocab\.json and merges\.txt nor tokenizer\.json",
     ),
@@ -136,7 +128,7 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("bart", lambda folder: change_json(folder / "vocab.json", x=5000), "vocab.json", "has 5001 tokens, the model room for 401"),
     ("marian", lambda folder: change_json(folder / "vocab.json", x="y"), "vocab.json", "'x' and 'y'|'x'"),
     ("marian", lambda folder: change_json(folder / "vocab.json", **{"</s>": 5, "<unk>": 1}), "", "is 5 in the tokeniser and 0 in"),
-    ("marian-two-vocabularies", without("target_vocab.json"), "target_vocab.json", "No such file"),
+    ("marian-two-vocabularies", lambda f: (f / "target_vocab.json").unlink(), "target_vocab.json", "No such file"),
 ]
 CASES = BROKEN + [(variant, with_config(**fields), CONFIG, reason) for variant, fields, reason in CONFIGS]
 
@@ -147,49 +139,45 @@ def test_it_is_refused_in_one_line(variant: str, change: Change, file: str, reas
     change(folder)
     expected = re.escape(str(folder / file)) + rf"(: |/).*({reason})"
     with pytest.raises(ForeignError, match=f"^{expected}") as caught:
-        import_checkpoint(folder, tmp_path / "out", Order())
+        import_checkpoint(folder, tmp_path / "out", ImportOptions())
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
     assert [path.name for path in tmp_path.iterdir()] == [variant]
 
 
-def test_an_output_in_the_way_is_refused(copied: Callable[..., Path], tmp_path: Path) -> None:
-    folder = copied("t5")
+def test_an_output_in_the_way_is_refused_and_a_checkpoint_replaced_only_if_forced(
+    copied: Any, foreign: Any, tmp_path: Path
+) -> None:
+    folder, output = copied("t5"), tmp_path / "out"
     (tmp_path / "file").touch()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     (tmp_path / "link").symlink_to(folder)
-    for output, reason in (
-        (folder, "lies in"),
-        (folder / "out", "lies in"),
-        (tmp_path, "lies in .* or around it"),
-        (tmp_path / "link" / "out", "lies in"),
-        (tmp_path / "file", "not a directory"),
-        (tmp_path / "file" / "out", "not a directory"),
-        (tmp_path / "full", "not empty"),
-    ):
-        with pytest.raises(ForeignError, match=f"^{re.escape(str(output.parent))}.*{reason}"):
-            import_checkpoint(folder, output, Order())
-    with pytest.raises(ForeignError, match="is not a checkpoint; it will not be replaced"):
-        import_checkpoint(folder, tmp_path / "full", Order(is_forced=True))
-    assert (tmp_path / "full" / "mine").exists()
-
-
-def test_a_checkpoint_is_replaced_only_if_forced(foreign: Callable[..., Path], tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    import_checkpoint(foreign("t5"), output, Order())
+    import_checkpoint(folder, output, ImportOptions())
     first = (output / WEIGHTS).read_bytes()
-    with pytest.raises(ForeignError, match="--force"):
-        import_checkpoint(foreign("bart"), output, Order())
-    assert (output / WEIGHTS).read_bytes() == first
-    import_checkpoint(foreign("bart"), output, Order(is_forced=True))
-    assert json.loads((output / CONFIG).read_text())["name"] == "foreign-bart-hub" and [*tmp_path.iterdir()] == [output]
+    for place, is_forced, reason in (
+        (folder, False, "lies in"),
+        (folder / "out", False, "lies in"),
+        (tmp_path, False, "lies in .* or around it"),
+        (tmp_path / "link" / "out", False, "lies in"),
+        (tmp_path / "file", False, "not a directory"),
+        (tmp_path / "file" / "out", False, "not a directory"),
+        (tmp_path / "full", False, "not empty"),
+        (tmp_path / "full", True, "is not a checkpoint; it will not be replaced"),
+        (output, False, "--force"),
+    ):
+        with pytest.raises(ForeignError, match=f"^{re.escape(str(place.parent))}.*{reason}"):
+            import_checkpoint(folder, place, ImportOptions(is_forced=is_forced))
+    assert (tmp_path / "full" / "mine").exists() and (output / WEIGHTS).read_bytes() == first
+    import_checkpoint(foreign("bart"), output, ImportOptions(is_forced=True))
+    assert json.loads((output / CONFIG).read_text())["name"] == "foreign-bart-hub"
+    assert {path.name for path in tmp_path.iterdir()} == {"t5", "out", "file", "full", "link"}
 
 
 def test_an_order_that_the_model_cannot_keep_is_refused(copied: Callable[..., Path], tmp_path: Path) -> None:
     folder, output = copied("bart"), tmp_path / "out"
     with pytest.raises(ForeignError, match=r"config\.json: its position tables have 160 rows \(max_position_embeddings\), not 161"):
-        import_checkpoint(folder, output, Order(limits=Limits(max_source_tokens=161)))
+        import_checkpoint(folder, output, ImportOptions(limits=Limits(max_source_tokens=161)))
     change_weights(folder, lambda tensors: tensors[FC1].fill_(1e6))
     with pytest.raises(ValueError, match=r"encoder\.layers\.0\.feed_forward\.inner\.weight does not fit half precision"):
-        import_checkpoint(folder, output, Order(is_half=True))
+        import_checkpoint(folder, output, ImportOptions(is_half=True))
     assert not output.exists()

@@ -116,10 +116,8 @@ def test_unknown_fields_and_halves_are_named(copied: Callable[..., Path], import
     assert any("normalize_before false" in line and "old versions" in line for line in report.ignored)
     (line,) = [line for line in report.found if line.startswith("weights")]
     assert line.endswith(" tensors of F16 and F32, read into single precision")
-    report = Report(checked=["c"], found=["a", "b"])
-    assert report.lines() == ["found:      a", "found:      b", "checked:    c"]
     report.ignore("config.json", [("x", None), ("y", True), ("z", "0123456789" * 10)], "of training")
-    assert report.ignored == ["config.json: x null, y true, z '012345678901234567890123456789012345...: of training"]
+    assert report.ignored[-1] == "config.json: x null, y true, z '012345678901234567890123456789012345...: of training"
 
 
 SHARED, ENCODER, DECODER = "model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Encoder
 
-from dragoman.model.text.alphabet import byte_alphabet
-from dragoman.model.text.byte_level import EOS, PAD, SPECIAL_TOKENS, START, ByteLevelTokenizer, StreamingDetokenizer
+from dragoman.model.text.byte_level import EOS, PAD, SPECIAL_TOKENS, START, ByteLevelTokenizer
+from dragoman.model.text.pieces import byte_alphabet
 from dragoman.model.text.tokenizer import TokenizerError
 from tests.examples import num_examples
 
@@ -43,7 +43,7 @@ def cut(ids: list[int], cuts: list[int]) -> list[list[int]]:
 def test_pieces_of_any_ids_add_up(tokenizer: ByteLevelTokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
     pieces = cut(ids, data.draw(st.lists(st.integers(0, 20), max_size=5)))
-    stream = StreamingDetokenizer(tokenizer)
+    stream = tokenizer.detokenizer()
     streamed = "".join([stream.push(piece) for piece in pieces] + [stream.finish()])
     in_bytes = b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace").removeprefix(" ")
     assert streamed == tokenizer.decode(ids) == in_bytes
@@ -54,14 +54,14 @@ def test_pieces_of_any_ids_add_up(tokenizer: ByteLevelTokenizer, data: st.DataOb
 @example(text="👩‍👩‍👧‍👦 雪")
 def test_each_piece_is_all_that_is_certain(tokenizer: ByteLevelTokenizer, text: str) -> None:
     """After each token the pieces so far are the longest whole-character prefix of the bytes so far."""
-    stream, seen, shown = StreamingDetokenizer(tokenizer), b"", ""
+    stream, seen, shown = tokenizer.detokenizer(), b"", ""
     for token in tokenizer.encode(text):
         seen += tokenizer.token_bytes(token)
         shown += stream.push([token])
         assert shown == seen.decode("utf-8", "ignore").removeprefix(" ")
     assert (shown, stream.finish()) == (text, "")
     first_byte = tokenizer.encoder.token_to_id({byte: char for char, byte in byte_alphabet().items()}[0xF0])
-    half = StreamingDetokenizer(tokenizer)
+    half = tokenizer.detokenizer()
     assert (half.push([first_byte]), half.finish()) == ("", "\ufffd")
 
 

@@ -16,14 +16,18 @@ import sentencepiece
 import transformers
 from tokenizers import Tokenizer as Encoder
 
-from dragoman.model.text.byte_ids import ByteTokenizer
-from dragoman.model.text.byte_level import ByteLevelTokenizer
-from dragoman.model.text.id_tables import same_ids
+from dragoman.model.text.byte_level import ByteLevelTokenizer, ByteTokenizer
 from dragoman.model.text.json_file import JsonTokenizer
-from dragoman.model.text.piece_model import CONTROL, PieceModel, parsed, with_names_as_text
-from dragoman.model.text.sentencepiece import NO_ID, SentencePieceTokenizer
-from dragoman.model.text.special_tokens import SpecialToken
-from dragoman.model.text.tokenizer import Tokenizer, TokenizerError
+from dragoman.model.text.sentencepiece import (
+    CONTROL,
+    NO_ID,
+    PieceModel,
+    SentencePieceTokenizer,
+    parsed,
+    same_ids,
+    with_names_as_text,
+)
+from dragoman.model.text.tokenizer import SpecialToken, Tokenizer, TokenizerError
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.oracles import vocabularies
 from tests.oracles.texts import training_lines

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dragoman.model.text.byte_level import ByteLevelTokenizer
-from dragoman.model.text.id_tables import same_ids
-from dragoman.model.text.sentencepiece import SentencePieceTokenizer
+from dragoman.model.text.sentencepiece import SentencePieceTokenizer, same_ids
 from dragoman.server.service.score import token_words, word_alignment
 from tests.oracles.vocabularies import trained
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dragoman.model.generation import Defaults, Language, Languages, Template
-from dragoman.model.text.special_tokens import SpecialToken
+from dragoman.model.text.tokenizer import SpecialToken
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine.messages import GREEDY, Scored
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest

@@ -1,5 +1,6 @@
 """`dragoman pull` and `dragoman sign` as processes: output, exit codes, signals, and full disks."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -37,6 +38,8 @@ def test_bundle_is_signed_pulled_and_refused_unless_it_is_signed(s3: S3, bundle:
     assert f"{BIG_FILE}: 3000000 bytes" in pulled.stderr
     again = run("pull", "s3://models/m", here, "--cache", tmp_path / "cache", "--sha256", digest(bundle).upper())
     assert again.stdout.startswith("is there: tiny 1, ")
+    found = {"name": "tiny", "version": "seed0", "sha256": digest(bundle), "folder": f"{here}/tiny/1", "is_new": False}
+    assert json.loads(run("pull", "s3://models/m", here, "--cache", tmp_path / "cache", "--json").stdout) == found
     assert Bundle.open(here / "tiny" / "1", keys=Keys.load(public)).manifest.name == "tiny"
 
 

@@ -1,5 +1,6 @@
 """`dragoman gpu-check`: on host memory everything works, and each thing that does not is named with advice."""
 
+import json
 import os
 import subprocess
 import sys
@@ -156,3 +157,5 @@ def test_command_rehearses_without_a_gpu_with_the_servers_settings(half_bundle: 
         if code == 0:
             assert [line.split(":")[0] for line in result.stdout.splitlines()] == [f"ok    {name}" for name in ALL]
         assert result.returncode == code and all(part in result.stdout + result.stderr for part in parts)
+    told = [json.loads(line) for line in command(half_bundle, "--json", **given).stdout.splitlines()]
+    assert [(line["name"], line["is_good"]) for line in told] == [(name, True) for name in ALL]
