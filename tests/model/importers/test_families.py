@@ -83,7 +83,7 @@ def test_an_imported_checkpoint_computes_and_encodes_as_transformers_does(varian
     said = json.loads((folder / "tokenizer_config.json").read_text()).get("added_tokens_decoder", {})
     vocabulary = json.loads((folder / "vocab.json").read_text()) if (folder / "vocab.json").exists() else {}
     named = vocabulary | {token["content"]: int(token_id) for token_id, token in said.items()}
-    # No text makes a token that means something to the model, and none ends it, but where Transformers takes it for the unknown one.
+    # No text makes a token that means something to the model or ends it, except where Transformers takes that for the unknown one.
     for name in NAMES if (variant, layout) != ("madlad", "transformers") else ():
         for ids in map(source.encode, (name, f"a {name} b", f"{name}{name}", f"{name} ")):
             assert len(ids) > 1 and source.eos_id not in ids and (name == "<unk>" or named.get(name) not in ids), name
