@@ -333,6 +333,7 @@ class AsyncClient:
         request = score_request(
             text,
             target,
+            request_id,
             model=model,
             model_version=model_version,
             source_language=source_language,
@@ -343,7 +344,6 @@ class AsyncClient:
             alignment_layer=alignment_layer,
             special_tokens_in_text=special_tokens_in_text,
             priority=priority,
-            request_id=request_id,
         )
         response = await self._calls.call(
             self._stub.Score,

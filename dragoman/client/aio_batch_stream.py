@@ -5,6 +5,7 @@ import contextlib
 import math
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
+from queue import Empty
 from typing import Any, TypeVar
 
 import grpc
@@ -27,11 +28,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class InputEnd:
-    """End of the requests.
-
-    Attributes:
-        failure: What reading them raised, if that is why.
-    """
+    """End of the requests, with the error that reading them raised, if any."""
 
     failure: Exception | None
 
@@ -45,13 +42,9 @@ Event = Request | InputEnd | Expiry | generation_pb2.GenerateBatchResponse | Exc
 
 
 class EndStatus:
-    """The status that a call of grpc.aio ended with, also where a failure to write hides it (grpc issue 36066).
+    """Status that a call of grpc.aio ended with, also where a failure to write hides it (grpc issue 36066).
 
-    A message that cannot be written any more sets a status of grpc.aio's own: over the one that tells why, or until that one comes.
-
-    Args:
-        call: The call, from its start.
-        to_error: Makes our error of it if it failed.
+    A message that cannot be written any more sets a status of grpc.aio's own: over the server's, or until that one comes.
     """
 
     def __init__(self, call: Any, to_error: Callable[[FailedCall], CallError] = from_rpc_error) -> None:
@@ -105,15 +98,9 @@ def _ready(value: Coroutine[Any, Any, Any]) -> Any:
 
 
 class AsyncBatchStream:
-    """One GenerateBatch or GenerateBulk call: requests in, answers out.
+    """One GenerateBatch or GenerateBulk call: requests in, answers out; requests that wait during a write go together.
 
-    Args:
-        open_call: Starts a call of grpc.aio, as `AsyncBatchRun` has it.
-        calls: The client's calls.
-        seconds: Time for it; None for no limit.
-        grouping: Grouping of requests: those that wait while the message before them leaves go together.
-        events: Gets each answer, then an error the call failed with, or None for its end.
-        clock: Seconds that only ever grow.
+    `events` gets each answer, then the error the call failed with, or None for its end.
     """
 
     def __init__(
@@ -152,29 +139,16 @@ class AsyncBatchStream:
 
     async def _messages(self) -> AsyncIterator[Any]:
         """Yield what is to be sent."""
-        sending: Sending | type[asyncio.QueueEmpty] | None = await self._sendings.get()
+        sending: Sending | type[Empty] | None = await self._sendings.get()
         while isinstance(sending, Sending):
             delay = sending.not_before - self._clock()
             if delay > 0:
                 await self._calls.sleep(delay)
             messages = [sending.message]
-            sending = self._add_waiting(messages)
+            sending = self._grouping.add_waiting(messages, self._clock, self._sendings.get_nowait)
             yield together(messages, self._grouping.is_bulk)
-            if sending is asyncio.QueueEmpty:
+            if sending is Empty:
                 sending = await self._sendings.get()
-
-    def _add_waiting(self, messages: list[generation_pb2.GenerateRequest]) -> "Sending | type[asyncio.QueueEmpty] | None":
-        """Add what waits and may go in the same message; return what comes after it, `QueueEmpty` if nothing is there yet."""
-        num_bytes = messages[0].ByteSize()
-        while self._grouping.is_bulk and not self._sendings.empty():
-            sending = self._sendings.get_nowait()
-            if sending is None:
-                return None
-            num_bytes += sending.message.ByteSize()
-            if sending.not_before > self._clock() or not self._grouping.takes(len(messages) + 1, num_bytes):
-                return sending
-            messages.append(sending.message)
-        return asyncio.QueueEmpty
 
     async def _receive(self) -> None:
         end: Exception | None = None
@@ -198,13 +172,8 @@ class AsyncBatchStream:
 class AsyncBatchRun:
     """A batch from its first request to its last outcome.
 
-    Args:
-        batch: State of the batch.
-        requests: The requests, read as outcomes are taken.
-        open_call: Starts a call of grpc.aio with an iterator of messages and so many seconds, None for no limit; the third argument
-            is whether messages have several requests.
-        calls: The client's calls.
-        concurrency: Largest number of requests in flight.
+    `open_call` starts a call of grpc.aio with an iterator of messages, so many seconds (None for no limit), and whether messages
+    have several requests.
     """
 
     def __init__(
@@ -272,11 +241,7 @@ class AsyncBatchRun:
             return Expiry()
 
     async def _steps(self, event: Event) -> list[Sending | Outcome]:
-        """Return what an event leads to.
-
-        Raises:
-            CallError: If the batch fails.
-        """
+        """Return the steps that follow an event; raises `CallError` if the batch fails."""
         match event:
             case Request():
                 return [self._batch.add(event)]
@@ -315,14 +280,7 @@ def async_results(
     run: Callable[[AsyncIterable[Request]], AsyncBatchRun],
     concurrency: int,
 ) -> AsyncGenerator[Result, None]:
-    """Return the results of a batch of texts, in order, which end with the first failure.
-
-    Args:
-        texts: Sources.
-        ask: Makes the request for a text.
-        run: Makes the run of a batch.
-        concurrency: Largest number of requests in flight.
-    """
+    """Return the results of a batch of texts, in order, which end with the first failure."""
     order, items = InOrder(concurrency), aiter(as_async(texts))
     places = asyncio.Semaphore(max(0, order.max_ahead))
 

@@ -14,15 +14,7 @@ from dragoman.client.settings import Settings
 
 
 class AsyncCalls:
-    """The calls of a client.
-
-    Attributes:
-        sleep: Waits so many seconds.
-
-    Args:
-        settings: Settings of all calls.
-        sleep: Waits so many seconds.
-    """
+    """The calls of a client, until it is closed; `sleep` waits so many seconds."""
 
     def __init__(self, settings: Settings, sleep: Callable[[float], Awaitable[object]]) -> None:
         self._settings = settings
@@ -50,14 +42,8 @@ class AsyncCalls:
     async def call(self, method: Any, request: Any, attempts: Attempts, request_id: str = "") -> Any:
         """Return the answer, after as many attempts as the retry policy allows.
 
-        Args:
-            method: Of a stub of grpc.aio.
-            request: The message.
-            attempts: Of this call.
-            request_id: Id of the request, for its errors.
-
         Raises:
-            CallError: As the last attempt failed; `TooLarge` before the first one.
+            CallError: Of the last attempt; `TooLarge` before the first one.
         """
         self._settings.check_size(request, request_id)
         while True:
@@ -87,12 +73,6 @@ class AsyncStream:
 
     Leaving an `async with` block, calling `cancel`, cancelling the task that reads or dropping the last reference cancels a call
     that has not ended.
-
-    Args:
-        open_call: Starts a call of grpc.aio with so many seconds.
-        attempts: Of this call.
-        request_id: Id of the request.
-        calls: The client's calls.
     """
 
     def __init__(self, open_call: Callable[[float], Any], attempts: Attempts, request_id: str, calls: AsyncCalls) -> None:

@@ -4,9 +4,11 @@ import math
 import random
 import time
 import uuid
+from asyncio import QueueEmpty
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from queue import Empty
 
 from dragoman.client.errors import CallError, DeadlineExceeded, InternalError, InvalidArgument, TooLarge, Unimplemented, from_status
 from dragoman.client.request import Request, check_request, check_size, generate_request
@@ -41,13 +43,37 @@ class Grouping:
         """Say whether so many requests, of so many bytes together, may go in one message."""
         return num_requests <= 1 or (self.is_bulk and num_requests <= MAX_REQUESTS and num_bytes <= self.max_bytes)
 
-    def learn(self, error: CallError, largest: int, used: "Grouping") -> bool:
-        """Take in how a stream failed; return whether that is cured if everything that was not answered goes again.
+    def add_waiting(
+        self, messages: list[generation_pb2.GenerateRequest], clock: Callable[[], float], poll: "Callable[[], Sending | None]"
+    ) -> "Sending | type[Empty] | None":
+        """Add messages that wait and may go in the same one; return the message after them, None at the end, `Empty` if none waits.
 
         Args:
-            error: What it failed with. A server that is older than GenerateBulk says that it has no such method.
-            largest: Bytes of the largest request that was not answered.
-            used: How this was when the stream began.
+            messages: The message that is about to be sent, alone.
+            clock: Seconds that only ever grow.
+            poll: Returns the next message, None at the end; raises `Empty` or `QueueEmpty` if there is none yet.
+        """
+        num_bytes = messages[0].ByteSize()
+        while self.is_bulk:
+            try:
+                sending = poll()
+            except (Empty, QueueEmpty):
+                break
+            if sending is None:
+                return None
+            num_bytes += sending.message.ByteSize()
+            if sending.not_before > clock() or not self.takes(len(messages) + 1, num_bytes):
+                return sending
+            messages.append(sending.message)
+        return Empty
+
+    def learn(self, error: CallError, largest: int, used: "Grouping") -> bool:
+        """Learn from the failure of a stream; return whether sending everything unanswered again can succeed.
+
+        Args:
+            error: The failure; a server that is older than GenerateBulk has no such method.
+            largest: Bytes of the largest unanswered request.
+            used: The grouping when the stream began.
         """
         if not used.is_bulk:
             return False
@@ -99,12 +125,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A message to send.
-
-    Attributes:
-        message: The request on the wire.
-        not_before: When it may be sent, on the batch's clock.
-    """
+    """A message, and the time on the batch's clock before which it is not sent."""
 
     message: generation_pb2.GenerateRequest
     not_before: float = 0.0
@@ -127,19 +148,15 @@ class Batch:
 
     A request that fails alone is tried again as `RetryPolicy` says, and so are all unanswered ones when the stream fails.
 
-    Attributes:
-        deadline: End of the time for all of it, on the clock.
-        clock: Seconds that only ever grow.
-
     Args:
-        policy: When to try again.
-        deadline: When the time for all of it is over, on the clock.
+        policy: The retry policy.
+        deadline: End of the time for all of it, on the clock.
         clock: Seconds that only ever grow.
         draw: Random numbers from 0 to 1.
         max_request_bytes: Largest request that is sent.
-        grouping: How requests are put together; None for one in a message.
+        grouping: Grouping of requests; None for one in a message.
         request_seconds: Time for each request, from when it is added.
-        is_blank_answered: Whether a blank text is answered here, by nothing, instead of being refused by the server.
+        is_blank_answered: Whether a blank text has an empty answer here, instead of being refused by the server.
     """
 
     def __init__(
@@ -196,11 +213,7 @@ class Batch:
         return [Outcome(x.index, x.request, error=DeadlineExceeded(reason, x.message.request_id)) for _, x in late]
 
     def add(self, request: Request) -> Sending | Outcome:
-        """Take the next request in; one that cannot be sent at all has its outcome at once.
-
-        Raises:
-            TypeError: If it is no `Request`.
-        """
+        """Add the next request; one that cannot be sent has its outcome at once. Raises `TypeError` if it is no `Request`."""
         check_request(request)
         index, self._num_added = self._num_added, self._num_added + 1
         if self._is_blank_answered and request.is_blank:
@@ -216,11 +229,7 @@ class Batch:
         return self._send(_Entry(index, request, message, expires), message.request_id)
 
     def take(self, response: generation_pb2.GenerateBatchResponse) -> Sending | Outcome:
-        """Take an answer in; return the request's outcome, or the request, to be sent again.
-
-        Raises:
-            InternalError: If it answers nothing that was asked.
-        """
+        """Process an answer; return the request's outcome, or the request to send again. Raises `InternalError` for a stray one."""
         self._num_interruptions = 0
         entry = self._entries.pop(response.request_id, None) or self._pop_place(response)
         if entry is None:
@@ -240,11 +249,7 @@ class Batch:
         return self._send_again(entry, f"{request_id[:_KEPT_ID_CHARACTERS]}~{uuid.uuid4().hex}", self.clock() + wait)
 
     def interrupt(self, error: CallError) -> tuple[float, list[Sending | Outcome]]:
-        """Take in that the stream failed; return how long to wait before the next one, and what goes on it or is given up.
-
-        Raises:
-            CallError: The same error, if the batch fails with it.
-        """
+        """Process a failed stream; return the wait before the next, and requests or outcomes. Raises the error if it is final."""
         self._num_sent = 0
         largest = max((entry.message.ByteSize() for entry in self._entries.values()), default=0)
         if self._grouping.learn(error, largest, self._used):
@@ -312,14 +317,9 @@ class Batch:
 
 
 class InOrder:
-    """Results by their places: each waits for those before it.
+    """Results in the order of their requests, at most `2 * concurrency` read ahead, so that a slow one does not leave others idle.
 
-    Attributes:
-        max_ahead: Requests that may be read and not given out.
-        num_read: Requests read, counted by their reader.
-
-    Args:
-        concurrency: Requests under way at once; twice as many may be read ahead, so that a slow one does not leave others idle.
+    The reader of requests counts them in `num_read`.
     """
 
     def __init__(self, concurrency: int) -> None:
@@ -334,21 +334,13 @@ class InOrder:
         return self.num_read - self._num_given < self.max_ahead
 
     def results(self, outcomes: Generator[Outcome, None, None]) -> Generator[Result, None, None]:
-        """Yield the results of outcomes in order, up to the first failure, and end them.
-
-        Raises:
-            CallError: As `put`.
-        """
+        """Yield the results of outcomes in order, up to the first failure, and close them; raises as `put`."""
         with closing(outcomes):
             for outcome in outcomes:
                 yield from self.put(outcome)
 
     def put(self, outcome: Outcome) -> Iterator[Result]:
-        """Take an outcome in; yield the results that are next now.
-
-        Raises:
-            CallError: If the next one is a failure.
-        """
+        """Add an outcome; yield the results that are next now. Raises `CallError` if the next one is a failure."""
         self._outcomes[outcome.index] = outcome
         while (found := self._outcomes.pop(self._num_given, None)) is not None:
             if found.error is not None:

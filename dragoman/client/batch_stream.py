@@ -20,15 +20,7 @@ Event = generation_pb2.GenerateBatchResponse | Exception | None
 
 
 class BatchStream:
-    """One GenerateBatch or GenerateBulk call: requests in, answers out; two threads move them.
-
-    Args:
-        open_call: Starts a call of grpc with an iterator of messages; says whether they are of several requests.
-        scope: Scope of this call alone.
-        grouping: How requests are put together: those that wait while the message before them leaves go together.
-        clock: Seconds that only ever grow.
-        to_error: Makes our error of a call that failed.
-    """
+    """One GenerateBatch or GenerateBulk call, on two threads; requests that wait during a write go together."""
 
     def __init__(
         self,
@@ -53,15 +45,7 @@ class BatchStream:
         self._sendings.put(sending)
 
     def take(self, may_wait: bool, seconds: float = math.inf) -> Event:
-        """Return the next answer, an error the call failed with, or None for its end.
-
-        Args:
-            may_wait: Whether to wait for it.
-            seconds: For how long.
-
-        Raises:
-            Empty: If there is nothing yet, and no waiting.
-        """
+        """Return the next answer, an error the call failed with, or None for its end; raises `Empty` if there is none in time."""
         return self._events.get(may_wait, None if math.isinf(seconds) else max(0.0, min(seconds, threading.TIMEOUT_MAX)))
 
     def end(self) -> None:
@@ -86,26 +70,10 @@ class BatchStream:
             except Cancelled:
                 return
             messages = [sending.message]
-            sending = self._add_waiting(messages)
+            sending = self._grouping.add_waiting(messages, self._clock, self._sendings.get_nowait)
             yield together(messages, self._grouping.is_bulk)
             if sending is Empty:
                 sending = self._sendings.get()
-
-    def _add_waiting(self, messages: list[generation_pb2.GenerateRequest]) -> "Sending | type[Empty] | None":
-        """Add what waits and may go in the same message; return what comes after it, `Empty` if nothing is there yet."""
-        num_bytes = messages[0].ByteSize()
-        while self._grouping.is_bulk:
-            try:
-                sending = self._sendings.get_nowait()
-            except Empty:
-                return Empty
-            if sending is None:
-                return None
-            num_bytes += sending.message.ByteSize()
-            if sending.not_before > self._clock() or not self._grouping.takes(len(messages) + 1, num_bytes):
-                return sending
-            messages.append(sending.message)
-        return Empty
 
     def _receive(self) -> None:
         try:
@@ -125,19 +93,10 @@ class BatchStream:
 
 
 class BatchRun:
-    """A batch from its first request to its last outcome.
+    """A batch from its first request to its last outcome; `may_read` returns whether another request may be read now.
 
-    Attributes:
-        may_read: Returns whether another request may be read now; it may where none is in flight.
-
-    Args:
-        batch: State of the batch.
-        requests: The requests, read as outcomes are taken.
-        open_call: Starts a call of grpc with an iterator of messages and so many seconds, None for no limit; the third argument
-            is whether messages have several requests.
-        calls: The client's calls.
-        concurrency: Largest number of requests in flight.
-        scope: Scope that ends all of it; None for the client's.
+    `open_call` starts a call of grpc with an iterator of messages, so many seconds (None for no limit), and whether messages have
+    several requests.
     """
 
     def __init__(
@@ -236,14 +195,7 @@ class BatchRun:
 def results(
     texts: Iterable[str], ask: Callable[[str], Request], run: Callable[[Iterable[Request]], BatchRun], concurrency: int
 ) -> Generator[Result, None, None]:
-    """Return the results of a batch of texts, in order, which end with the first failure.
-
-    Args:
-        texts: Sources.
-        ask: Makes the request for a text.
-        run: Makes the run of a batch.
-        concurrency: Largest number of requests in flight.
-    """
+    """Return the results of a batch of texts, in order, which end with the first failure."""
     order = InOrder(concurrency)
 
     def counted(text: str) -> Request:

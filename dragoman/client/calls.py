@@ -136,16 +136,7 @@ def _cancel(opening: Future[Any]) -> None:
 
 
 class Calls:
-    """The calls of a client.
-
-    Attributes:
-        settings: Settings of all calls.
-        scope: Scope of all calls.
-
-    Args:
-        settings: Settings of all calls.
-        wait: Waits between attempts for a cancellation, at most so many seconds.
-    """
+    """The calls of a client, under one scope; `wait` waits for a cancellation, at most so many seconds."""
 
     def __init__(self, settings: Settings, wait: Wait = threading.Event.wait) -> None:
         self.settings = settings
@@ -162,15 +153,8 @@ class Calls:
     def call(self, method: Any, request: Any, attempts: Attempts, request_id: str = "", scope: Scope | None = None) -> Any:
         """Return the answer, after as many attempts as the retry policy allows.
 
-        Args:
-            method: Of a stub of grpc.
-            request: The message.
-            attempts: Of this call.
-            request_id: Id of the request, for its errors.
-            scope: Scope of the call; None for the client's.
-
         Raises:
-            CallError: As the last attempt failed; `TooLarge` before the first one.
+            CallError: Of the last attempt; `TooLarge` before the first one.
         """
         self.settings.check_size(request, request_id)
         scope = scope or self.scope
@@ -212,13 +196,6 @@ class Stream:
     """An answer that comes in pieces: iterate over it. The call starts at once.
 
     Leaving a `with` block, calling `cancel` (from any thread) or dropping the last reference cancels a call that has not ended.
-
-    Args:
-        open_call: Starts a call of grpc with so many seconds: an iterator of messages with a `cancel`.
-        attempts: Of this call.
-        request_id: Id of the request.
-        calls: The client's calls.
-        scope: Scope that ends the call; None for the client's.
     """
 
     def __init__(

@@ -155,13 +155,7 @@ class FailedCall(Protocol):
 
 
 def from_rpc_error(error: FailedCall, request_id: str = "", target: str = "") -> CallError:
-    """Turn a failed call of grpc or grpc.aio into the error of its status; an unknown status gives a plain `CallError`.
-
-    Args:
-        error: The failure.
-        request_id: Id of the request; empty where the call has none.
-        target: Server that was called, for what is said where nobody answers there.
-    """
+    """Return the error for a failed call of grpc or grpc.aio, by its status; a plain `CallError` for an unknown one."""
     code, message = error.code(), error.details()
     status = _status_of(error)
     if code is grpc.StatusCode.UNAVAILABLE and message and status is None:
@@ -262,14 +256,11 @@ _CAUSES: Final = (
 
 
 def explain(details: str, target: str = "") -> str | None:
-    """Return the line for a call that failed with these details.
+    """Return the line about a connection that failed for a known reason; None for anything else.
 
     Args:
-        details: What gRPC says; of a name with several addresses that is the reason of one.
+        details: gRPC's description; of a name with several addresses it is about one.
         target: Server as the caller named it; empty for the address that gRPC names.
-
-    Returns:
-        None for anything but a connection that never came about, for a reason that is known.
     """
     for pattern in _LOOK_UPS:
         if found := pattern.fullmatch(details):

@@ -31,14 +31,7 @@ PAUSE: Final = Pause()
 
 
 class LineFile:
-    """The lines of a file, all of them known to be UTF-8 before the first is used; only a line feed ends a line.
-
-    Args:
-        path: File to read.
-
-    Raises:
-        InputError: If the file cannot be read, or is not UTF-8 (with the line number).
-    """
+    """The lines of a UTF-8 file, ended by line feeds; raises `InputError` if it cannot be read, naming a wrong line."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -63,15 +56,7 @@ class LineFile:
 
 
 def stream_lines(stream: BinaryIO, name: str) -> Iterator[str | Pause]:
-    """Yield the lines of a stream as they come, and `PAUSE` where the next is not there yet.
-
-    Args:
-        stream: Where to read; nothing else may read from it.
-        name: What to call it in messages.
-
-    Raises:
-        InputError: If a line is not UTF-8, with its number.
-    """
+    """Yield the lines of a stream as they come, and `PAUSE` where the next is not there yet; raises as `decode_line`."""
     number = 0
     rest = b""
     while True:
@@ -119,14 +104,9 @@ def in_order(
 ) -> Generator[Output, None, None]:
     """Yield the results of the work on each item, in order; stop at the first that fails, with its error.
 
-    The items are read as results are asked for, at most `2 * concurrency` ahead of the last one yielded: enough that one slow
-    item does not leave the others idle. Items that raise end the results too, once those before are yielded.
-
-    Args:
-        items: Inputs; after `PAUSE` what is under way is yielded before the next is read.
-        work: Called on `concurrency` threads with an item and a scope, which is cancelled when the results end or are dropped.
-        parent: Scope of all of it.
-        concurrency: Items worked on at once.
+    Items are read as results are asked for, at most `2 * concurrency` ahead, so that one slow item does not leave others idle.
+    At `PAUSE` results in flight are yielded before the next item is read; so are those before an item that raises.
+    `work` is called on `concurrency` threads with an item and a scope, which is cancelled when the results end or are dropped.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency: {concurrency} is less than 1")
@@ -171,17 +151,7 @@ class LinesPerSecond(ProgressColumn):
 
 @contextmanager
 def line_progress(stream: TextIO | None, description: str, total: int, num_done: int = 0) -> Iterator[Callable[[], None]]:
-    """Show a bar while the block runs.
-
-    Args:
-        stream: Where to show it; None, or one that is no terminal, shows nothing.
-        description: What is worked on.
-        total: Lines in all.
-        num_done: Of these done already.
-
-    Yields:
-        What to call after each line.
-    """
+    """Show a bar while the block runs, if the stream is a terminal; yields the function to call after each line."""
     if stream is None or not stream.isatty():
         yield lambda: None
         return

@@ -23,22 +23,11 @@ class Language:
 class Defaults:
     """A model's defaults for what a request does not set; None where it has none, and the value that `Search` names applies.
 
+    The fields are those of `Search`, and:
+
     Attributes:
-        num_beams: As in `Search`, as are those that follow.
-        num_return_sequences: Answers.
-        length_penalty: Exponent of the length in a score.
-        early_stopping: End beam search as soon as `num_beams` hypotheses are finished.
-        do_sample: Draw tokens at random.
-        temperature: For `do_sample`.
-        top_k: For `do_sample`.
-        top_p: For `do_sample`.
-        repetition_penalty: Log-probabilities of tokens that the answer has already are multiplied by it.
-        min_new_tokens: Tokens before end-of-sequence.
         max_new_tokens: Tokens to generate at the most.
-        no_repeat_ngram_size: No sequence of this many tokens occurs twice.
-        suppressed_tokens: Tokens that are never generated.
         is_end_forced: Whether an answer that reaches `max_new_tokens` has end-of-sequence as the last of them.
-        special_tokens_in_text: Whether special tokens that a text names are these tokens.
     """
 
     num_beams: int | None = None
@@ -140,36 +129,11 @@ class ModelInfo:
 
 def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
     """Convert the description of a model."""
-    return ModelInfo(
-        name=message.name,
-        version=message.version,
-        is_ready=message.is_ready,
-        precision=message.precision,
-        device=message.device,
-        max_source_tokens=message.max_source_tokens,
-        max_target_tokens=message.max_target_tokens,
-        default_max_new_tokens=message.default_max_new_tokens,
-        max_slots=message.max_slots,
-        source_vocab_size=message.source_vocab_size,
-        target_vocab_size=message.target_vocab_size,
-        domain=message.domain,
-        max_message_bytes=message.max_message_bytes,
-        max_slots_per_request=message.max_slots_per_request,
-        source_languages=tuple(_language_from_proto(language) for language in message.source_languages),
-        target_languages=tuple(_language_from_proto(language) for language in message.target_languages),
-        default_source_language=message.default_source_language,
-        default_target_language=message.default_target_language,
-        defaults=_defaults_from_proto(message.defaults),
-        shortlist_tokens=message.shortlist_tokens,
-        weight_bits=message.weight_bits,
-        cache_precision=message.cache_precision,
-        versions=tuple(_version_from_proto(version) for version in message.versions),
-        architecture=message.architecture,
-    )
-
-
-def _language_from_proto(message: generation_pb2.Language) -> Language:
-    return Language(message.code, tuple(message.names))
+    values = {field.name: getattr(message, field.name) for field in fields(ModelInfo)}
+    for name in ("source_languages", "target_languages"):
+        values[name] = tuple(Language(language.code, tuple(language.names)) for language in values[name])
+    values["versions"] = tuple(_version_from_proto(version) for version in message.versions)
+    return ModelInfo(**values | {"defaults": _defaults_from_proto(message.defaults)})
 
 
 def _version_from_proto(message: generation_pb2.ModelVersion) -> ModelVersion:

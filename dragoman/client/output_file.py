@@ -25,34 +25,26 @@ _MAX_NAME_BYTES = 200
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One line that is done.
-
-    Attributes:
-        digest: Of the line it was made of.
-        end: Bytes of the output up to the end of what was made of it.
-    """
+    """A finished line: the digest of its source, and the bytes of the output up to its end."""
 
     digest: str
     end: int
 
 
 class OutputFile:
-    """Output made line by line in `NAME.partial` beside it, which becomes the file when the block ends well.
+    """Output written line by line to `NAME.partial` beside it, which becomes the file when the block ends well.
 
-    If it does not, `NAME.partial` stays, with `NAME.partial.state`, which says what it was made of; the error gets a note that
-    tells so. Where nothing was done, nothing stays. Each line is on disk before the next, so a killed process leaves the same.
+    If it does not, `NAME.partial` stays, with its origin in `NAME.partial.state`, and the error gets a note about it. Nothing stays
+    where nothing was done. Each line is on disk before the next, so a killed process leaves the same.
 
     Args:
         path: File to write or replace; a link is followed. A directory or a device is never replaced.
-        sources: What it is made of.
-        options: How, by flag; plain JSON.
-        is_resumed: Go on with what an earlier run left, if it did; if not so, that is an error, not overwritten.
-
-    Attributes:
-        num_done: Lines that are done.
+        sources: Its source lines.
+        options: Options that it depends on, by flag; plain JSON.
+        is_resumed: Continue with the output of an earlier run, if there is some; without it, that is an error.
 
     Raises:
-        InputError: If it cannot be written, another process writes it, or what is left was made of other lines or in another way.
+        InputError: If it cannot be written, another process writes it, or an earlier run had other lines or options.
     """
 
     def __init__(self, path: Path, sources: LineFile, options: Mapping[str, Any], is_resumed: bool = False) -> None:
@@ -96,12 +88,7 @@ class OutputFile:
             self._close()
 
     def write(self, source: str, text: str) -> None:
-        """Add what was made of the next line.
-
-        Args:
-            source: The line.
-            text: Any number of whole lines.
-        """
+        """Add the output for the next line: any number of whole lines."""
         try:
             content = text.encode()
             _write(self._descriptors[0], content)
@@ -148,11 +135,7 @@ class OutputFile:
         os.ftruncate(self._descriptors[1], len(content))
 
     def _read_state(self) -> list[Done]:
-        """Return the lines that are done, which are those of the sources and were made as now.
-
-        Raises:
-            InputError: If they are not, or it cannot be told.
-        """
+        """Return the finished lines; raises `InputError` if they are of other sources or options, or that is not known."""
         try:
             head, *lines = self._state.read_bytes().decode("ascii").split("\n")
             description = json.loads(head)

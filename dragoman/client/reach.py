@@ -2,6 +2,7 @@
 
 import re
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,13 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """The contents of the files that TLS needs, which can be handed to another process.
-
-    Attributes:
-        authority: Certificates of the server's authority.
-        certificate: Our own certificate, for a server that asks for one; None for none.
-        key: Its private key; None for none.
-    """
+    """Contents of the files for TLS, which can be passed to another process; None where there is none."""
 
     authority: bytes
     certificate: bytes | None = None
@@ -38,17 +33,7 @@ class Pem:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS settings of a connection: the options --ca, --certificate, --key and --server-name.
-
-    Attributes:
-        authority: PEM file of the server's certificate authority; None for plain text.
-        certificate: PEM file of our own certificate, for a server that asks for one.
-        key: PEM file of its private key.
-        server_name: Name that the server's certificate must have, where it is not the one we call; empty for that one.
-
-    Raises:
-        InputError: If one is given without another that it needs.
-    """
+    """TLS settings of a connection; without an authority it is plain text. Raises `InputError` if one lacks another."""
 
     authority: Path | None = None
     certificate: Path | None = None
@@ -63,11 +48,7 @@ class Tls:
             raise InputError("--certificate, --key and --server-name go with --ca, which turns TLS on")
 
     def read(self) -> Pem | None:
-        """Read the files; None for plain text.
-
-        Raises:
-            InputError: If one cannot be read, holds no certificate, or the key is not the certificate's.
-        """
+        """Read the files, None for plain text; raises `InputError` if one is unreadable or wrong, or the key another's."""
         if self.authority is None:
             return None
         authority = read_certificates(self.authority)
@@ -89,31 +70,27 @@ PLAIN = Tls()
 
 
 def read_certificates(path: Path) -> bytes:
-    """Read a PEM file of certificates.
-
-    Raises:
-        InputError: If it cannot be read or is not one.
-    """
-    try:
-        content = path.read_bytes()
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
-    except ssl.SSLError as error:
-        raise InputError(f"{path}: not a PEM file of certificates") from error
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    return content
+    """Read a PEM file of certificates; raises `InputError` if it is none."""
+    return _read(path, lambda context: context.load_verify_locations(cafile=path), "a PEM file of certificates")
 
 
 def _read_key(path: Path, certificate: Path) -> bytes:
     """Read the private key of a certificate, which is read already."""
+
+    def load(context: ssl.SSLContext) -> None:
+        # Without a password here OpenSSL would ask the terminal for that of an encrypted key; gRPC takes none of those.
+        context.load_cert_chain(certificate, path, password="")
+
+    return _read(path, load, "a PEM file of a private key without a password", f"the key of {certificate}")
+
+
+def _read(path: Path, load: Callable[[ssl.SSLContext], None], kind: str, other: str = "") -> bytes:
     try:
         content = path.read_bytes()
-        # Without an answer here OpenSSL would ask the terminal for the password of an encrypted key; gRPC takes none of those.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, path, password="")
+        load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise InputError(f"{path}: not the key of {certificate}") from error
-        raise InputError(f"{path}: not a PEM file of a private key without a password") from error
+        wanted = other if error.reason == "KEY_VALUES_MISMATCH" else kind
+        raise InputError(f"{path}: not {wanted}") from error
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     return content
@@ -121,13 +98,7 @@ def _read_key(path: Path, certificate: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A way for a connection to fail.
-
-    Attributes:
-        pattern: Found in what the client says of it, in its own words or in gRPC's.
-        reason: What the command line says; may have the pattern's groups in it.
-        is_tls: Whether that is for connections with TLS only, or for others only; None for both.
-    """
+    """Cause of a failed connection: a pattern of its message, the advice, and whether that is for TLS or plain text only."""
 
     pattern: str
     reason: str
@@ -174,13 +145,7 @@ _CAUSES: Final = (
 
 
 def in_one_line(error: CallError, server: str, is_tls: bool) -> str:
-    """Return what to say of a failed call: why the server was not reached and what to do, or what it answered.
-
-    Args:
-        error: How the call failed.
-        server: As the user named it.
-        is_tls: Whether TLS was spoken.
-    """
+    """Return the line about a failed call: why the server, as the user named it, was not reached and what to do, or its answer."""
     if isinstance(error, DeadlineExceeded) and error.message == "Deadline Exceeded":  # gRPC's own words: no server said so
         return f"{server}: no answer in time ({error.code})"
     if isinstance(error, Unavailable):
@@ -192,13 +157,9 @@ def in_one_line(error: CallError, server: str, is_tls: bool) -> str:
 
 
 def why_not_serving(client: "Client", server: str, service: str, is_tls: bool) -> str:
-    """Ask a server once whether a service serves; return why it does not, in one line, and nothing if it does.
+    """Ask a server once whether a service serves; return the reason in one line, empty if it does.
 
-    Args:
-        client: Where to ask; one that does not try again.
-        server: As the user named it.
-        service: Name of grpc.health.v1: empty or `readiness`, `liveness`, or a model's name.
-        is_tls: Whether TLS is spoken.
+    Services are those of grpc.health.v1: empty or `readiness`, `liveness`, or a model's name.
     """
     try:
         if client.is_ready(service):

@@ -1,7 +1,7 @@
 """Client of the admin service: the states of a server's models, and changes to them."""
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,21 +20,7 @@ _PREFIX = "VERSION_STATE_"
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """A version of a model, as it is now; see `RepositoryVersion` of the contract.
-
-    Attributes:
-        name: What its folder calls it; where folders have no names for versions, what its content gives.
-        version: What its content gives; empty while it has not been opened.
-        state: Part of its life, in a word such as `serving`; `unspecified` for one that this client does not know.
-        since: When that began, in seconds since 1970; 0 if it is not loaded.
-        cause: Why it is refused, in a word; empty if it is not.
-        reason: The same in one line.
-        labels: By which requests may name it now.
-        share: Of the requests that name no version, how many get it.
-        is_default: Whether it is the one that describes the model.
-        num_answered: Requests that it has answered since it was loaded.
-        num_failed: Requests that failed there through the server's fault.
-    """
+    """A version of a model, as it is now; its fields are those of `RepositoryVersion` in the contract, `state` in lower case."""
 
     name: str
     version: str = ""
@@ -51,15 +37,7 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Requests of operators about a model since the server started.
-
-    Attributes:
-        is_unloaded: Whether it is not served at all.
-        loaded: Versions beyond those that its policy asks for.
-        unloaded: Versions that are as if they were not there.
-        pinned: The version of a rollback; empty if the policy decides.
-        labels: Versions by label; empty for a label that stands for none.
-    """
+    """Requests of operators about a model since the server started; its fields are those of the contract."""
 
     is_unloaded: bool = False
     loaded: tuple[str, ...] = ()
@@ -74,15 +52,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """A model, as it is now; see `RepositoryModel` of the contract.
-
-    Attributes:
-        name: Of the model.
-        is_ready: Whether requests for it are answered.
-        versions: The newest first.
-        problems: What is asked for and cannot be had, and what is wrong with its folder or file, a line each.
-        requested: What operators have asked for.
-    """
+    """A model, as it is now; its fields are those of `RepositoryModel` in the contract."""
 
     name: str
     is_ready: bool = False
@@ -179,16 +149,6 @@ def _model(message: repository_pb2.RepositoryModel) -> ModelStatus:
 def _version(message: repository_pb2.RepositoryVersion) -> VersionStatus:
     states = repository_pb2.VersionState
     state = states.Name(message.state) if message.state in states.values() else states.Name(0)
-    return VersionStatus(
-        message.name,
-        message.version,
-        state.removeprefix(_PREFIX).lower(),
-        message.since,
-        message.cause,
-        message.reason,
-        tuple(message.labels),
-        message.share,
-        message.is_default,
-        message.num_answered,
-        message.num_failed,
-    )
+    values = {field.name: getattr(message, field.name) for field in fields(VersionStatus)}
+    values |= {"state": state.removeprefix(_PREFIX).lower(), "labels": tuple(message.labels)}
+    return VersionStatus(**values)

@@ -54,16 +54,7 @@ class Request:
 
 
 def check_text(name: str, text: object, hint: str = "") -> None:
-    """Refuse a text that is none.
-
-    Args:
-        name: Of the argument.
-        text: What was given for it.
-        hint: What to do with a collection of texts.
-
-    Raises:
-        TypeError: If it is not a string, saying what to do.
-    """
+    """Raise `TypeError` for a text that is no string, with a hint for a collection of texts."""
     if isinstance(text, str):
         return
     if isinstance(text, bytes | bytearray | memoryview):
@@ -74,31 +65,19 @@ def check_text(name: str, text: object, hint: str = "") -> None:
 
 
 def check_texts(texts: object) -> None:
-    """Refuse one text in place of many: its characters would be taken for them.
-
-    Raises:
-        TypeError: Saying what to call.
-    """
+    """Raise `TypeError` for one text in place of many: its characters would be taken for them."""
     if isinstance(texts, str | bytes | bytearray | memoryview):
         raise TypeError(f"texts: many are wanted, not one {type(texts).__name__}; one text goes to generate")
 
 
 def check_request(request: object) -> None:
-    """Refuse what is no request of a batch.
-
-    Raises:
-        TypeError: Saying what is wanted.
-    """
+    """Raise `TypeError` for anything but a `Request`."""
     if not isinstance(request, Request):
         raise TypeError(f"requests: a Request is wanted for each, as in Request(text), not {type(request).__name__}")
 
 
 def generate_request(request: Request) -> generation_pb2.GenerateRequest:
-    """Return the message; without an id it gets one here, so that all attempts share it and errors can name it.
-
-    Raises:
-        InvalidArgument: As `fill`.
-    """
+    """Return the message; without an id it gets one here, so that all attempts share it. Raises as `fill`."""
     request_id = request.request_id or uuid.uuid4().hex
     values: dict[str, object] = {
         "model": request.model,
@@ -117,11 +96,7 @@ def generate_request(request: Request) -> generation_pb2.GenerateRequest:
 
 
 def fill(message: AnyMessage, values: Mapping[str, object], request_id: str = "") -> AnyMessage:
-    """Set the fields of a message, but those whose value is None, and return it.
-
-    Raises:
-        InvalidArgument: If a value cannot be written at all, naming the field; everything else is the server's to judge.
-    """
+    """Set those fields of a message whose value is not None; raises `InvalidArgument` naming one that cannot be written at all."""
     for name, value in values.items():
         try:
             if isinstance(value, Sequence) and not isinstance(value, str):
@@ -143,16 +118,7 @@ SEND_OPTION: Final = "grpc.max_send_message_length"
 
 
 def check_size(message: Message, max_bytes: float, request_id: str = "") -> None:
-    """Do nothing if a request is small enough to be sent.
-
-    Args:
-        message: The request.
-        max_bytes: Largest that is sent.
-        request_id: Its id, for the error.
-
-    Raises:
-        TooLarge: If it is not, naming its largest field.
-    """
+    """Raise `TooLarge`, naming the largest field, if a request is larger than what is sent."""
     size = message.ByteSize()
     if size <= max_bytes:
         return

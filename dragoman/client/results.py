@@ -136,11 +136,7 @@ class Piece:
 
 
 def blank_result(model: str) -> Result:
-    """Return what stands for a blank text, which no server is asked about: one empty answer.
-
-    Args:
-        model: As it was asked for; may be empty.
-    """
+    """Return the result for a blank text, which is not sent to a server: one empty answer."""
     return Result(
         text="",
         tokens=(),
@@ -156,11 +152,7 @@ def blank_result(model: str) -> Result:
 
 
 def result_from_proto(message: generation_pb2.GenerateResponse) -> Result:
-    """Convert an answer.
-
-    Raises:
-        InternalError: If its finish reason is not one this client knows.
-    """
+    """Convert an answer; raises `InternalError` if its finish reason is unknown."""
     return Result(
         text=message.text,
         tokens=tuple(message.tokens),
@@ -252,59 +244,17 @@ class Score:
     request_id: str
 
 
-def score_request(
-    text: str,
-    target: str,
-    *,
-    model: str,
-    model_version: str,
-    source_language: str,
-    target_language: str,
-    length_penalty: float | None,
-    return_alignment: bool,
-    return_word_alignment: bool,
-    alignment_layer: int | None,
-    special_tokens_in_text: bool | None,
-    priority: int,
-    request_id: str | None,
-) -> generation_pb2.ScoreRequest:
-    """Build a request; without an id it gets one here, so that all attempts share it and errors can name it.
-
-    Raises:
-        InvalidArgument: If a value cannot be written at all, naming the field.
-        TypeError: If one of the two is no string.
-    """
+def score_request(text: str, target: str, request_id: str | None, **fields: object) -> generation_pb2.ScoreRequest:
+    """Return the message; without an id it gets one here. Raises `TypeError` for texts that are no strings, else as `fill`."""
     for name, value in (("text", text), ("target", target)):
         check_text(name, value, "; call score once for each pair")
     request_id = request_id or uuid.uuid4().hex
-    fields: dict[str, object] = {
-        "model": model,
-        "model_version": model_version,
-        "source_language": source_language,
-        "target_language": target_language,
-        "text": text,
-        "target": target,
-        "request_id": request_id,
-        "priority": priority,
-        "return_alignment": return_alignment,
-        "return_word_alignment": return_word_alignment,
-        "length_penalty": length_penalty,
-        "alignment_layer": alignment_layer,
-        "special_tokens_in_text": special_tokens_in_text,
-    }
-    return fill(generation_pb2.ScoreRequest(), fields, request_id)
+    values = {"text": text, "target": target, "request_id": request_id, **fields}
+    return fill(generation_pb2.ScoreRequest(), values, request_id)
 
 
 def score_from_proto(message: generation_pb2.ScoreResponse, request: generation_pb2.ScoreRequest) -> Score:
-    """Convert an answer.
-
-    Args:
-        message: The answer.
-        request: What was asked.
-
-    Raises:
-        InternalError: If the alignment is not of the size it says.
-    """
+    """Convert an answer to a request; raises `InternalError` if the alignment has another size than it says."""
     return Score(
         log_prob=message.log_prob,
         score=message.score,

@@ -81,11 +81,7 @@ class Attempts:
         self._num_attempts = 0
 
     def start(self) -> float:
-        """Count an attempt and return the time it has, in seconds.
-
-        Raises:
-            DeadlineExceeded: If there is none left.
-        """
+        """Count an attempt and return the time it has, in seconds; raises `DeadlineExceeded` if there is none left."""
         self._num_attempts += 1
         remaining = self._deadline - self._clock()
         if remaining <= 0:
@@ -101,13 +97,7 @@ class Attempts:
 
 
 class Assembly:
-    """State of a streamed answer: pieces received, and whether it may be requested again.
-
-    Args:
-        attempts: Of this call.
-        request_id: Id of the request.
-        to_error: Makes our error of a failed call and the id.
-    """
+    """State of a streamed answer: pieces received, and whether it may be requested again."""
 
     def __init__(
         self, attempts: Attempts, request_id: str, to_error: Callable[[FailedCall, str], CallError] = from_rpc_error
@@ -121,11 +111,7 @@ class Assembly:
 
     @property
     def result(self) -> Result:
-        """The whole answer.
-
-        Raises:
-            RuntimeError: If the last piece has not come.
-        """
+        """The whole answer; raises `RuntimeError` before the last piece."""
         if self._result is None:
             raise RuntimeError("the stream has not delivered its last piece")
         return self._result
@@ -143,11 +129,7 @@ class Assembly:
         return piece
 
     def end(self) -> None:
-        """Close the answer at the end of a successful call.
-
-        Raises:
-            InternalError: If the server has not sent the last piece.
-        """
+        """End a successful call; raises `InternalError` if the last piece has not come."""
         if self._result is None:
             raise InternalError("the stream ended without its result", self.request_id)
 

@@ -21,17 +21,8 @@ from dragoman.model.errors import InputError
 class ScoreOptions:
     """Options of the requests and of the output.
 
-    Attributes:
-        model: Model to ask; may be empty where the server has exactly one.
-        length_penalty: Exponent of the length in a score; None for the model's default.
-        is_aligned: Print the links between words too.
-        alignment_layer: Decoder layer they are taken from; None for the mean of all.
-        concurrency: Calls in flight at once.
-        is_json: Print each answer as a JSON object in a line, with every field of `Score`; what is not UTF-8 in a piece becomes
-            U+FFFD. Of a blank pair all but the tokens are null.
-        source_language: Language of the texts; empty for the model's default.
-        target_language: Language of the translations; empty for the model's default.
-        model_version: Version of the model, as requests name it; empty for the policy's choice.
+    With `is_json` each score is a line of JSON with every field of `Score`; bytes that are not UTF-8 become U+FFFD, and of a blank
+    pair all but the tokens are null.
     """
 
     model: str = ""
@@ -45,22 +36,15 @@ class ScoreOptions:
     model_version: str = ""
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise InputError(f"--concurrency: {self.concurrency} is less than 1")
         if self.alignment_layer is not None and not self.is_aligned:
             raise InputError("--alignment-layer goes with --alignment")
 
 
 class Pairs:
-    """The lines of two files that belong together, read and checked before any is used.
-
-    Args:
-        source: One text a line, gunzipped where its name ends in .gz.
-        target: What each is scored with. A blank line beside a text is a target too, the empty one.
+    """Pairs of lines of two files, gunzipped where a name ends in .gz; a blank target beside a text is the empty target.
 
     Raises:
-        InputError: If a file cannot be read, they have different numbers of lines, or a line of the source is blank and the
-            target's is not (with its number).
+        InputError: If a file cannot be read, the files have different numbers of lines, or only the source's line is blank.
     """
 
     def __init__(self, source: Path, target: Path) -> None:
@@ -79,12 +63,6 @@ def score_pairs(client: Client, pairs: Pairs, out: TextIO, options: ScoreOptions
 
     Two blank lines have a blank line, without asking the server.
 
-    Args:
-        client: Where to ask.
-        pairs: What to score.
-        out: Where to write.
-        options: What to ask for.
-
     Raises:
         InputError: If the server refuses a pair, naming its line, or an option; the pairs before it are written.
         CallError: If a call fails for any other reason.
@@ -98,19 +76,7 @@ def score_pairs(client: Client, pairs: Pairs, out: TextIO, options: ScoreOptions
 def token_log_probs(
     client: Client, sources: list[str], targets: list[str], names: str, options: ScoreOptions
 ) -> Iterator[list[float]]:
-    """Yield the log-probability of every token of each target after its source, in order.
-
-    Args:
-        client: Where to ask.
-        sources: Texts; a language model may be given empty ones.
-        targets: As many.
-        names: Of the files that they are of.
-        options: What to ask for.
-
-    Raises:
-        InputError: If the server refuses a pair, naming its line.
-        CallError: If a call fails for any other reason.
-    """
+    """Yield the log-probability of every token of each target after its source, in order; raises as `score_pairs`."""
     pairs = list(zip(sources, targets, strict=True))
     with closing(_scores(client, pairs, names, options, skips_blank=False)) as scores:
         for score in scores:
@@ -121,12 +87,7 @@ def token_log_probs(
 def _scores(
     client: Client, pairs: list[tuple[str, str]], names: str, options: ScoreOptions, *, skips_blank: bool
 ) -> Generator[Score | None, None, None]:
-    """Yield what the server says of each pair, in order; None of one with a blank source, if such are skipped.
-
-    Raises:
-        InputError: If the server refuses a pair, naming its line, or an option.
-        CallError: If a call fails for any other reason.
-    """
+    """Yield the score of each pair, in order; None for a skipped blank one. Raises as `score_pairs`."""
 
     def work(pair: tuple[str, str], scope: Scope) -> Score | None:
         if skips_blank and not pair[0].strip():

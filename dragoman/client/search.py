@@ -88,11 +88,7 @@ _NAMES: Final = tuple(field.name for field in fields(Search))
 
 
 def with_options(search: Search, **options: Unpack[SearchOptions]) -> Search:
-    """Return the search with these of its fields replaced.
-
-    Raises:
-        TypeError: If it is no search, or has no such field.
-    """
+    """Return the search with these of its fields replaced; raises `TypeError` for an unknown one, or for no `Search`."""
     if not isinstance(search, Search):
         raise TypeError(f"search: a Search is wanted, not {search!r}")
     for name in options.keys() - set(_NAMES):
@@ -151,12 +147,7 @@ def in_flags(message: str) -> str:
 
 
 def refusal(label: str, message: str) -> InputError:
-    """Return the error for what a server refused: an option, which all texts share, or a text.
-
-    Args:
-        label: Name of the text.
-        message: The server's, about a field.
-    """
+    """Return the error for a server's refusal of an option, which all texts share, or of the text with this label."""
     told = in_flags(message)
     return InputError(told if told.startswith("--") else f"{label}: {told}")
 

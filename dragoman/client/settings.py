@@ -119,22 +119,12 @@ class Settings:
         return Grouping(is_bulk=not 0 <= largest < MIN_ANSWER_BYTES, max_bytes=min(MAX_BYTES, self.max_request_bytes))
 
     def batch(self, grouping: Grouping, timeout_seconds: float | None) -> Batch:
-        """Start the clock for a batch.
-
-        Args:
-            grouping: How its requests are put together.
-            timeout_seconds: Time for all of it; None for as long as it takes.
-        """
+        """Start the clock for a batch that has so much time; None for as long as it takes."""
         deadline = self.deadline(timeout_seconds)
         return Batch(self.retry, deadline, self.clock, max_request_bytes=self.max_request_bytes, grouping=grouping)
 
     def batch_of_texts(self, grouping: Grouping, timeout_seconds: float | None) -> Batch:
-        """Start a batch in which each request has its own time, and blank ones are answered here.
-
-        Args:
-            grouping: How its requests are put together.
-            timeout_seconds: Time for each; None for the client's.
-        """
+        """Start a batch in which each request has its own time (None for the client's), and blank ones are answered here."""
         seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         _check_timeout(seconds)
         return Batch(

@@ -324,6 +324,7 @@ class Client:
         request = score_request(
             text,
             target,
+            request_id,
             model=model,
             model_version=model_version,
             source_language=source_language,
@@ -334,7 +335,6 @@ class Client:
             alignment_layer=alignment_layer,
             special_tokens_in_text=special_tokens_in_text,
             priority=priority,
-            request_id=request_id,
         )
         response = self._calls.call(
             self._stub.Score,

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -13,10 +13,11 @@ from rich.text import Text
 from dragoman.client.model_info import Language, ModelInfo, ModelVersion
 from dragoman.client.repository import ModelStatus, Requested, VersionStatus
 
-# Of what is no terminal.
-WIDE = 1000
+# Width of what is no terminal.
+_WIDE = 1000
 # A model may have hundreds of languages; a table has room for a few.
 _MAX_LANGUAGES = 3
+AnyModel = TypeVar("AnyModel", ModelInfo, ModelStatus)
 
 
 def models_table(models: Sequence[ModelInfo]) -> Table:
@@ -101,18 +102,24 @@ def plain(text: str) -> Text:
 
 
 def print_models(models: Sequence[ModelInfo], out: TextIO, is_json: bool = False) -> None:
-    """Write the models as a table, below it what else there is to tell, or as one JSON object a line with all of `ModelInfo`."""
+    """Write the models as a table with remarks below it, or as one JSON object a line with all of `ModelInfo`."""
+    _print(models, out, is_json, lambda: models_table(models), _remarks)
+
+
+def _print(
+    models: Sequence[AnyModel], out: TextIO, is_json: bool, table: Callable[[], Table], remarks: Callable[[AnyModel], Iterator[str]]
+) -> None:
     if is_json:
         for model in models:
             out.write(json.dumps(dataclasses.asdict(model), ensure_ascii=False) + "\n")
         out.flush()
-    else:
-        # A file has no width: nothing is cut to a terminal's there.
-        console = Console(file=out, width=None if out.isatty() else WIDE)
-        console.print(models_table(models))
-        for model in models:
-            for remark in _remarks(model):
-                console.print(plain(remark))
+        return
+    # A file has no width: nothing is cut to a terminal's there.
+    console = Console(file=out, width=None if out.isatty() else _WIDE)
+    console.print(table())
+    for model in models:
+        for remark in remarks(model):
+            console.print(plain(remark))
 
 
 _STYLES = {"serving": "green", "trial": "yellow", "refused": "red"}
@@ -121,13 +128,11 @@ _STYLES = {"serving": "green", "trial": "yellow", "refused": "red"}
 def print_repository(
     models: Sequence[ModelStatus], out: TextIO, is_json: bool = False, clock: Callable[[], float] = time.time
 ) -> None:
-    """Write a row for each version, below them what else there is to tell; or one JSON object a line with all of `ModelStatus`."""
-    if is_json:
-        for model in models:
-            out.write(json.dumps(dataclasses.asdict(model), ensure_ascii=False) + "\n")
-        out.flush()
-        return
-    console = Console(file=out, width=None if out.isatty() else WIDE)
+    """Write a row for each version with remarks below, or one JSON object a line with all of `ModelStatus`."""
+    _print(models, out, is_json, lambda: _versions_table(models, clock), _status_remarks)
+
+
+def _versions_table(models: Sequence[ModelStatus], clock: Callable[[], float]) -> Table:
     table = Table()
     for heading in ("model", "version", "content", "state", "since", "labels", "share", "answered", "failed"):
         table.add_column(heading, justify="right" if heading in ("share", "answered", "failed") else "left")
@@ -136,10 +141,7 @@ def print_repository(
             table.add_row(*_cells(model, version, clock()))
         if not model.versions:
             table.add_row(plain(model.name), "", "", "no version")
-    console.print(table)
-    for model in models:
-        for remark in _status_remarks(model):
-            console.print(plain(remark))
+    return table
 
 
 def _cells(model: ModelStatus, version: VersionStatus, now: float) -> Iterator[Text]:

@@ -28,19 +28,11 @@ class TranslateOptions:
     """Options of the requests and of the output.
 
     Attributes:
-        model: Model to ask; may be empty where the server has exactly one.
-        max_new_tokens: Tokens to generate at the most; None for the model's default.
-        truncate: Cut a source that is too long instead of refusing it.
-        concurrency: Calls in flight at once.
         is_streamed: Print pieces as they come, one text after the other.
-        is_json: Print what a text is answered with as a JSON object in a line, with every field of `Result`; all but the text and
-            the tokens of a blank line are null, and what is not UTF-8 in a token's piece becomes U+FFFD.
-        search: How answers are searched for. Of several to a text each has a line; there are as many for each text, blank ones
-            where it is blank or has fewer answers.
+        is_json: Print a line of JSON for each text, with every field of `Result`; of a blank line all but the text and the tokens
+            are null, and bytes of a token's piece that are not UTF-8 become U+FFFD.
+        search: Search options. Of several answers each has a line; each text has as many lines, blank ones if need be.
         has_scores: Print each answer's score and a tab before it.
-        source_language: Language of the texts; empty for the model's default.
-        target_language: Language of the answers; empty for the model's default.
-        model_version: Version of the model, as requests name it; empty for the policy's choice.
     """
 
     model: str = ""
@@ -56,8 +48,6 @@ class TranslateOptions:
     model_version: str = ""
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise InputError(f"--concurrency: {self.concurrency} is less than 1")
         if self.is_streamed and self.is_json:
             raise InputError("--stream prints pieces as they come, --json whole answers: give one of them")
         if self.is_streamed and (self.has_scores or self.num_answers > 1):
@@ -88,27 +78,15 @@ class TranslateOptions:
 
 
 def translate_texts(client: Client, texts: Sequence[str], out: TextIO, options: TranslateOptions) -> None:
-    """Write the answer to each text, a line each, in order; where several are asked for, all of a text's together.
-
-    Raises:
-        InputError: If the server refuses a text, saying which and why.
-        CallError: If a call fails for any other reason.
-    """
+    """Write the answers to each text, a line each, in order; raises as `translate_lines`."""
     _write_answers(client, texts, "text", out, options)
 
 
 def translate_lines(client: Client, source: BinaryIO, out: TextIO, options: TranslateOptions, name: str = "standard input") -> None:
-    """Answer each line of a stream by one, in order and flushed; a blank one by a blank one, without asking the server.
+    """Write a line for each line of a stream, in order and flushed; a blank one for a blank one, without asking the server.
 
-    While lines are there to read, `concurrency` of them are under way; when the next is not there yet, all that came before are
-    answered first. So a person, or a program at the other end of a pipe, gets each answer before the next line is due.
-
-    Args:
-        client: Where to ask.
-        source: Lines of UTF-8; nothing else may read from it.
-        out: Where to write.
-        options: What to ask for.
-        name: What to call the source in messages.
+    While lines are there to read, `concurrency` of them are in flight; when the next is not there yet, all before it are answered
+    first. So a person, or a program at the other end of a pipe, gets each answer before the next line is due.
 
     Raises:
         InputError: If a line is not UTF-8 or the server refuses it, naming the line; those before it are answered.
@@ -125,22 +103,20 @@ def translate_file(
     progress: TextIO | None = None,
     is_resumed: bool = False,
 ) -> int:
-    """Translate a file line by line into another, which appears when all of it is done, and return the number of lines.
+    """Translate a file line by line into another, which appears when all of it is done; return the number of lines.
 
-    Each line ends as that which it was made of.
-    What is done when it breaks off stays beside the file, as `OutputFile` says, and the error has a note that names it.
+    Each line ends as its source line. An interrupted run leaves its output beside the file, as `OutputFile` says.
 
     Args:
-        client: Where to ask.
+        client: Client of the server.
         in_path: Lines of UTF-8; blank ones stay blank.
         out_path: File to write or replace; another than the one that is read.
-        options: What to ask for.
-        progress: Where to show a progress bar if it is a terminal.
-        is_resumed: Go on with what an earlier run left, if it did.
+        options: Options of the requests and of the output.
+        progress: Stream for a progress bar, if it is a terminal.
+        is_resumed: Continue an earlier run, if there was one.
 
     Raises:
-        InputError: If a file cannot be read or written, or both are the same; a line is not UTF-8 or the server refuses it, naming
-            the line; if what an earlier run left cannot be gone on with.
+        InputError: If a file cannot be read, written or resumed, both are the same, or a line is refused, naming it.
         CallError: If a call fails for any other reason.
     """
     lines = _read(in_path, options)
@@ -158,12 +134,7 @@ def translate_file(
 
 
 def print_file(client: Client, in_path: Path, out: TextIO, options: TranslateOptions) -> None:
-    """Translate a file line by line onto a stream.
-
-    Raises:
-        InputError: If the file cannot be read, a line is not UTF-8 or the server refuses it, naming the line.
-        CallError: If a call fails for any other reason.
-    """
+    """Translate a file line by line onto a stream; raises as `translate_file`."""
     with closing(_file_answers(client, _read(in_path, options), 0, options)) as answers:
         for _, answer in answers:
             out.write(answer)

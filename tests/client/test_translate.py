@@ -211,12 +211,6 @@ def test_a_file_that_breaks_off_can_be_resumed(sync_client, service, source: Pat
     assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"]
 
 
-def test_an_impossible_concurrency_is_named() -> None:
-    for options in (TranslateOptions, ScoreOptions):
-        with pytest.raises(InputError, match=r"^--concurrency: 0"):
-            options(concurrency=0)
-
-
 def test_what_a_file_was_made_with_is_known_by_flags() -> None:
     """A file is resumed with the same of them only."""
     plain = TranslateOptions(concurrency=1).by_flag()
