@@ -27,6 +27,8 @@ from tests.oracles.variants import VARIANTS
 
 # Activation and norms of T5 are ONNX Runtime's and PyTorch's own here, and spelt out there: they differ in the last bits.
 T5_TOLERANCE = 2e-5
+# Of every family: names of tokens that begin, end or fill a sequence, of the unknown one, of languages and sentinels.
+NAMES = ("</s>", "<pad>", "<unk>", "<s>", "<extra_id_0>", "<2de>", ">>fra<<", "__de__", "deu_Latn", "de_DE")
 # Fields of config.json that are read, and covered by the report's line on the network, the tables or the lengths.
 USED = """
     model_type vocab_size decoder_vocab_size share_encoder_decoder_embeddings tie_word_embeddings scale_embedding d_model
@@ -77,7 +79,14 @@ def test_an_imported_checkpoint_computes_and_encodes_as_transformers_does(varian
         texts = [text for text, ids in zip(texts, expected_ids, strict=True) if 2 not in ids]
         expected_ids = [ids for ids in expected_ids if 2 not in ids]
     assert checkpoint.tokenizers.source.encode_batch(texts) == expected_ids
-    target = checkpoint.tokenizers.target
+    source, target = checkpoint.tokenizers.source, checkpoint.tokenizers.target
+    said = json.loads((folder / "tokenizer_config.json").read_text()).get("added_tokens_decoder", {})
+    vocabulary = json.loads((folder / "vocab.json").read_text()) if (folder / "vocab.json").exists() else {}
+    named = vocabulary | {token["content"]: int(token_id) for token_id, token in said.items()}
+    # No text makes a token that means something to the model or ends it, except where Transformers takes that for the unknown one.
+    for name in NAMES if (variant, layout) != ("madlad", "transformers") else ():
+        for ids in map(source.encode, (name, f"a {name} b", f"{name}{name}", f"{name} ")):
+            assert len(ids) > 1 and source.eos_id not in ids and (name == "<unk>" or named.get(name) not in ids), name
     assert (target is checkpoint.tokenizers.source) == (not variant.startswith("marian"))
     unknown = target.encode("\ue000")[-1]  # which no vocabulary has
     known = [text for text in texts if unknown not in target.encode(text) and "⁇" not in target.decode(target.encode(text))]
