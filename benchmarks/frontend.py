@@ -45,17 +45,11 @@ Cpu = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A protocol of a running server.
+    """A protocol of a running server."""
 
-    Attributes:
-        name: Name in the table.
-        protocol: Protocol of `load`.
-        run: Sends a load; returns its record and the processor seconds of each process.
-    """
-
-    name: str
-    protocol: str
-    run: Callable[[Load], tuple[Record, Cpu]]
+    name: str  # name in the table
+    protocol: str  # protocol of `load`
+    run: Callable[[Load], tuple[Record, Cpu]]  # sends a load; returns its record and the processor seconds of each process
 
     def supports(self, load: Load) -> bool:
         """Return whether the protocol supports the load: only streams have several requests in a message."""

@@ -24,19 +24,12 @@ MIN_COMPLETED, MAX_REJECTION_SECONDS = 0.9, 0.05
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """One load and its outcomes.
+    """One load and its outcomes."""
 
-    Attributes:
-        factor: Arrivals by capacity.
-        seconds: How long requests arrived.
-        record: Of the sender.
-        cores: Processor time over wall time by process.
-    """
-
-    factor: float
-    seconds: float
-    record: Record
-    cores: Mapping[str, float]
+    factor: float  # arrivals by capacity
+    seconds: float  # how long requests arrived
+    record: Record  # of the sender
+    cores: Mapping[str, float]  # processor time over wall time by process
 
     @property
     def completed(self) -> float:

@@ -82,17 +82,12 @@ def points(varied: str, is_quick: bool) -> list[Point]:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One run of requests that begin together.
+    """One run of requests that begin together."""
 
-    Attributes:
-        step_seconds: Of each step by target token; for steps with prefills, or without all rows, of the first step after them.
-        first_token_seconds: From submission until the last request had its first token.
-        memory_mib: Growth of the process since the model was loaded, after each of those steps.
-    """
-
+    # Of each step by target token; for steps with prefills, or without all rows, of the first step after them.
     step_seconds: list[float]
-    first_token_seconds: float
-    memory_mib: list[float]
+    first_token_seconds: float  # from submission until the last request had its first token
+    memory_mib: list[float]  # growth of the process since the model was loaded, after each of those steps
 
 
 class Probe:

@@ -61,21 +61,13 @@ MIN_SAME = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Durations and counts of the measurement.
+    """Durations and counts of the measurement."""
 
-    Attributes:
-        seconds: Of a rate, in a round.
-        tuning_seconds: Of a rate, while settings are searched for; 0 for no search.
-        warm_seconds: Of the load before a measurement.
-        num_rounds: How often each server is started for its final figures.
-        num_checked: Captions whose translations are compared.
-    """
-
-    seconds: float
-    tuning_seconds: float
-    warm_seconds: float
-    num_rounds: int
-    num_checked: int
+    seconds: float  # of a rate, in a round
+    tuning_seconds: float  # of a rate, while settings are searched for; 0 for no search
+    warm_seconds: float  # of the load before a measurement
+    num_rounds: int  # how often each server is started for its final figures
+    num_checked: int  # captions whose translations are compared
 
 
 FULL, QUICK = Size(10.0, 5.0, 2.0, 3, 200), Size(2.0, 0.0, 0.5, 1, 20)
@@ -83,50 +75,29 @@ FULL, QUICK = Size(10.0, 5.0, 2.0, 3, 200), Size(2.0, 0.0, 0.5, 1, 20)
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The same weights for every server.
+    """The same weights for every server."""
 
-    Attributes:
-        name: Name of the model.
-        bundle: Dragoman's bundle.
-        ctranslate2: Folder with the peers' model and the tokeniser.
-        precision: `fp32` or `int8`.
-    """
-
-    name: str
-    bundle: Path
-    ctranslate2: Path
-    precision: str
+    name: str  # name of the model
+    bundle: Path  # dragoman's bundle
+    ctranslate2: Path  # folder with the peers' model and the tokeniser
+    precision: str  # `fp32` or `int8`
 
 
 @dataclass(slots=True)
 class Contender:
-    """A server and its figures so far.
+    """A server and its figures so far."""
 
-    Attributes:
-        kind: Of peer; None for Dragoman.
-        models: See there.
-        environments: Folder of the peers' environments.
-        flags: Of `dragoman serve`.
-        settings: Of a peer.
-        unloaded_seconds: Median latency without other requests.
-        answers: To the captions that are compared.
-        start: First level of the search for its knee.
-        stride: Stride of that search.
-        knees: Knee of each round; None where no rate met the objective.
-        points: Points of all rates and rounds.
-    """
-
-    kind: Kind | None
-    models: Models
-    environments: Path
-    flags: Sequence[str] = ()
-    settings: Settings | None = None
-    unloaded_seconds: float = 0.0
-    answers: list[str] = field(default_factory=list)
-    start: int = 0
-    stride: int = STRIDE
-    knees: list[Point | None] = field(default_factory=list)
-    points: list[Point] = field(default_factory=list)
+    kind: Kind | None  # of peer; None for Dragoman
+    models: Models  # see there
+    environments: Path  # folder of the peers' environments
+    flags: Sequence[str] = ()  # of `dragoman serve`
+    settings: Settings | None = None  # of a peer
+    unloaded_seconds: float = 0.0  # median latency without other requests
+    answers: list[str] = field(default_factory=list)  # to the captions that are compared
+    start: int = 0  # first level of the search for its knee
+    stride: int = STRIDE  # stride of that search
+    knees: list[Point | None] = field(default_factory=list)  # knee of each round; None where no rate met the objective
+    points: list[Point] = field(default_factory=list)  # points of all rates and rounds
 
     @property
     def name(self) -> str:

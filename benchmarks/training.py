@@ -56,19 +56,12 @@ BOUNDS = (10, 15, 20)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Variant of the training loop.
+    """Variant of the training loop."""
 
-    Attributes:
-        name: Name in the table.
-        schedule: Changes in the recipe's `[training]` table.
-        is_dropout_pytorchs: Whether `torch.nn.Dropout` replaces ours.
-        is_tcmalloc: Whether memory comes from TCMalloc.
-    """
-
-    name: str
-    schedule: dict[str, Any] = field(default_factory=dict)
-    is_dropout_pytorchs: bool = False
-    is_tcmalloc: bool = False
+    name: str  # name in the table
+    schedule: dict[str, Any] = field(default_factory=dict)  # changes in the recipe's `[training]` table
+    is_dropout_pytorchs: bool = False  # whether `torch.nn.Dropout` replaces ours
+    is_tcmalloc: bool = False  # whether memory comes from TCMalloc
 
 
 SIDES = (

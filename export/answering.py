@@ -67,14 +67,10 @@ class Made(Protocol):
 
 @dataclass(slots=True)
 class SampleRow(Row):
-    """A greedy row that is forced to begin with some tokens.
+    """A greedy row that is forced to begin with some tokens."""
 
-    Attributes:
-        target_prefix: These tokens.
-        candidates: The likeliest tokens of each step, with their log-probabilities; of forced steps, too.
-    """
-
-    target_prefix: list[int] = field(default_factory=list)
+    target_prefix: list[int] = field(default_factory=list)  # these tokens
+    # The likeliest tokens of each step, with their log-probabilities; of forced steps, too.
     candidates: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property

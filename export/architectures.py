@@ -25,33 +25,22 @@ from dragoman.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """Graphs of models of one architecture; a model is a network of that architecture, in the precision of the graph.
+    """Graphs of models of one architecture; a model is a network of that architecture, in the precision of the graph."""
 
-    Attributes:
-        encoder: Makes what encodes of a model, and of whether sources come packed; or with prompts, what reads a piece of one.
-        step: Makes what decodes of a model, and of the ids that are candidates, rising; None for all.
-        scorer: Makes what scores of a model, and of whether the encoder's graph takes sources packed.
-        caches: Tells what a decode step keeps of a row, as long as nothing of it is in 8 bits.
-        num_attention_layers: Tells the layers of the attention that the scorer gives; 0 for none.
-        precisions: In which there are graphs.
-        has_prompts: Whether a source is a prompt, which is read into the caches that steps write.
-        has_heads: Whether the graphs have attention nodes, which ask something of heads.
-        has_time_axis: Whether 8-bit products of a decode step take rows with the time axis that attention asks for.
-        has_integer_caches: Whether caches can be in 8 bits.
-        products: Tells what calibration cannot see.
-    """
-
+    # Makes what encodes of a model, and of whether sources come packed; or with prompts, what reads a piece of one.
     encoder: Callable[[Any, bool], GraphModule]
+    # Makes what decodes of a model, and of the ids that are candidates, rising; None for all.
     step: Callable[[Any, Sequence[int] | None], GraphModule]
+    # Makes what scores of a model, and of whether the encoder's graph takes sources packed.
     scorer: Callable[[Any, bool], GraphModule]
-    caches: Callable[[ModelConfig], list[Cache]]
-    num_attention_layers: Callable[[ModelConfig], int]
-    precisions: tuple[Precision, ...] = ("fp32", "int8")
-    has_prompts: bool = False
-    has_heads: bool = True
-    has_time_axis: bool = False
-    has_integer_caches: bool = False
-    products: Callable[[Any], Products] = lambda model: Products()
+    caches: Callable[[ModelConfig], list[Cache]]  # tells what a decode step keeps of a row, as long as nothing of it is in 8 bits
+    num_attention_layers: Callable[[ModelConfig], int]  # tells the layers of the attention that the scorer gives; 0 for none
+    precisions: tuple[Precision, ...] = ("fp32", "int8")  # in which there are graphs
+    has_prompts: bool = False  # whether a source is a prompt, which is read into the caches that steps write
+    has_heads: bool = True  # whether the graphs have attention nodes, which ask something of heads
+    has_time_axis: bool = False  # whether 8-bit products of a decode step take rows with the time axis that attention asks for
+    has_integer_caches: bool = False  # whether caches can be in 8 bits
+    products: Callable[[Any], Products] = lambda model: Products()  # tells what calibration cannot see
 
     def modules(self, model: Any, precision: Precision) -> Iterator[GraphModule]:
         """Yield what is traced of a model, each when it is asked for: encoder, decode step and scorer."""

@@ -37,15 +37,10 @@ class QualityTexts:
 
 @dataclass(frozen=True, slots=True)
 class Shortlist:
-    """Texts in the target language whose tokens a model is to choose from.
+    """Texts in the target language whose tokens a model is to choose from."""
 
-    Attributes:
-        texts: Lines.
-        size: Keep so many of their tokens, the most frequent; None for all.
-    """
-
-    texts: Sequence[str]
-    size: int | None = None
+    texts: Sequence[str]  # lines
+    size: int | None = None  # keep so many of their tokens, the most frequent; None for all
 
     def __post_init__(self) -> None:
         """Refuse a size that keeps nothing.

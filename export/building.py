@@ -38,23 +38,15 @@ STEP = 1
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How graphs are made of a checkpoint.
+    """How graphs are made of a checkpoint."""
 
-    Attributes:
-        precision: Of weights, caches and arithmetic.
-        calibration: Sources to calibrate int8 with; by default sentences of several languages and random tokens.
-        quality: Texts on which another precision must translate as well as fp32.
-        shortlist: Ids that a decode step chooses from, rising; None for all.
-        weight_bits: Of the weights of int8.
-        cache_precision: Of the caches; None for that of the arithmetic between 8-bit products.
-    """
-
-    precision: Precision
+    precision: Precision  # of weights, caches and arithmetic
+    # Sources to calibrate int8 with; by default sentences of several languages and random tokens.
     calibration: Sequence[list[int]] | None = None
-    quality: QualityTexts | None = None
-    shortlist: Sequence[int] | None = None
-    weight_bits: WeightBits = 8
-    cache_precision: CachePrecision | None = None
+    quality: QualityTexts | None = None  # texts on which another precision must translate as well as fp32
+    shortlist: Sequence[int] | None = None  # ids that a decode step chooses from, rising; None for all
+    weight_bits: WeightBits = 8  # of the weights of int8
+    cache_precision: CachePrecision | None = None  # of the caches; None for that of the arithmetic between 8-bit products
 
 
 def build_graphs(

@@ -20,20 +20,15 @@ AXES: dict[Role, str] = {"self": "T", "cross": "S"}
 
 
 class Cache(Struct, frozen=True, forbid_unknown_fields=True):
-    """One cache of a decode step.
+    """One cache of a decode step."""
 
-    Attributes:
-        name: Of the step's input; a cache that steps write is an output, too, which is called `NAME_out`.
-        role: Whether steps write it ("self") or the encoder gives it and steps only read it ("cross").
-        shape: Of one row: sizes, and at most once "T" (role "self") or "S" (role "cross"), the axis along which each position
-            writes a place of its own. A cache without that axis is a state, which belongs to the last position alone.
-        precision: Of its numbers; None for the bundle's own, single precision in one of int8. A cache in 8 bits is an output of the
-            step whatever its role.
-    """
-
-    name: TensorName
-    role: Role
+    name: TensorName  # of the step's input; a cache that steps write is an output, too, which is called `NAME_out`
+    role: Role  # whether steps write it ("self") or the encoder gives it and steps only read it ("cross")
+    # Of one row: sizes, and at most once "T" (role "self") or "S" (role "cross"), the axis along which each position writes a place
+    # of its own. A cache without that axis is a state, which belongs to the last position alone.
     shape: Annotated[list[Axis], Meta(min_length=1, max_length=MAX_CACHE_AXES)]
+    # Of its numbers; None for the bundle's own, single precision in one of int8. A cache in 8 bits is an output of the step
+    # whatever its role.
     precision: CachePrecision | None = None
 
     def __post_init__(self) -> None:

@@ -43,14 +43,10 @@ def calibration_sources(tokenizer: Tokenizer, texts: Sequence[str], max_source_p
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a model's numbers were seen to be.
+    """What a model's numbers were seen to be."""
 
-    Attributes:
-        inputs: The range of every product's input, by `quantize.Product.key`.
-        caches: The largest magnitude in each channel of every cache, `[H, Dh]`, by the cache's name.
-    """
-
-    inputs: Mapping[str, ActivationRange]
+    inputs: Mapping[str, ActivationRange]  # the range of every product's input, by `quantize.Product.key`
+    # The largest magnitude in each channel of every cache, `[H, Dh]`, by the cache's name.
     caches: Mapping[str, NDArray[np.float32]]
 
 

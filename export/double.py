@@ -23,15 +23,10 @@ NUM_POSITIONS = 16
 
 
 class Allowance(NamedTuple):
-    """How far results may be from double precision.
+    """How far results may be from double precision."""
 
-    Attributes:
-        log_prob: Of a token's log-probability.
-        attention: Of an attention weight.
-    """
-
-    log_prob: float
-    attention: float
+    log_prob: float  # of a token's log-probability
+    attention: float  # of an attention weight
 
 
 class DoublePrecision:

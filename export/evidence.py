@@ -16,78 +16,43 @@ class Origin(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quality(Struct, frozen=True, forbid_unknown_fields=True):
-    """What 8-bit arithmetic changes, compared with the model in single precision; see `dragoman.export.quality`.
+    """What 8-bit arithmetic changes, compared with the model in single precision; see `dragoman.export.quality`."""
 
-    Attributes:
-        num_constant_scales: Products whose input has a constant scale.
-        num_row_scales: Products whose input has a scale for every row.
-        num_rows: Teacher-forced rows that gave the same bits in batches of different sizes and on 1 and 2 threads.
-        num_tokens: Positions compared, along the model's own greedy answers.
-        agreement: Share of them at which both find the same token likeliest.
-        mean_divergence: Mean Kullback–Leibler divergence from the model's next-token distribution, nats.
-        mean_log_prob_difference: Mean difference of the answers' log-probabilities, nats a token.
-        mean_scorer_difference: The same between the scorer and the decode step.
-        bleu_change: BLEU gained or, below 0, lost on the texts that were given, if any were.
-        chrf_change: The same of chrF.
-    """
-
-    num_constant_scales: Total
-    num_row_scales: Total
-    num_rows: Total
-    num_tokens: Total
-    agreement: Annotated[float, Meta(ge=0, le=1)]
-    mean_divergence: Change
-    mean_log_prob_difference: Change
-    mean_scorer_difference: Change
-    bleu_change: Change | None = None
-    chrf_change: Change | None = None
+    num_constant_scales: Total  # products whose input has a constant scale
+    num_row_scales: Total  # products whose input has a scale for every row
+    num_rows: Total  # teacher-forced rows that gave the same bits in batches of different sizes and on 1 and 2 threads
+    num_tokens: Total  # positions compared, along the model's own greedy answers
+    agreement: Annotated[float, Meta(ge=0, le=1)]  # share of them at which both find the same token likeliest
+    mean_divergence: Change  # mean Kullback–Leibler divergence from the model's next-token distribution, nats
+    mean_log_prob_difference: Change  # mean difference of the answers' log-probabilities, nats a token
+    mean_scorer_difference: Change  # the same between the scorer and the decode step
+    bleu_change: Change | None = None  # BLEU gained or, below 0, lost on the texts that were given, if any were
+    chrf_change: Change | None = None  # the same of chrF
 
 
 class ShortlistParity(Struct, frozen=True, forbid_unknown_fields=True):
-    """How close the decode step with a shortlist is to the one without.
+    """How close the decode step with a shortlist is to the one without."""
 
-    Attributes:
-        num_tokens: Tokens of the list.
-        num_rows: Teacher-forced rows compared.
-        num_positions: Positions compared in them, each over all tokens of the list.
-        max_log_prob_difference: Largest difference of a log-probability, when both are normalised over the list.
-        num_rows_alone: Rows decoded a second time by themselves, with bit-identical results.
-    """
-
-    num_tokens: Total
-    num_rows: Total
-    num_positions: Total
-    max_log_prob_difference: Difference
-    num_rows_alone: Total
+    num_tokens: Total  # tokens of the list
+    num_rows: Total  # teacher-forced rows compared
+    num_positions: Total  # positions compared in them, each over all tokens of the list
+    max_log_prob_difference: Difference  # largest difference of a log-probability, when both are normalised over the list
+    num_rows_alone: Total  # rows decoded a second time by themselves, with bit-identical results
 
 
 class Parity(Struct, frozen=True, forbid_unknown_fields=True):
-    """The headline of the parity report, which `parity.json` has in full.
+    """The headline of the parity report, which `parity.json` has in full."""
 
-    Attributes:
-        tolerance: Largest difference of a log-probability or an attention weight that export accepts.
-        max_log_prob_difference: Largest difference there was between the decoder and eager PyTorch.
-        num_rows: Teacher-forced rows compared over the whole vocabulary.
-        num_steps: Decode steps these took.
-        num_sentences: Sources decoded greedily on both sides.
-        num_token_mismatches: Sources whose tokens parted, each at a tie within the tolerance.
-        num_pairs: Pairs scored by the scorer.
-        max_score_difference: Largest difference of a target token's log-probability between the scorer and eager PyTorch.
-        max_attention_difference: The same of an attention weight.
-        device: What the graphs ran on, and what of them did not run.
-        processor: The kind of processor that proved them, for example `avx512_vnni`; None in bundles that do not say.
-        quality: What 8-bit arithmetic changes; None where there is none.
-    """
-
-    tolerance: Difference
-    max_log_prob_difference: Difference
-    num_rows: Total
-    num_steps: Total
-    num_sentences: Total
-    num_token_mismatches: Total
-    num_pairs: Total
-    max_score_difference: Difference
-    max_attention_difference: Difference
-    device: Line = "cpu"
+    tolerance: Difference  # largest difference of a log-probability or an attention weight that export accepts
+    max_log_prob_difference: Difference  # largest difference there was between the decoder and eager PyTorch
+    num_rows: Total  # teacher-forced rows compared over the whole vocabulary
+    num_steps: Total  # decode steps these took
+    num_sentences: Total  # sources decoded greedily on both sides
+    num_token_mismatches: Total  # sources whose tokens parted, each at a tie within the tolerance
+    num_pairs: Total  # pairs scored by the scorer
+    max_score_difference: Difference  # largest difference of a target token's log-probability between the scorer and eager PyTorch
+    max_attention_difference: Difference  # the same of an attention weight
+    device: Line = "cpu"  # what the graphs ran on, and what of them did not run
+    # The kind of processor that proved them, for example `avx512_vnni`; None in bundles that do not say.
     processor: Line | None = None
-    quality: Quality | None = None
+    quality: Quality | None = None  # what 8-bit arithmetic changes; None where there is none

@@ -49,46 +49,32 @@ _PACKAGE = "dragoman_graph_file"
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor.
+    """A tensor."""
 
-    Attributes:
-        dtype: ONNX's number of its type; 0 where the file does not say.
-        shape: Its sizes, names where they are known at run time only; None where the file does not say.
-    """
-
-    dtype: int = 0
+    dtype: int = 0  # ONNX's number of its type; 0 where the file does not say
+    # Its sizes, names where they are known at run time only; None where the file does not say.
     shape: tuple[int | str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node; an input that is left out has an empty name.
-
-    Attributes:
-        attributes: Its numbers and texts, by name.
-    """
+    """A node; an input that is left out has an empty name."""
 
     name: str
     op_type: str
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, int | float | str] = field(default_factory=dict)
+    attributes: Mapping[str, int | float | str] = field(default_factory=dict)  # its numbers and texts, by name
 
 
 @dataclass(frozen=True, slots=True)
 class GraphFile:
-    """A graph.
+    """A graph."""
 
-    Attributes:
-        nodes: All of them, those of branches and loops too.
-        tensors: What is known of each tensor, by name.
-        num_weight_bytes: What its weights take, wherever they lie.
-    """
-
-    nodes: tuple[NodeInfo, ...]
-    tensors: Mapping[str, TensorInfo]
-    num_weight_bytes: int
+    nodes: tuple[NodeInfo, ...]  # all of them, those of branches and loops too
+    tensors: Mapping[str, TensorInfo]  # what is known of each tensor, by name
+    num_weight_bytes: int  # what its weights take, wherever they lie
 
     @classmethod
     def read(cls, path: Path) -> "GraphFile":

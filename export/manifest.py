@@ -69,34 +69,22 @@ class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dimensions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The model's sizes and tokens, as the manifest has them.
+    """The model's sizes and tokens, as the manifest has them."""
 
-    Attributes:
-        d_model: Width of the residual streams.
-        num_encoder_layers: Encoder depth; 0 where there is no encoder, which is so of prompts alone.
-        num_decoder_layers: Decoder depth (L).
-        source_vocab_size: Ids of the source are below it.
-        target_vocab_size: V.
-        pad_id: Fills short rows; never a candidate.
-        eos_id: Ends sources and targets.
-        decoder_start_id: The first `prev_ids`.
-        max_source_tokens: Longest source, end-of-sequence included.
-        max_target_tokens: Most tokens that can be generated, end-of-sequence included; no cache needs more room (T). Where the
-            source is a prompt, its tokens count, too.
-        default_max_new_tokens: Tokens generated at the most when a request does not say.
-    """
-
-    d_model: Width
+    d_model: Width  # width of the residual streams
+    # Encoder depth; 0 where there is no encoder, which is so of prompts alone.
     num_encoder_layers: Annotated[int, Meta(ge=0, le=MAX_LAYERS)]
-    num_decoder_layers: Layers
-    source_vocab_size: Vocabulary
-    target_vocab_size: Vocabulary
-    pad_id: TokenId
-    eos_id: TokenId
-    decoder_start_id: TokenId
-    max_source_tokens: Length
+    num_decoder_layers: Layers  # decoder depth (L)
+    source_vocab_size: Vocabulary  # ids of the source are below it
+    target_vocab_size: Vocabulary  # V
+    pad_id: TokenId  # fills short rows; never a candidate
+    eos_id: TokenId  # ends sources and targets
+    decoder_start_id: TokenId  # the first `prev_ids`
+    max_source_tokens: Length  # longest source, end-of-sequence included
+    # Most tokens that can be generated, end-of-sequence included; no cache needs more room (T). Where the source is a prompt, its
+    # tokens count, too.
     max_target_tokens: Length
-    default_max_new_tokens: Length
+    default_max_new_tokens: Length  # tokens generated at the most when a request does not say
 
     def __post_init__(self) -> None:
         """Refuse fields that contradict each other.
@@ -117,51 +105,32 @@ class Dimensions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `bundle.json` holds, beside the model's dimensions.
+    """What `bundle.json` holds, beside the model's dimensions."""
 
-    Attributes:
-        format_version: Of the bundle format.
-        name: Of the model; see `check_name`.
-        version: See `content_version`.
-        precision: Of weights, caches and arithmetic; caches of an int8 bundle say their own.
-        weight_bits: Of the weights of 8-bit products. Those of 7 cannot overflow on any processor.
-        architecture: Of the model, for people to read; what follows from it, other fields say.
-        has_prompts: Whether a source is a prompt: the encoder's graph writes the caches that steps write, and the room T of a row
-            holds source and answer together.
-        num_attention_layers: Layers of the attention that the scorer tells; None for as many as the decoder has, 0 where it tells
-            none.
-        caches: What a decode step keeps of a row, in the graphs' order: those that steps write, then those that the encoder gives.
-        num_choices: Tokens that a step chooses from: V, or the length of the model's shortlist.
-        tensors: Inputs and outputs of the graphs.
-        files: Every file of the bundle but the manifest, by its path relative to the bundle, with forward slashes.
-        origin: Where it came from.
-        parity: How close it is to the checkpoint.
-        domain: What text the model knows, as its card says; empty where it does not.
-        one_sentence: Whether it knows one sentence at a time, as its card says.
-        template: What is said to the model around every text.
-        languages: Those it reads and writes; None where it is not told them.
-        defaults: What a request means that does not say.
-    """
-
-    format_version: int = FORMAT_VERSION
-    name: str
-    version: Version
-    precision: Precision
-    weight_bits: WeightBits = 8
-    architecture: Architecture = "transformer"
+    format_version: int = FORMAT_VERSION  # of the bundle format
+    name: str  # of the model; see `check_name`
+    version: Version  # see `content_version`
+    precision: Precision  # of weights, caches and arithmetic; caches of an int8 bundle say their own
+    weight_bits: WeightBits = 8  # Of the weights of 8-bit products. Those of 7 cannot overflow on any processor.
+    architecture: Architecture = "transformer"  # of the model, for people to read; what follows from it, other fields say
+    # Whether a source is a prompt: the encoder's graph writes the caches that steps write, and the room T of a row holds source and
+    # answer together.
     has_prompts: bool = False
+    # Layers of the attention that the scorer tells; None for as many as the decoder has, 0 where it tells none.
     num_attention_layers: Annotated[int, Meta(ge=0, le=MAX_LAYERS)] | None = None
+    # What a decode step keeps of a row, in the graphs' order: those that steps write, then those that the encoder gives.
     caches: CacheList
-    num_choices: Vocabulary
-    tensors: Tensors
+    num_choices: Vocabulary  # tokens that a step chooses from: V, or the length of the model's shortlist
+    tensors: Tensors  # inputs and outputs of the graphs
+    # Every file of the bundle but the manifest, by its path relative to the bundle, with forward slashes.
     files: Annotated[dict[str, FileEntry], Meta(max_length=MAX_FILES)]
-    origin: Origin
-    parity: Parity
-    domain: Line = ""
-    one_sentence: bool = False
-    template: Template = Template()
-    languages: Languages | None = None
-    defaults: Defaults = Defaults()
+    origin: Origin  # where it came from
+    parity: Parity  # how close it is to the checkpoint
+    domain: Line = ""  # what text the model knows, as its card says; empty where it does not
+    one_sentence: bool = False  # whether it knows one sentence at a time, as its card says
+    template: Template = Template()  # what is said to the model around every text
+    languages: Languages | None = None  # those it reads and writes; None where it is not told them
+    defaults: Defaults = Defaults()  # what a request means that does not say
 
     def __post_init__(self) -> None:
         """Refuse a name, paths, sizes and tensors that no bundle can have, and fields that contradict each other.

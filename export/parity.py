@@ -30,48 +30,28 @@ class ParityError(InputError):
 
 
 class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was compared and how close it was.
+    """What was compared and how close it was."""
 
-    Attributes:
-        tolerance: Largest difference of a log-probability or an attention weight that is accepted.
-        max_log_prob_difference: Largest there was, over every candidate at every compared position.
-        num_rows: Teacher-forced rows compared with eager full-sequence passes.
-        num_whole_rows: Of these, rows, or stretches of them, whose candidates were the whole vocabulary; the others' were the best.
-        num_positions: Positions compared in them.
-        num_steps: Decode steps they took, together in a batch.
-        max_batch_rows: Rows of the fullest step.
-        max_position: Last position compared; one row goes as far as the model can.
-        num_rows_alone: Rows decoded a second time by themselves, with bit-identical results.
-        num_sentences: Sources decoded greedily by the graphs and by the eager model.
-        num_tokens: Tokens these gave.
-        num_token_mismatches: Sources whose tokens parted, each where eager's two best tokens were within the tolerance.
-        num_pairs: Pairs of source and target scored, see `scorer_parity`.
-        max_score_difference: Largest difference of a target token's log-probability between the scorer and the eager model.
-        max_attention_difference: The same of an attention weight.
-        device: What the graphs ran on, and what of them did not run.
-        processor: The kind of processor that proved them, see `processor.processor_kind`.
-        quality: What 8-bit arithmetic changes; None where there is none.
-        shortlist: How close the decode step with a shortlist is to the one without; None where there is none.
-    """
-
-    tolerance: float
-    max_log_prob_difference: float
-    num_rows: int
-    num_positions: int
-    num_steps: int
-    max_batch_rows: int
-    max_position: int
-    num_rows_alone: int
-    num_sentences: int
-    num_tokens: int
-    num_token_mismatches: int
-    num_pairs: int
-    max_score_difference: float
-    max_attention_difference: float
-    device: str = "cpu"
-    processor: str | None = None
+    tolerance: float  # largest difference of a log-probability or an attention weight that is accepted
+    max_log_prob_difference: float  # largest there was, over every candidate at every compared position
+    num_rows: int  # teacher-forced rows compared with eager full-sequence passes
+    num_positions: int  # positions compared in them
+    num_steps: int  # decode steps they took, together in a batch
+    max_batch_rows: int  # rows of the fullest step
+    max_position: int  # last position compared; one row goes as far as the model can
+    num_rows_alone: int  # rows decoded a second time by themselves, with bit-identical results
+    num_sentences: int  # sources decoded greedily by the graphs and by the eager model
+    num_tokens: int  # tokens these gave
+    num_token_mismatches: int  # sources whose tokens parted, each where eager's two best tokens were within the tolerance
+    num_pairs: int  # pairs of source and target scored, see `scorer_parity`
+    max_score_difference: float  # largest difference of a target token's log-probability between the scorer and the eager model
+    max_attention_difference: float  # the same of an attention weight
+    device: str = "cpu"  # what the graphs ran on, and what of them did not run
+    processor: str | None = None  # the kind of processor that proved them, see `processor.processor_kind`
+    # Of these, rows, or stretches of them, whose candidates were the whole vocabulary; the others' were the best.
     num_whole_rows: int | None = None
-    quality: Quality | None = None
+    quality: Quality | None = None  # what 8-bit arithmetic changes; None where there is none
+    # How close the decode step with a shortlist is to the one without; None where there is none.
     shortlist: ShortlistParity | None = None
 
     def headline(self) -> Parity:
@@ -100,13 +80,9 @@ class Slots(Protocol):
 
 
 class Runner(Protocol):
-    """The encoder and the decode step, ready to run.
+    """The encoder and the decode step, ready to run."""
 
-    Attributes:
-        has_prompts: Whether caches that steps write hold a row's source, too.
-    """
-
-    has_prompts: bool
+    has_prompts: bool  # whether caches that steps write hold a row's source, too
 
     def encode(self, sources: Sequence[list[int]]) -> list[Given]:
         """Encode sources in one batch → per source what fills a slot: the row, as long as it is, of each cache that is given."""

@@ -35,16 +35,11 @@ def processor_kind(processor_file: Path = PROCESSOR_FILE) -> str:
 
 
 class Platform(Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides the bits that graphs give on a CPU; empty where that is not known.
+    """What decides the bits that graphs give on a CPU; empty where that is not known."""
 
-    Attributes:
-        processor: Its kind, for people, see `processor_kind`.
-        runtime: Version of ONNX Runtime.
-        identity: Digest of all that ONNX Runtime may choose its way of computing by, and of how it was built.
-    """
-
-    processor: Annotated[str, Meta(max_length=64)] = ""
-    runtime: Annotated[str, Meta(max_length=64)] = ""
+    processor: Annotated[str, Meta(max_length=64)] = ""  # its kind, for people, see `processor_kind`
+    runtime: Annotated[str, Meta(max_length=64)] = ""  # version of ONNX Runtime
+    # Digest of all that ONNX Runtime may choose its way of computing by, and of how it was built.
     identity: Annotated[str, Meta(max_length=64)] = ""
 
     def is_same_as(self, other: "Platform") -> bool:

@@ -35,17 +35,11 @@ Integers = NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class ActivationRange:
-    """What a product's input was seen to hold.
+    """What a product's input was seen to hold."""
 
-    Attributes:
-        low: Smallest value.
-        high: Largest value.
-        usual: Median over rows of a row's largest magnitude.
-    """
-
-    low: float
-    high: float
-    usual: float
+    low: float  # smallest value
+    high: float  # largest value
+    usual: float  # median over rows of a row's largest magnitude
 
     @property
     def is_even(self) -> bool:
@@ -70,21 +64,13 @@ class ScaleCounts:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product with constant weights, and the bias that is added to it.
+    """A product with constant weights, and the bias that is added to it."""
 
-    Attributes:
-        source: What is multiplied, `[..., K]`.
-        weight: `[K, M]`.
-        name: Of the weights.
-        bias: `[M]`, if there is one.
-        output: The result, `[..., M]`, bias added.
-    """
-
-    source: Value
-    weight: Floats
-    name: str
-    bias: Value | None
-    output: Value
+    source: Value  # what is multiplied, `[..., K]`
+    weight: Floats  # `[K, M]`
+    name: str  # of the weights
+    bias: Value | None  # `[M]`, if there is one
+    output: Value  # the result, `[..., M]`, bias added
 
     @property
     def key(self) -> str:

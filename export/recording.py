@@ -33,11 +33,7 @@ class UnknownOperation(NotImplementedError):
 
 
 class Size(int):
-    """The size of a recorded tensor's axis that is known at run time only. Reckoning with it would make it a constant: that raises.
-
-    Attributes:
-        name: Of the axis: an input's, or one made from who has it first.
-    """
+    """Size of a recorded tensor's axis, known at run time only; arithmetic with it raises, for it would make it a constant."""
 
     def __new__(cls, owner: "Recorded", axis: int, name: str | None = None) -> "Size":
         """Refer to an axis; the number that PyTorch's parsers see means nothing."""
@@ -47,7 +43,7 @@ class Size(int):
 
     owner: "Recorded"
     axis: int
-    name: str
+    name: str  # of the axis: an input's, or one made from who has it first
 
     def _refuse(self, *_: object) -> NoReturn:
         raise UnknownOperation(f"the size of axis {self.axis} is known at run time only, and cannot be reckoned with")

@@ -13,40 +13,24 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class EagerStretch:
-    """A stretch of a long row: it begins where the eager model has left off, and need not be driven there step by step.
+    """A stretch of a long row: it begins where the eager model has left off, and need not be driven there step by step."""
 
-    Attributes:
-        start: Its first position; what caches hold of those before it is the eager model's.
-        whole: The eager model's pass over the whole row.
-    """
-
-    start: int
-    whole: EagerPass
+    start: int  # its first position; what caches hold of those before it is the eager model's
+    whole: EagerPass  # the eager model's pass over the whole row
 
 
 @dataclass(slots=True)
 class Row:
-    """One sequence on its way through the slots.
+    """One sequence on its way through the slots."""
 
-    Attributes:
-        source: Source ids, as the model encodes them, see `Network.prompt`.
-        inputs: What is fed, what the decoder reads first included; a greedy row grows by what it draws.
-        num_steps: Where it ends at the latest: the position after its last step.
-        eos_id: Token that ends a greedy row early; None in a teacher-forced row.
-        stretch: What a row begins with that does not begin at position 0; see `EagerStretch`.
-        choices: The first candidate, step by step.
-        log_probs: Its log-probabilities.
-        digest: Of every candidate and log-probability it was given.
-    """
-
-    source: list[int]
-    inputs: list[int]
-    num_steps: int
-    eos_id: int | None = None
-    stretch: EagerStretch | None = None
-    choices: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    digest: str = ""
+    source: list[int]  # source ids, as the model encodes them, see `Network.prompt`
+    inputs: list[int]  # what is fed, what the decoder reads first included; a greedy row grows by what it draws
+    num_steps: int  # where it ends at the latest: the position after its last step
+    eos_id: int | None = None  # token that ends a greedy row early; None in a teacher-forced row
+    stretch: EagerStretch | None = None  # what a row begins with that does not begin at position 0; see `EagerStretch`
+    choices: list[int] = field(default_factory=list)  # the first candidate, step by step
+    log_probs: list[float] = field(default_factory=list)  # its log-probabilities
+    digest: str = ""  # of every candidate and log-probability it was given
 
     @property
     def position(self) -> int:

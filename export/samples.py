@@ -34,23 +34,15 @@ Candidates = Annotated[list[Candidate], Meta(min_length=1, max_length=NUM_CANDID
 
 
 class Sample(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A source and the greedy answer to it.
+    """A source and the greedy answer to it."""
 
-    Attributes:
-        source: Ids, with what is said around a text, end-of-sequence included; of a prompt, all but the last.
-        ids: Generated tokens, end-of-sequence included where it came, the forced prefix not.
-        log_probs: Of each of them.
-        candidates: For each of them the likeliest tokens at its position with their log-probabilities, in order, itself the first.
-        target_prefix: What the answer is forced to begin with.
-        decoder_start_id: What the decoder is fed first; None for the model's.
-    """
-
-    source: Source
-    ids: Ids
-    log_probs: LogProbs
+    source: Source  # ids, with what is said around a text, end-of-sequence included; of a prompt, all but the last
+    ids: Ids  # generated tokens, end-of-sequence included where it came, the forced prefix not
+    log_probs: LogProbs  # of each of them
+    # For each of them the likeliest tokens at its position with their log-probabilities, in order, itself the first.
     candidates: Annotated[list[Candidates], Meta(min_length=1, max_length=MAX_TARGET_IDS)]
-    target_prefix: Annotated[list[TokenId], Meta(max_length=MAX_PREFIX_IDS)] = []
-    decoder_start_id: TokenId | None = None
+    target_prefix: Annotated[list[TokenId], Meta(max_length=MAX_PREFIX_IDS)] = []  # what the answer is forced to begin with
+    decoder_start_id: TokenId | None = None  # what the decoder is fed first; None for the model's
 
     def __post_init__(self) -> None:
         """Refuse lists that do not belong together.
@@ -69,19 +61,12 @@ class Sample(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 class ScoredSample(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A source and a target that were scored.
+    """A source and a target that were scored."""
 
-    Attributes:
-        source: See `Sample`.
-        target: Ids, end-of-sequence included.
-        log_probs: Of each of them.
-        decoder_start_id: See `Sample`.
-    """
-
-    source: Source
-    target: Ids
-    log_probs: LogProbs
-    decoder_start_id: TokenId | None = None
+    source: Source  # see `Sample`
+    target: Ids  # ids, end-of-sequence included
+    log_probs: LogProbs  # of each of them
+    decoder_start_id: TokenId | None = None  # see `Sample`
 
     def __post_init__(self) -> None:
         """Refuse lists that do not belong together.
@@ -94,45 +79,28 @@ class ScoredSample(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class TextSample(Struct, frozen=True, forbid_unknown_fields=True):
-    """A text and an answer, with their ids.
+    """A text and an answer, with their ids."""
 
-    Attributes:
-        text: That the source's tokeniser reads.
-        ids: As which it does, with nothing around them.
-        answer: Ids of the target.
-        answer_text: As which the target's tokeniser writes them.
-    """
-
-    text: Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
-    ids: Source
-    answer: Source
-    answer_text: Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
+    text: Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]  # that the source's tokeniser reads
+    ids: Source  # as which it does, with nothing around them
+    answer: Source  # ids of the target
+    answer_text: Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]  # as which the target's tokeniser writes them
 
 
 class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `samples.json` holds.
+    """What `samples.json` holds."""
 
-    Attributes:
-        format: Of the file.
-        platform: What the answers were computed on. On the same platform the same bits have to come again.
-        device: What computed them, and what of the graphs did not run, see `Parity`.
-        tolerance: How far a right log-probability may be from one here on another platform or device; see `answering`.
-        are_scores_exact: Whether scores, too, have the same bits on the same platform. Those of a large bundle need not, for its
-            scorer may have its weights in another order.
-        max_new_tokens: That the answers were allowed.
-        samples: Answers, to sources from short to long.
-        pairs: Scores.
-        texts: What the tokenisers made of texts; bundles of before have none.
-    """
-
-    format: Literal[1] = FORMAT
-    platform: Platform
-    device: Line
-    tolerance: Difference
+    format: Literal[1] = FORMAT  # of the file
+    platform: Platform  # What the answers were computed on. On the same platform the same bits have to come again.
+    device: Line  # what computed them, and what of the graphs did not run, see `Parity`
+    tolerance: Difference  # how far a right log-probability may be from one here on another platform or device; see `answering`
+    # Whether scores, too, have the same bits on the same platform. Those of a large bundle need not, for its scorer may have its
+    # weights in another order.
     are_scores_exact: bool
-    max_new_tokens: Length
-    samples: Annotated[list[Sample], Meta(min_length=1, max_length=MAX_SAMPLES)]
-    pairs: Annotated[list[ScoredSample], Meta(max_length=MAX_SAMPLES)]
+    max_new_tokens: Length  # that the answers were allowed
+    samples: Annotated[list[Sample], Meta(min_length=1, max_length=MAX_SAMPLES)]  # answers, to sources from short to long
+    pairs: Annotated[list[ScoredSample], Meta(max_length=MAX_SAMPLES)]  # scores
+    # What the tokenisers made of texts; bundles of before have none.
     texts: Annotated[list[TextSample], Meta(max_length=MAX_SAMPLES)] = []
 
     def check(self, manifest: Manifest) -> None:

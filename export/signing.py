@@ -42,32 +42,20 @@ class KeyFileError(InputError):
 
 
 class Signature(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a signature's file holds.
+    """What a signature's file holds."""
 
-    Attributes:
-        format_version: Of this file.
-        algorithm: Which one, by its name.
-        key: SHA-256, in hex, of the public key that checks it, in DER (SubjectPublicKeyInfo).
-        signature: The 64 bytes, in base64.
-    """
-
-    format_version: Literal[1]
-    algorithm: Literal["ed25519"]
-    key: Digest
-    signature: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9+/]{86}==\Z")]
+    format_version: Literal[1]  # of this file
+    algorithm: Literal["ed25519"]  # which one, by its name
+    key: Digest  # SHA-256, in hex, of the public key that checks it, in DER (SubjectPublicKeyInfo)
+    signature: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9+/]{86}==\Z")]  # the 64 bytes, in base64
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Public keys that are trusted, by their ids.
+    """Public keys that are trusted, by their ids."""
 
-    Attributes:
-        path: Where they were read.
-        by_id: Each by the SHA-256 of its DER form.
-    """
-
-    path: Path
-    by_id: "Mapping[str, Ed25519PublicKey]"
+    path: Path  # where they were read
+    by_id: "Mapping[str, Ed25519PublicKey]"  # each by the SHA-256 of its DER form
 
     @classmethod
     def load(cls, path: Path) -> "Keys":

@@ -16,34 +16,22 @@ from dragoman.model.networks.network import Network
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """A source as a network takes it.
+    """A source as a network takes it."""
 
-    Attributes:
-        source: Ids that are encoded.
-        first: What the decoder reads first.
-        forced: What every answer begins with.
-    """
-
-    source: list[int]
-    first: int
-    forced: list[int]
+    source: list[int]  # ids that are encoded
+    first: int  # what the decoder reads first
+    forced: list[int]  # what every answer begins with
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMaps:
-    """See the module.
+    """See the module."""
 
-    Attributes:
-        source: Ids that are encoded.
-        read: Ids among which the decoder's self-attention is: those that it reads, after the prompt where there is one.
-        said: Ids that the decoder's steps say, one each: the target, as a rule with end-of-sequence.
-        maps: Of the network, see `Observation.maps`: `encoder` from source to source, `decoder` from what is read to that,
-            `cross` from what is said to the source.
-    """
-
-    source: list[int]
-    read: list[int]
-    said: list[int]
+    source: list[int]  # ids that are encoded
+    read: list[int]  # ids among which the decoder's self-attention is: those that it reads, after the prompt where there is one
+    said: list[int]  # ids that the decoder's steps say, one each: the target, as a rule with end-of-sequence
+    # Of the network, see `Observation.maps`: `encoder` from source to source, `decoder` from what is read to that, `cross` from
+    # what is said to the source.
     maps: Mapping[str, Tensor]
 
 

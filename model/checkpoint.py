@@ -25,23 +25,14 @@ from dragoman.model.text.tokenizers import Tokenizers
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything that makes translations.
+    """Everything that makes translations."""
 
-    Attributes:
-        name: Of the model, for example `en-de`.
-        model: In evaluation mode.
-        tokenizers: Its vocabularies.
-        template: What is said to it around every text.
-        languages: Those it reads and writes; None where it is not told them.
-        defaults: What a request means that does not say.
-    """
-
-    name: str
-    model: Network
-    tokenizers: Tokenizers
-    template: Template = field(default_factory=Template)
-    languages: Languages | None = None
-    defaults: Defaults = field(default_factory=Defaults)
+    name: str  # of the model, for example `en-de`
+    model: Network  # in evaluation mode
+    tokenizers: Tokenizers  # its vocabularies
+    template: Template = field(default_factory=Template)  # what is said to it around every text
+    languages: Languages | None = None  # those it reads and writes; None where it is not told them
+    defaults: Defaults = field(default_factory=Defaults)  # what a request means that does not say
 
     def save(self, directory: Path, is_half: bool = False) -> None:
         """Write into a directory, made if absent; each file appears whole or not at all.

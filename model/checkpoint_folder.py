@@ -27,25 +27,15 @@ class CheckpointError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """A checkpoint but for its weights.
+    """A checkpoint but for its weights."""
 
-    Attributes:
-        path: Where it lies.
-        name: Of the model.
-        config: Its dimensions.
-        tokenizers: Its vocabularies.
-        template: What is said to it around every text.
-        languages: Those it reads and writes; None where it is not told them.
-        defaults: What a request means that does not say.
-    """
-
-    path: Path
-    name: str
-    config: ModelConfig
-    tokenizers: Tokenizers
-    template: Template = field(default_factory=Template)
-    languages: Languages | None = None
-    defaults: Defaults = field(default_factory=Defaults)
+    path: Path  # where it lies
+    name: str  # of the model
+    config: ModelConfig  # its dimensions
+    tokenizers: Tokenizers  # its vocabularies
+    template: Template = field(default_factory=Template)  # what is said to it around every text
+    languages: Languages | None = None  # those it reads and writes; None where it is not told them
+    defaults: Defaults = field(default_factory=Defaults)  # what a request means that does not say
 
     @classmethod
     def load(cls, directory: Path) -> Self:

@@ -25,99 +25,68 @@ class ModelConfigError(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Dimensions and switches of one model. A switch that its architecture does not have is left as it is, see `UNUSED`.
+    """Dimensions and switches of one model. A switch that its architecture does not have is left as it is, see `UNUSED`."""
 
-    Attributes:
-        architecture: `transformer` has an encoder and a decoder (Vaswani et al., 2017, and its descendants); `rnn` has both, of
-            gated recurrent units, with attention between them or without (Bahdanau et al., 2015; Cho et al., 2014); `decoder` is
-            a language model, which goes on with a text (Radford et al., 2018).
-        attention: Of an `rnn`, how a source token's score is made of the decoder's state and the token: by a small network
-            (`additive`), by their product (`dot`) or by that over √d_model (`scaled_dot`). With `none` there is no attention: all
-            that the decoder knows of the source is the encoder's last state.
-        source_vocab_size: Rows of the source embedding; of a language model, as many as there are target tokens.
-        target_vocab_size: Rows of the target embedding and of the output projection (V).
-        d_model: Width of every residual stream; of an `rnn` that of embeddings, of decoder states and of both encoder directions
-            together.
-        num_heads: Attention heads (H) of every layer.
-        num_encoder_layers: Encoder depth.
-        num_decoder_layers: Decoder depth (L); of a language model, all there is.
-        encoder_ffn_dim: Inner width of the encoder's feed-forward layers.
-        decoder_ffn_dim: Inner width of the decoder's feed-forward layers.
-        max_source_positions: Longest source in tokens, end-of-sequence included; of a language model, the longest prompt.
-        max_target_positions: Longest target in tokens, start token included; of a language model, prompt and answer together.
-        norm: `post` normalises after the residual sum (the paper), `pre` before the sub-layer (and once at the end).
-        norm_kind: `layer` subtracts the mean, divides by the standard deviation and has a weight and a bias; `rms` divides by the
-            root mean square and has a weight (T5).
-        has_biases: Whether the linear maps of attention and feed-forward layers have biases.
-        activation: Non-linearity of the feed-forward layers. `gelu` is the exact, erf form, `gelu_tanh` its approximation.
-        is_ffn_gated: Feed-forward layers multiply what they activate by a second map of the same input (Shazeer, 2020).
-        attention_dim: Width of all heads side by side (H · Dh), or of additive attention's network; None where it is d_model.
-        is_attention_scaled: Scores are divided by √Dh.
-        positions: `sinusoidal` is the paper's fixed table, `learned` a trained one; `relative` adds to the scores of self-attention
-            what a head has learnt about the distance from a query to a key (T5); `rotary` turns queries and keys by angles that
-            grow with the position (Su et al., 2021), in a language model only.
-        rotary_base: What the angles of rotary positions fall with: pair i of a head's turns by position / base^(2i/Dh).
-        position_offset: Added to every position before the table is read (BART and M2M-100 use 2).
-        relative_buckets: Distances that relative positions tell apart: those of the encoder are halved between the two directions.
-        relative_max_distance: From this distance on, all are in one bucket.
-        has_relative_bias_per_layer: Every layer has its own table of relative positions (UMT5); else a side's layers share one.
-        is_embedding_shared: Source and target read one embedding table; the vocabularies must have equal sizes.
-        is_projection_tied: The output projection is the target embedding, transposed.
-        is_embedding_scaled: Embeddings are multiplied by √d_model.
-        has_embedding_norm: A layer norm follows the sum of token and position embeddings.
-        has_output_bias: The logits get a bias per token (Marian's `final_logits_bias`).
-        is_output_scaled: Hidden states are divided by √d_model before the output projection (T5 where that is tied).
-        padding: What becomes of padding when the next token is predicted. `excluded`: -inf before the softmax; `masked`: the
-            softmax is over all tokens, then padding is -inf, so that probabilities sum to less than 1 (what Transformers does with
-            `bad_words_ids`); `predicted`: a token like any other.
-        dropout: Probability on embeddings and on every sub-layer's output, in training only.
-        attention_dropout: Probability on attention weights, in training only.
-        activation_dropout: Probability inside the feed-forward layers, in training only.
-        norm_epsilon: Added to the variance, or mean square, in every norm.
-        pad_id: Token that fills short rows; never attended to, and predicted as `padding` says.
-        eos_id: Token that ends a sequence, on both sides.
-        decoder_start_id: Token the decoder reads first.
-    """
-
-    source_vocab_size: int
-    target_vocab_size: int
+    source_vocab_size: int  # rows of the source embedding; of a language model, as many as there are target tokens
+    target_vocab_size: int  # rows of the target embedding and of the output projection (V)
+    # `transformer` has an encoder and a decoder (Vaswani et al., 2017, and its descendants); `rnn` has both, of gated recurrent
+    # units, with attention between them or without (Bahdanau et al., 2015; Cho et al., 2014); `decoder` is a language model, which
+    # goes on with a text (Radford et al., 2018).
     architecture: Architecture = "transformer"
+    # Of an `rnn`, how a source token's score is made of the decoder's state and the token: by a small network (`additive`), by
+    # their product (`dot`) or by that over √d_model (`scaled_dot`). With `none` there is no attention: all that the decoder knows
+    # of the source is the encoder's last state.
     attention: Attention = "additive"
+    # Width of every residual stream; of an `rnn` that of embeddings, of decoder states and of both encoder directions together.
     d_model: int = 512
-    num_heads: int = 8
-    num_encoder_layers: int = 6
-    num_decoder_layers: int = 6
-    encoder_ffn_dim: int = 2048
-    decoder_ffn_dim: int = 2048
-    max_source_positions: int = 512
+    num_heads: int = 8  # attention heads (H) of every layer
+    num_encoder_layers: int = 6  # encoder depth
+    num_decoder_layers: int = 6  # decoder depth (L); of a language model, all there is
+    encoder_ffn_dim: int = 2048  # inner width of the encoder's feed-forward layers
+    decoder_ffn_dim: int = 2048  # inner width of the decoder's feed-forward layers
+    max_source_positions: int = 512  # longest source in tokens, end-of-sequence included; of a language model, the longest prompt
+    # Longest target in tokens, start token included; of a language model, prompt and answer together.
     max_target_positions: int = 512
-    norm: Norm = "post"
+    norm: Norm = "post"  # `post` normalises after the residual sum (the paper), `pre` before the sub-layer (and once at the end)
+    # `layer` subtracts the mean, divides by the standard deviation and has a weight and a bias; `rms` divides by the root mean
+    # square and has a weight (T5).
     norm_kind: NormKind = "layer"
-    has_biases: bool = True
+    has_biases: bool = True  # whether the linear maps of attention and feed-forward layers have biases
+    # Non-linearity of the feed-forward layers. `gelu` is the exact, erf form, `gelu_tanh` its approximation.
     activation: Activation = "relu"
-    is_ffn_gated: bool = False
+    is_ffn_gated: bool = False  # feed-forward layers multiply what they activate by a second map of the same input (Shazeer, 2020)
+    # Width of all heads side by side (H · Dh), or of additive attention's network; None where it is d_model.
     attention_dim: int | None = None
-    is_attention_scaled: bool = True
+    is_attention_scaled: bool = True  # scores are divided by √Dh
+    # `sinusoidal` is the paper's fixed table, `learned` a trained one; `relative` adds to the scores of self-attention what a head
+    # has learnt about the distance from a query to a key (T5); `rotary` turns queries and keys by angles that grow with the
+    # position (Su et al., 2021), in a language model only.
     positions: Positions = "sinusoidal"
-    position_offset: int = 0
+    position_offset: int = 0  # added to every position before the table is read (BART and M2M-100 use 2)
+    # What the angles of rotary positions fall with: pair i of a head's turns by position / base^(2i/Dh).
     rotary_base: float = 10000.0
+    # Distances that relative positions tell apart: those of the encoder are halved between the two directions.
     relative_buckets: int = 32
-    relative_max_distance: int = 128
+    relative_max_distance: int = 128  # from this distance on, all are in one bucket
+    # Every layer has its own table of relative positions (UMT5); else a side's layers share one.
     has_relative_bias_per_layer: bool = False
-    is_embedding_shared: bool = True
-    is_projection_tied: bool = True
-    is_embedding_scaled: bool = True
-    has_embedding_norm: bool = False
-    has_output_bias: bool = False
-    is_output_scaled: bool = False
+    is_embedding_shared: bool = True  # source and target read one embedding table; the vocabularies must have equal sizes
+    is_projection_tied: bool = True  # the output projection is the target embedding, transposed
+    is_embedding_scaled: bool = True  # embeddings are multiplied by √d_model
+    has_embedding_norm: bool = False  # a layer norm follows the sum of token and position embeddings
+    has_output_bias: bool = False  # the logits get a bias per token (Marian's `final_logits_bias`)
+    is_output_scaled: bool = False  # hidden states are divided by √d_model before the output projection (T5 where that is tied)
+    # What becomes of padding when the next token is predicted. `excluded`: -inf before the softmax; `masked`: the softmax is over
+    # all tokens, then padding is -inf, so that probabilities sum to less than 1 (what Transformers does with `bad_words_ids`);
+    # `predicted`: a token like any other.
     padding: Padding = "excluded"
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    norm_epsilon: float = 1e-5
-    pad_id: int = 0
-    eos_id: int = 1
-    decoder_start_id: int = 2
+    dropout: float = 0.1  # probability on embeddings and on every sub-layer's output, in training only
+    attention_dropout: float = 0.0  # probability on attention weights, in training only
+    activation_dropout: float = 0.0  # probability inside the feed-forward layers, in training only
+    norm_epsilon: float = 1e-5  # added to the variance, or mean square, in every norm
+    pad_id: int = 0  # token that fills short rows; never attended to, and predicted as `padding` says
+    eos_id: int = 1  # token that ends a sequence, on both sides
+    decoder_start_id: int = 2  # token the decoder reads first
 
     def __post_init__(self) -> None:
         """Refuse a configuration that no model can have.

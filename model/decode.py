@@ -55,32 +55,21 @@ class StepDecoder:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What sources and answers begin with, where it is not what the model's configuration says.
+    """What sources and answers begin with, where it is not what the model's configuration says."""
 
-    Attributes:
-        forced: For each source the tokens that its answer begins with; none where it is empty.
-        decoder_start_id: Token the decoder reads first; None for the model's, see `Network.prompt`.
-        is_complete: Whether sources are encoded as they are, as those with a language's tokens are; else see `Network.prompt`.
-    """
-
-    forced: Sequence[Ids] = ()
-    decoder_start_id: int | None = None
+    forced: Sequence[Ids] = ()  # for each source the tokens that its answer begins with; none where it is empty
+    decoder_start_id: int | None = None  # token the decoder reads first; None for the model's, see `Network.prompt`
+    # Whether sources are encoded as they are, as those with a language's tokens are; else see `Network.prompt`.
     is_complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One finished translation.
+    """One finished translation."""
 
-    Attributes:
-        ids: Generated ids; neither forced ones nor end-of-sequence are included.
-        log_probs: Log-probability of each generated token; one more than `ids` when end-of-sequence was generated.
-        score: What it is ranked by, see `length_normalised`.
-    """
-
-    ids: list[int]
-    log_probs: list[float]
-    score: float
+    ids: list[int]  # generated ids; neither forced ones nor end-of-sequence are included
+    log_probs: list[float]  # log-probability of each generated token; one more than `ids` when end-of-sequence was generated
+    score: float  # what it is ranked by, see `length_normalised`
 
 
 def _in_step(

@@ -38,32 +38,21 @@ class Affixes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
     A source on the wire is: the target language's prefix, the source language's, the template's, the text, end-of-sequence, the
     template's suffix, the source language's. An answer begins with the template's target prefix, then the target language's.
-
-    Attributes:
-        source_prefix: Ids before a source's text.
-        source_suffix: Ids after its end-of-sequence.
-        target_prefix: Ids that every answer is forced to begin with.
-        decoder_start_id: What the decoder reads first; None for the model's.
     """
 
-    source_prefix: Affix = []
-    source_suffix: Affix = []
-    target_prefix: Affix = []
-    decoder_start_id: TokenId | None = None
+    source_prefix: Affix = []  # ids before a source's text
+    source_suffix: Affix = []  # ids after its end-of-sequence
+    target_prefix: Affix = []  # ids that every answer is forced to begin with
+    decoder_start_id: TokenId | None = None  # what the decoder reads first; None for the model's
 
 
 class Language(Affixes, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A language a model reads or writes.
+    """A language a model reads or writes."""
 
-    Attributes:
-        code: What the model calls it, for example `deu_Latn`.
-        names: Every other spelling that means it, as `spelling` gives them, for example `de` and `german`.
-        label: What a task calls it, for example `German`; the code where it is empty.
-    """
-
-    code: Name
+    code: Name  # what the model calls it, for example `deu_Latn`
+    # Every other spelling that means it, as `spelling` gives them, for example `de` and `german`.
     names: Annotated[list[Name], Meta(max_length=MAX_LANGUAGE_NAMES)] = []
-    label: Label = ""
+    label: Label = ""  # what a task calls it, for example `German`; the code where it is empty
 
     def __post_init__(self) -> None:
         """Refuse names that no question would find.
@@ -79,13 +68,9 @@ class Language(Affixes, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class Template(Affixes, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What is said to a model around every text.
+    """What is said to a model around every text."""
 
-    Attributes:
-        task: Text before a source's own, for example `translate {source} to {target}: `, with the languages' labels.
-    """
-
-    task: Task = ""
+    task: Task = ""  # text before a source's own, for example `translate {source} to {target}: `, with the languages' labels
 
     def task_text(self, source: Language | None, target: Language | None) -> str:
         """Return the task for a pair of languages.
@@ -105,19 +90,13 @@ class Template(Affixes, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class Languages(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The languages of a model.
+    """The languages of a model."""
 
-    Attributes:
-        source: Those it reads; none where it is not told what it reads, and does not say.
-        target: Those it writes.
-        default_source: Code of the one that is read where a request does not say.
-        default_target: Code of the one that is written where a request does not say.
-    """
-
+    # Those it reads; none where it is not told what it reads, and does not say.
     source: Annotated[list[Language], Meta(max_length=MAX_LANGUAGES)] = []
-    target: Annotated[list[Language], Meta(max_length=MAX_LANGUAGES)] = []
-    default_source: Label = ""
-    default_target: Label = ""
+    target: Annotated[list[Language], Meta(max_length=MAX_LANGUAGES)] = []  # those it writes
+    default_source: Label = ""  # code of the one that is read where a request does not say
+    default_target: Label = ""  # code of the one that is written where a request does not say
 
     def __post_init__(self) -> None:
         """Refuse a spelling that means two languages, and a default that is none of them.
@@ -134,41 +113,26 @@ class Languages(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class Defaults(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What a request means that does not say; None is what docs/api.md says. A request overrides it field by field.
+    """What a request means that does not say; None is what docs/api.md says. A request overrides it field by field."""
 
-    Attributes:
-        num_beams: See docs/api.md, as for all that have the names of a request's fields.
-        num_return_sequences: Taken where the request's own search gives as many.
-        length_penalty: Of scores.
-        early_stopping: Of beam search.
-        do_sample: Draw tokens.
-        temperature: Of draws.
-        top_k: Of draws.
-        top_p: Of draws.
-        repetition_penalty: On log-probabilities.
-        min_new_tokens: Not counting what the template and the language force.
-        max_new_tokens: Not counting it either.
-        no_repeat_ngram_size: Of the whole answer.
-        suppressed_tokens: Never generated.
-        is_end_forced: The last token that `max_new_tokens` allows is end-of-sequence, and worth 0.
-        special_tokens_in_text: Special tokens that a source names are these tokens.
-    """
-
+    # See docs/api.md, as for all that have the names of a request's fields.
     num_beams: Annotated[int, Meta(ge=1, le=_MAX_BEAMS)] | None = None
+    # Taken where the request's own search gives as many.
     num_return_sequences: Annotated[int, Meta(ge=1, le=_MAX_BEAMS)] | None = None
-    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
-    early_stopping: bool | None = None
-    do_sample: bool | None = None
-    temperature: Annotated[float, Meta(gt=0, le=100)] | None = None
-    top_k: Annotated[int, Meta(ge=0, lt=_MAX_ID)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # of scores
+    early_stopping: bool | None = None  # of beam search
+    do_sample: bool | None = None  # draw tokens
+    temperature: Annotated[float, Meta(gt=0, le=100)] | None = None  # of draws
+    top_k: Annotated[int, Meta(ge=0, lt=_MAX_ID)] | None = None  # of draws
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None  # of draws
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None  # on log-probabilities
+    # Not counting what the template and the language force.
     min_new_tokens: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None = None
-    max_new_tokens: Annotated[int, Meta(ge=1, le=_MAX_TOKENS)] | None = None
-    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None = None
-    suppressed_tokens: Annotated[list[TokenId], Meta(max_length=MAX_DEFAULT_SUPPRESSED_TOKENS)] = []
-    is_end_forced: bool = False
-    special_tokens_in_text: bool | None = None
+    max_new_tokens: Annotated[int, Meta(ge=1, le=_MAX_TOKENS)] | None = None  # not counting it either
+    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None = None  # of the whole answer
+    suppressed_tokens: Annotated[list[TokenId], Meta(max_length=MAX_DEFAULT_SUPPRESSED_TOKENS)] = []  # never generated
+    is_end_forced: bool = False  # the last token that `max_new_tokens` allows is end-of-sequence, and worth 0
+    special_tokens_in_text: bool | None = None  # special tokens that a source names are these tokens
 
     def __post_init__(self) -> None:
         """Refuse defaults that contradict each other, so that a request that says nothing can always be served.

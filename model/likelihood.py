@@ -18,17 +18,11 @@ def perplexity_of(loss: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """What a model thinks of a text.
+    """What a model thinks of a text."""
 
-    Attributes:
-        log_prob: Natural logarithm of its probability, summed over all lines.
-        num_tokens: Tokens, each line's end-of-sequence included.
-        num_lines: Lines.
-    """
-
-    log_prob: float
-    num_tokens: int
-    num_lines: int
+    log_prob: float  # natural logarithm of its probability, summed over all lines
+    num_tokens: int  # tokens, each line's end-of-sequence included
+    num_lines: int  # lines
 
     @classmethod
     def of(cls, lines: Iterable[list[float]]) -> "Likelihood":

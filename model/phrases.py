@@ -25,17 +25,11 @@ Links = set[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A sentence and where its words are.
+    """A sentence and where its words are."""
 
-    Attributes:
-        text: The sentence.
-        spans: Start and end of each word in `text`, in characters.
-        lower: The words in lower case.
-    """
-
-    text: str
-    spans: list[tuple[int, int]]
-    lower: list[str]
+    text: str  # the sentence
+    spans: list[tuple[int, int]]  # start and end of each word in `text`, in characters
+    lower: list[str]  # the words in lower case
 
     @classmethod
     def of(cls, text: str) -> "Words":
@@ -58,19 +52,12 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True)
 class AlignedPair:
-    """A sentence pair with the links between its words.
+    """A sentence pair with the links between its words."""
 
-    Attributes:
-        source: The source's words.
-        target: The target's words.
-        sure: Links that both directions of the aligner found: pairs of a source and a target index.
-        possible: Links that either found.
-    """
-
-    source: Words
-    target: Words
-    sure: Links
-    possible: Links
+    source: Words  # the source's words
+    target: Words  # the target's words
+    sure: Links  # links that both directions of the aligner found: pairs of a source and a target index
+    possible: Links  # links that either found
 
     def phrases(self) -> Iterator[Phrase]:
         """Yield the consistent phrase pairs: no word of either is linked to one outside, and a sure link ends both.

@@ -33,19 +33,12 @@ BULK_REQUESTS_A_SLOT = 2
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests for every side.
+    """Requests for every side."""
 
-    Attributes:
-        texts: Sources, for a side that reads text.
-        sources: The same as ids, without special tokens.
-        num_beams: Width of beam search with one answer and early stopping, as in CTranslate2.
-        max_new_tokens: Maximum of each answer.
-    """
-
-    texts: list[str]
-    sources: list[list[int]]
-    num_beams: int
-    max_new_tokens: int
+    texts: list[str]  # sources, for a side that reads text
+    sources: list[list[int]]  # the same as ids, without special tokens
+    num_beams: int  # width of beam search with one answer and early stopping, as in CTranslate2
+    max_new_tokens: int  # maximum of each answer
 
     def first(self, count: int) -> "Workload":
         """Return the first requests, repeated where there are not enough."""
@@ -59,15 +52,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a workload.
+    """One run of a workload."""
 
-    Attributes:
-        seconds: From the first request to the last answer.
-        answers: The best answer to each source, without end-of-sequence.
-    """
-
-    seconds: float
-    answers: list[list[int]]
+    seconds: float  # from the first request to the last answer
+    answers: list[list[int]]  # the best answer to each source, without end-of-sequence
 
     @property
     def tokens_per_second(self) -> float:

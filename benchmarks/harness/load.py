@@ -48,31 +48,18 @@ class CallError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests to send.
+    """Requests to send."""
 
-    Attributes:
-        texts: Sources.
-        seconds: Duration of sending texts repeatedly in random order; 0 sends each text once.
-        rate: Arrivals a second, as a Poisson process; 0 for callers that wait.
-        concurrency: Callers that wait; of a stream, requests in flight.
-        seed: Seed of arrivals and order of texts.
-        num_beams: Beams of each request.
-        early_stopping: Early stopping of each request with beams.
-        max_new_tokens: Limit of each request; 0 for the server's default.
-        batch_size: Requests in a message of `GenerateBulk`.
-        keeps_answers: Whether outcomes have the answers.
-    """
-
-    texts: Sequence[str]
-    seconds: float = 0.0
-    rate: float = 0.0
-    concurrency: int = 1
-    seed: int = 0
-    num_beams: int = 1
-    early_stopping: bool = False
-    max_new_tokens: int = 0
-    batch_size: int = 16
-    keeps_answers: bool = False
+    texts: Sequence[str]  # sources
+    seconds: float = 0.0  # duration of sending texts repeatedly in random order; 0 sends each text once
+    rate: float = 0.0  # arrivals a second, as a Poisson process; 0 for callers that wait
+    concurrency: int = 1  # callers that wait; of a stream, requests in flight
+    seed: int = 0  # seed of arrivals and order of texts
+    num_beams: int = 1  # beams of each request
+    early_stopping: bool = False  # early stopping of each request with beams
+    max_new_tokens: int = 0  # limit of each request; 0 for the server's default
+    batch_size: int = 16  # requests in a message of `GenerateBulk`
+    keeps_answers: bool = False  # whether outcomes have the answers
 
     def queue(self) -> Iterator[str]:
         """Return the texts to send."""
@@ -93,36 +80,22 @@ class Load:
 
 
 class Outcome(NamedTuple):
-    """One request; times are seconds since the first could have been sent.
+    """One request; times are seconds since the first could have been sent."""
 
-    Attributes:
-        due: Scheduled time of sending.
-        sent: Time of sending.
-        ended: Time of its status; without one, the end of waiting.
-        code: Name of its status, or `UNFINISHED`.
-        answer: Text and tokens, where they are kept.
-    """
-
-    due: float
-    sent: float
-    ended: float
-    code: str
-    answer: Answer = ("", ())
+    due: float  # scheduled time of sending
+    sent: float  # time of sending
+    ended: float  # time of its status; without one, the end of waiting
+    code: str  # name of its status, or `UNFINISHED`
+    answer: Answer = ("", ())  # text and tokens, where they are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Outcomes of a load.
+    """Outcomes of a load."""
 
-    Attributes:
-        outcomes: In the order of sending.
-        cpu_seconds: Processor time of the sender.
-        wall_seconds: From the first request to the last status.
-    """
-
-    outcomes: list[Outcome]
-    cpu_seconds: float
-    wall_seconds: float
+    outcomes: list[Outcome]  # in the order of sending
+    cpu_seconds: float  # processor time of the sender
+    wall_seconds: float  # from the first request to the last status
 
     @property
     def rate(self) -> float:

@@ -52,21 +52,13 @@ def program() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of results.
+    """One page of results."""
 
-    Attributes:
-        name: Name of its file, without the ending.
-        title: Its heading.
-        output: Folder of the page; None prints only.
-        packages: Distributions whose versions matter.
-        kind: Kind of processor, by default this machine's.
-    """
-
-    name: str
-    title: str
-    output: Path | None
-    packages: Sequence[str]
-    kind: str = ""
+    name: str  # name of its file, without the ending
+    title: str  # its heading
+    output: Path | None  # folder of the page; None prints only
+    packages: Sequence[str]  # distributions whose versions matter
+    kind: str = ""  # kind of processor, by default this machine's
 
     def write(self, part: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> None:
         """Replace one part in the section of this kind of processor, and print it.

@@ -21,19 +21,12 @@ FRONTEND, ENGINE = "frontend", "engine"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """A server's use of a machine's cores.
+    """A server's use of a machine's cores."""
 
-    Attributes:
-        replicas: Engines of the model.
-        threads: Threads of each.
-        slots: Slots of each.
-        frontends: Processes that answer callers.
-    """
-
-    replicas: int
-    threads: int
-    slots: int
-    frontends: int = 1
+    replicas: int  # engines of the model
+    threads: int  # threads of each
+    slots: int  # slots of each
+    frontends: int = 1  # processes that answer callers
 
     @property
     def total_slots(self) -> int:
@@ -112,17 +105,11 @@ def memory_mib(pid: int | str = "self") -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A command that has ended.
+    """A command that has ended."""
 
-    Attributes:
-        seconds: Wall clock, start included.
-        peak_gib: Most memory it had resident at once, mapped files included.
-        output: Text of both streams.
-    """
-
-    seconds: float
-    peak_gib: float
-    output: str
+    seconds: float  # wall clock, start included
+    peak_gib: float  # most memory it had resident at once, mapped files included
+    output: str  # text of both streams
 
 
 def run_python(arguments: Sequence[str], log: Path) -> Finished:

@@ -19,25 +19,15 @@ BATCH_SIZES, DELAYS_MS = (16, 64), (0, 20)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One rate and its outcomes.
+    """One rate and its outcomes."""
 
-    Attributes:
-        level: Number of the rate.
-        goodput: Requests a second that were answered within the objective.
-        goal_seconds: Latency at `GOAL_PERCENT` of all requests; infinite where too many were not answered.
-        median_seconds: Median latency.
-        late_seconds: Delay of sending, at 99 %.
-        failures: Number of requests by status, but for answers.
-        sender_cores: Processor time of the sender over wall time.
-    """
-
-    level: int
-    goodput: float
-    goal_seconds: float
-    median_seconds: float
-    late_seconds: float
-    failures: Counter[str]
-    sender_cores: float
+    level: int  # number of the rate
+    goodput: float  # requests a second that were answered within the objective
+    goal_seconds: float  # latency at `GOAL_PERCENT` of all requests; infinite where too many were not answered
+    median_seconds: float  # median latency
+    late_seconds: float  # delay of sending, at 99 %
+    failures: Counter[str]  # number of requests by status, but for answers
+    sender_cores: float  # processor time of the sender over wall time
 
     @property
     def offered(self) -> float:

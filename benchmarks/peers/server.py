@@ -22,19 +22,12 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A peer and the way to reach it.
+    """A peer and the way to reach it."""
 
-    Attributes:
-        name: Name of its environment and, with `_server`, of its module.
-        protocol: Protocol of `load`.
-        path: Path of its HTTP address.
-        packages: Distributions whose versions matter.
-    """
-
-    name: str
-    protocol: str
-    path: str
-    packages: tuple[str, ...]
+    name: str  # name of its environment and, with `_server`, of its module
+    protocol: str  # protocol of `load`
+    path: str  # path of its HTTP address
+    packages: tuple[str, ...]  # distributions whose versions matter
 
     def python(self, environments: Path) -> Path:
         """Return the interpreter of its environment, which may be absent."""
@@ -57,21 +50,13 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of a peer that are tuned.
+    """Settings of a peer that are tuned."""
 
-    Attributes:
-        num_instances: Batches that the server has computed at the same time.
-        num_parts: Parts into which CTranslate2 divides each, after sorting by length.
-        num_threads: Threads of each part.
-        max_batch_size: Requests of a batch.
-        delay_ms: Time that a partial batch waits for more requests.
-    """
-
-    num_instances: int
-    num_parts: int
-    num_threads: int
-    max_batch_size: int
-    delay_ms: int
+    num_instances: int  # batches that the server has computed at the same time
+    num_parts: int  # parts into which CTranslate2 divides each, after sorting by length
+    num_threads: int  # threads of each part
+    max_batch_size: int  # requests of a batch
+    delay_ms: int  # time that a partial batch waits for more requests
 
     @property
     def flags(self) -> list[str]:

@@ -30,17 +30,12 @@ MEANINGS: Final[dict[Kind, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """The weights of one head.
+    """The weights of one head."""
 
-    Attributes:
-        weights: A row for each token that looks, with a weight for each that is looked at; each row sums to 1.
-        layer: From 0; None for the mean of all layers.
-        head: From 0; None for the mean of all heads.
-    """
-
+    # A row for each token that looks, with a weight for each that is looked at; each row sums to 1.
     weights: Sequence[Sequence[float]]
-    layer: int | None
-    head: int | None
+    layer: int | None  # from 0; None for the mean of all layers
+    head: int | None  # from 0; None for the mean of all heads
 
     @property
     def layer_name(self) -> str:
@@ -55,19 +50,12 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """All maps of one kind.
+    """All maps of one kind."""
 
-    Attributes:
-        kind: What looks at what.
-        rows: The tokens that look, as they are shown.
-        columns: The tokens that are looked at.
-        maps: Layer by layer, and in each head by head.
-    """
-
-    kind: Kind
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    maps: tuple[Map, ...]
+    kind: Kind  # what looks at what
+    rows: tuple[str, ...]  # the tokens that look, as they are shown
+    columns: tuple[str, ...]  # the tokens that are looked at
+    maps: tuple[Map, ...]  # layer by layer, and in each head by head
 
     def layers(self) -> list[tuple[Map, ...]]:
         """Return the maps of each layer."""
@@ -82,21 +70,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a model looks at while it reads a source and says a target.
+    """What a model looks at while it reads a source and says a target."""
 
-    Attributes:
-        model: Its name.
-        source: The text.
-        target: Its answer, or what was given for it.
-        parts: The attention, kind by kind.
-        notes: What is not as one may think: sentences.
-    """
-
-    model: str
-    source: str
-    target: str
-    parts: tuple[Part, ...]
-    notes: tuple[str, ...] = ()
+    model: str  # its name
+    source: str  # the text
+    target: str  # its answer, or what was given for it
+    parts: tuple[Part, ...]  # the attention, kind by kind
+    notes: tuple[str, ...] = ()  # what is not as one may think: sentences
 
     @property
     def num_maps(self) -> int:
@@ -129,19 +109,12 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much a drawing holds.
+    """How much a drawing holds."""
 
-    Attributes:
-        drawing: What it is called.
-        max_tokens: Of one axis.
-        max_maps: Heads.
-        max_weights: Cells of all maps together.
-    """
-
-    drawing: str
-    max_tokens: int
-    max_maps: int
-    max_weights: int
+    drawing: str  # what it is called
+    max_tokens: int  # of one axis
+    max_maps: int  # heads
+    max_weights: int  # cells of all maps together
 
     def check_tokens(self, side: str, count: int) -> None:
         """Refuse an axis that is too long; the side is that of the pair.

@@ -26,25 +26,15 @@ _TOKEN_POINTS: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Panels side by side; lengths in inches.
+    """Panels side by side; lengths in inches."""
 
-    Attributes:
-        part: What they are of.
-        maps: One for each.
-        heading: What stands above them.
-        width: Of a panel.
-        height: Of a panel.
-        beside: Room for the tokens on the left.
-        above: Room for those above each panel.
-    """
-
-    part: Part
-    maps: tuple[Map, ...]
-    heading: str
-    width: float
-    height: float
-    beside: float
-    above: float
+    part: Part  # what they are of
+    maps: tuple[Map, ...]  # one for each
+    heading: str  # what stands above them
+    width: float  # of a panel
+    height: float  # of a panel
+    beside: float  # room for the tokens on the left
+    above: float  # room for those above each panel
 
     @property
     def whole_width(self) -> float:

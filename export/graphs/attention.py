@@ -18,15 +18,10 @@ KeyValue = tuple[Tensor, Tensor]
 
 
 class Heads(NamedTuple):
-    """Attention heads.
+    """Attention heads."""
 
-    Attributes:
-        num_heads: H.
-        scale: What scores are multiplied by; None for the operator's own 1/√Dh.
-    """
-
-    num_heads: int
-    scale: float | None
+    num_heads: int  # H
+    scale: float | None  # what scores are multiplied by; None for the operator's own 1/√Dh
 
     @classmethod
     def of(cls, config: ModelConfig) -> "Heads":

@@ -12,13 +12,9 @@ PAIR_AXES = {"src_ids": ("B", "S"), "src_lens": ("B",), "tgt_ids": ("B", "T"), "
 
 
 class Encoding:
-    """A graph that reads sources.
+    """A graph that reads sources."""
 
-    Attributes:
-        tensors: Names of the inputs and outputs of all graphs of its model.
-    """
-
-    tensors: TensorNames
+    tensors: TensorNames  # names of the inputs and outputs of all graphs of its model
 
     @property
     def input_names(self) -> list[str]:
@@ -32,15 +28,10 @@ class Encoding:
 
 
 class Stepping:
-    """A graph that decodes one token for each of N rows.
+    """A graph that decodes one token for each of N rows."""
 
-    Attributes:
-        tensors: Names of the inputs and outputs of all graphs of its model.
-        shortlist: Ids that candidates are of, rising; None for all.
-    """
-
-    tensors: TensorNames
-    shortlist: Tensor | None
+    tensors: TensorNames  # names of the inputs and outputs of all graphs of its model
+    shortlist: Tensor | None  # ids that candidates are of, rising; None for all
 
     @property
     def input_names(self) -> list[str]:
@@ -67,13 +58,9 @@ class Stepping:
 
 
 class Scoring:
-    """A graph that scores right-padded pairs.
+    """A graph that scores right-padded pairs."""
 
-    Attributes:
-        tensors: Names of the inputs and outputs of all graphs of its model.
-    """
-
-    tensors: TensorNames
+    tensors: TensorNames  # names of the inputs and outputs of all graphs of its model
 
     @property
     def input_names(self) -> list[str]:

@@ -27,15 +27,10 @@ from dragoman.model.networks.rotary import angles
 
 
 class Rotation(nn.Module):
-    """The angles of rotary positions, one table for all graphs: a scorer has room for the longest prompt and the longest text.
+    """The angles of rotary positions, one table for all graphs: a scorer has room for the longest prompt and the longest text."""
 
-    Attributes:
-        cos: Of every position's angles, `[positions, Dh / 2]`.
-        sin: The same.
-    """
-
-    cos: Tensor
-    sin: Tensor
+    cos: Tensor  # of every position's angles, `[positions, Dh / 2]`
+    sin: Tensor  # the same
 
     def __init__(self, config: ModelConfig) -> None:
         """Make the table."""

@@ -12,14 +12,11 @@ from dragoman.model.networks.transformer import DecoderLayer, Transformer
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What is known of products beforehand.
+    """What is known of products beforehand."""
 
-    Attributes:
-        joint: Weights that a graph has in one piece, `[n·M, K]`, and their first piece as the model has it, `[M, K]`.
-        caches: Weights of products whose last columns are keys and values, and what those two caches are called.
-    """
-
+    # Weights that a graph has in one piece, `[n·M, K]`, and their first piece as the model has it, `[M, K]`.
     joint: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    # Weights of products whose last columns are keys and values, and what those two caches are called.
     caches: Mapping[Tensor, tuple[str, str]] = field(default_factory=dict)
 
 

@@ -49,15 +49,10 @@ class EncoderAttention:
 
 
 class MemoryProjection(nn.Module):
-    """The cross-attention projections of all decoder layers as one product: all of them read the same memory.
+    """The cross-attention projections of all decoder layers as one product: all of them read the same memory."""
 
-    Attributes:
-        weight: `[n·H·Dh, d_model]`, n tensors: keys, then values, layer by layer.
-        bias: `[n·H·Dh]`, where the model has biases.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
+    weight: Tensor  # `[n·H·Dh, d_model]`, n tensors: keys, then values, layer by layer
+    bias: Tensor | None  # `[n·H·Dh]`, where the model has biases
 
     def __init__(self, decoder: Decoder) -> None:
         """Put a decoder's weights one below the other."""

@@ -29,51 +29,32 @@ TableMaker = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """Layout of networks, shared by families.
+    """Layout of networks, shared by families."""
 
-    Attributes:
-        settings: Fixed settings of `ModelConfig`.
-        sizes: Sizes of `ModelConfig`, each with its field of `config.json`.
-        read: Returns the other settings, but for those that the tensors decide.
-        names: Their tensor for each of our parameters but token tables; `{part}` is weight or bias, `{last}` the feed-forward part
-            of a T5 layer, `{inner}` its inner projection, `*` q, k and v, which are one matrix here.
-        prefix: Before all names but those of the head; `BartModel` and its like are saved without.
-        unused: Tensors of old files that no version of the network reads.
-        is_head_required: Whether a projection that is said to be untied must be there.
-    """
-
-    settings: Mapping[str, Any]
-    sizes: Mapping[str, str]
+    settings: Mapping[str, Any]  # fixed settings of `ModelConfig`
+    sizes: Mapping[str, str]  # sizes of `ModelConfig`, each with its field of `config.json`
+    # Returns the other settings, but for those that the tensors decide.
     read: Callable[["Family", Foreign, Limits, Report], Mapping[str, Any]]
+    # Their tensor for each of our parameters but token tables; `{part}` is weight or bias, `{last}` the feed-forward part of a T5
+    # layer, `{inner}` its inner projection, `*` q, k and v, which are one matrix here.
     names: Mapping[str, str]
-    prefix: str = ""
-    unused: tuple[str, ...] = ()
-    is_head_required: bool = True
+    prefix: str = ""  # before all names but those of the head; `BartModel` and its like are saved without
+    unused: tuple[str, ...] = ()  # tensors of old files that no version of the network reads
+    is_head_required: bool = True  # whether a projection that is said to be untied must be there
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of models.
+    """A family of models."""
 
-    Attributes:
-        name: Its usual name.
-        architecture: Layout of its network.
-        settings: Its fixed settings of `ModelConfig`.
-        defaults: Transformers' values for fields that `config.json` lacks.
-        tokenizers: Files of its tokeniser; `tokenizer.json` is read where these are missing.
-        has_output_bias: The logits may have a bias each.
-        make_positions: Makes the position tables that files leave out; None where they are trained.
-        has_longer_tables: Position tables are made as long as needed, whatever `max_position_embeddings` says.
-    """
-
-    name: str
-    architecture: Architecture
-    settings: Mapping[str, Any]
-    defaults: Mapping[str, Any]
-    tokenizers: tuple[TokenizerFiles, ...]
-    has_output_bias: bool = False
-    make_positions: TableMaker | None = None
-    has_longer_tables: bool = False
+    name: str  # its usual name
+    architecture: Architecture  # layout of its network
+    settings: Mapping[str, Any]  # its fixed settings of `ModelConfig`
+    defaults: Mapping[str, Any]  # Transformers' values for fields that `config.json` lacks
+    tokenizers: tuple[TokenizerFiles, ...]  # files of its tokeniser; `tokenizer.json` is read where these are missing
+    has_output_bias: bool = False  # the logits may have a bias each
+    make_positions: TableMaker | None = None  # makes the position tables that files leave out; None where they are trained
+    has_longer_tables: bool = False  # position tables are made as long as needed, whatever `max_position_embeddings` says
 
 
 class Layout(NamedTuple):

@@ -30,19 +30,12 @@ _REASONS: Final = {
 
 @dataclass(slots=True)
 class Report:
-    """Sentences in four groups, in the order they were added.
+    """Sentences in four groups, in the order they were added."""
 
-    Attributes:
-        found: Contents of the folder.
-        translated: Results, where they are not plain.
-        ignored: Contents that have no effect here, and why.
-        checked: Comparisons, and their figures.
-    """
-
-    found: list[str] = field(default_factory=list)
-    translated: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
-    checked: list[str] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)  # contents of the folder
+    translated: list[str] = field(default_factory=list)  # results, where they are not plain
+    ignored: list[str] = field(default_factory=list)  # contents that have no effect here, and why
+    checked: list[str] = field(default_factory=list)  # comparisons, and their figures
 
     def ignore(self, file: str, fields: Iterable[tuple[str, Any]], reason: str) -> None:
         """Name fields of a file that have no effect, with their values."""

@@ -30,33 +30,23 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a network makes of one source and target.
+    """What a network makes of one source and target."""
 
-    Attributes:
-        hidden: Of each position of the target, as the output projection takes it, `[T, d_model]`.
-        attention: From the target to the source, the heads' mean, `[L, T, S]`; L is 0 where there is none.
-        caches: Gives what a decode step keeps of the positions before one, a tensor for each cache that steps write, in the graphs'
-            order and without an axis of rows.
-        maps: If asked for, attention by its name, each head's: `encoder` `[L, H, S, S]`, `decoder` `[L, H, T, T]` and `cross`
-            `[L, H, T, S]`, those that there are.
-    """
-
-    hidden: Tensor
-    attention: Tensor
+    hidden: Tensor  # of each position of the target, as the output projection takes it, `[T, d_model]`
+    attention: Tensor  # from the target to the source, the heads' mean, `[L, T, S]`; L is 0 where there is none
+    # Gives what a decode step keeps of the positions before one, a tensor for each cache that steps write, in the graphs' order and
+    # without an axis of rows.
     caches: Callable[[int], list[Tensor]]
+    # If asked for, attention by its name, each head's: `encoder` `[L, H, S, S]`, `decoder` `[L, H, T, T]` and `cross` `[L, H, T,
+    # S]`, those that there are.
     maps: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Network(nn.Module, ABC):
-    """Encoder and decoder, or what stands for them.
+    """Encoder and decoder, or what stands for them."""
 
-    Attributes:
-        config: Its dimensions.
-        decoder: What predicts tokens from hidden states.
-    """
-
-    config: ModelConfig
-    decoder: Predictor
+    config: ModelConfig  # its dimensions
+    decoder: Predictor  # what predicts tokens from hidden states
 
     @abstractmethod
     def encode(self, source_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:

@@ -28,21 +28,13 @@ class TokenizerError(InputError):
 
 
 class SpecialToken(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A token by its name.
+    """A token by its name."""
 
-    Attributes:
-        content: The name.
-        id: The model's id.
-        lstrip: White space before the name belongs to it.
-        rstrip: White space after it does.
-        space_id: Token of white space before the name that does not belong to it; None for nothing.
-    """
-
-    content: Annotated[str, Meta(min_length=1, max_length=1024)]
-    id: Id
-    lstrip: bool = False
-    rstrip: bool = False
-    space_id: Id | None = None
+    content: Annotated[str, Meta(min_length=1, max_length=1024)]  # the name
+    id: Id  # the model's id
+    lstrip: bool = False  # white space before the name belongs to it
+    rstrip: bool = False  # white space after it does
+    space_id: Id | None = None  # token of white space before the name that does not belong to it; None for nothing
 
 
 class Detokenizer(Protocol):

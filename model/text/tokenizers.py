@@ -86,34 +86,21 @@ _SUFFIXES: Final = {"byte_level": ".json", "sentencepiece": ".model", "tokenizer
 
 
 class TextFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`text.json`.
+    """`text.json`."""
 
-    Attributes:
-        format_version: Of this file.
-        source: Tokeniser of sources.
-        target: Tokeniser of targets; None if it is the same.
-        special_tokens: Those that a source may name, where that is asked for.
-    """
-
-    format_version: int
-    source: Side
-    target: Side | None = None
-    special_tokens: list[SpecialToken] = []
+    format_version: int  # of this file
+    source: Side  # tokeniser of sources
+    target: Side | None = None  # tokeniser of targets; None if it is the same
+    special_tokens: list[SpecialToken] = []  # those that a source may name, where that is asked for
 
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """Tokenisers of sources and of targets: the same object where a model has one vocabulary.
+    """Tokenisers of sources and of targets: the same object where a model has one vocabulary."""
 
-    Attributes:
-        source: Of sources.
-        target: Of targets.
-        special_tokens: Those that a source may name, where that is asked for.
-    """
-
-    source: Tokenizer
-    target: Tokenizer
-    special_tokens: tuple[SpecialToken, ...] = ()
+    source: Tokenizer  # of sources
+    target: Tokenizer  # of targets
+    special_tokens: tuple[SpecialToken, ...] = ()  # those that a source may name, where that is asked for
 
     @cached_property
     def encode_with_special_tokens(self) -> Encode:

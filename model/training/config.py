@@ -37,57 +37,36 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class TokenizerConfig:
-    """The vocabulary, learnt from both sides of the training text.
+    """The vocabulary, learnt from both sides of the training text."""
 
-    Attributes:
-        vocab_size: Tokens, specials and bytes included.
-        bpe_dropout: Probability that a merge is skipped when training text is encoded (Provilkov et al., 2020).
-    """
-
-    vocab_size: Annotated[int, Field(ge=MIN_VOCAB_SIZE)]
-    bpe_dropout: Probability = 0.0
+    vocab_size: Annotated[int, Field(ge=MIN_VOCAB_SIZE)]  # tokens, specials and bytes included
+    bpe_dropout: Probability = 0.0  # probability that a merge is skipped when training text is encoded (Provilkov et al., 2020)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class ScheduleConfig:
-    """How training proceeds.
+    """How training proceeds."""
 
-    Attributes:
-        max_steps: Optimiser steps at the most.
-        max_tokens: Size of a batch, padding included: rows times the longer of its longest source and target.
-        max_length: Pairs with more tokens than this on a side are left out (and counted in `summary.json`).
-        learning_rate: Peak, reached after `warmup_steps` and then falling with 1/√step (Vaswani et al., 2017, section 5.3).
-        warmup_steps: Steps of linear warm-up.
-        cooldown_steps: Last steps before `max_steps`, over which the rate falls linearly to zero on top of 1/√step.
-        adam_beta1: Adam's decay of the first moment.
-        adam_beta2: Adam's decay of the second moment.
-        weight_decay: Decoupled weight decay (AdamW).
-        label_smoothing: Probability mass spread evenly over the vocabulary.
-        r_drop: Weight of the divergence between two passes over each batch (Liang et al., 2021, alpha); 0 for a single pass.
-        max_grad_norm: Gradients are scaled down to this Euclidean norm.
-        validate_every: Epochs between validations; each writes a checkpoint.
-        average_last: Newest validated checkpoints averaged into the final model.
-        patience: Validations without a better BLEU before training stops; 0 never stops early.
-        seed: Of initial weights, batches, dropout and BPE-dropout.
-        is_bf16: Run forward and backward in bfloat16 autocast; faster on GPUs and on CPUs that multiply it (AVX512-BF16, AMX).
-    """
-
-    max_steps: Count
-    max_tokens: Count = 4096
-    max_length: Count = 256
+    max_steps: Count  # optimiser steps at the most
+    max_tokens: Count = 4096  # size of a batch, padding included: rows times the longer of its longest source and target
+    max_length: Count = 256  # pairs with more tokens than this on a side are left out (and counted in `summary.json`)
+    # Peak, reached after `warmup_steps` and then falling with 1/√step (Vaswani et al., 2017, section 5.3).
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-3
-    warmup_steps: Count = 2000
+    warmup_steps: Count = 2000  # steps of linear warm-up
+    # Last steps before `max_steps`, over which the rate falls linearly to zero on top of 1/√step.
     cooldown_steps: Annotated[int, Field(ge=0)] = 0
-    adam_beta1: Probability = 0.9
-    adam_beta2: Probability = 0.98
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    label_smoothing: Probability = 0.1
+    adam_beta1: Probability = 0.9  # adam's decay of the first moment
+    adam_beta2: Probability = 0.98  # adam's decay of the second moment
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # decoupled weight decay (AdamW)
+    label_smoothing: Probability = 0.1  # probability mass spread evenly over the vocabulary
+    # Weight of the divergence between two passes over each batch (Liang et al., 2021, alpha); 0 for a single pass.
     r_drop: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    validate_every: Count = 1
-    average_last: Count = 5
-    patience: Annotated[int, Field(ge=0)] = 0
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # gradients are scaled down to this Euclidean norm
+    validate_every: Count = 1  # epochs between validations; each writes a checkpoint
+    average_last: Count = 5  # newest validated checkpoints averaged into the final model
+    patience: Annotated[int, Field(ge=0)] = 0  # validations without a better BLEU before training stops; 0 never stops early
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1  # of initial weights, batches, dropout and BPE-dropout
+    # Run forward and backward in bfloat16 autocast; faster on GPUs and on CPUs that multiply it (AVX512-BF16, AMX).
     is_bf16: bool = False
 
     def learning_rate_at(self, step: int) -> float:
@@ -100,24 +79,17 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class TrainingConfig:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        name: Of the model, for example `en-de`.
-        data: Where the text is.
-        tokenizer: The vocabulary.
-        model: Fields of `ModelConfig` that differ from its defaults; vocabulary sizes and special tokens come from the tokeniser.
-        training: The schedule.
-        initial_checkpoint: Directory of a checkpoint to go on from, relative to the working directory; empty to start from random
-            weights. Its vocabulary is used instead of learning one. Its model may differ in its dropouts, and have narrower
-            feed-forward layers and, if it is pre-norm, fewer layers: then it is grown, see `dragoman.model.growth.grown`.
-    """
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-    data: DataConfig
-    tokenizer: TokenizerConfig
-    training: ScheduleConfig
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]  # of the model, for example `en-de`
+    data: DataConfig  # where the text is
+    tokenizer: TokenizerConfig  # the vocabulary
+    training: ScheduleConfig  # the schedule
+    # Fields of `ModelConfig` that differ from its defaults; vocabulary sizes and special tokens come from the tokeniser.
     model: dict[str, Any] = Field(default_factory=dict)
+    # Directory of a checkpoint to go on from, relative to the working directory; empty to start from random weights. Its vocabulary
+    # is used instead of learning one. Its model may differ in its dropouts, and have narrower feed-forward layers and, if it is
+    # pre-norm, fewer layers: then it is grown, see `dragoman.model.growth.grown`.
     initial_checkpoint: str = ""
 
     @classmethod

@@ -13,21 +13,13 @@ from dragoman.model.padding import pad
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Right-padded training pairs.
+    """Right-padded training pairs."""
 
-    Attributes:
-        source_ids: `[B, S]`, each row ending in end-of-sequence; S is 0 for a language model, which reads targets alone.
-        source_lengths: `[B]`.
-        target_ids: `[B, T]`, start token first: what the decoder reads.
-        labels: `[B, T]`, end-of-sequence last: what it should say.
-        num_target_tokens: Labels that are not padding.
-    """
-
-    source_ids: Tensor
-    source_lengths: Tensor
-    target_ids: Tensor
-    labels: Tensor
-    num_target_tokens: int
+    source_ids: Tensor  # `[B, S]`, each row ending in end-of-sequence; S is 0 for a language model, which reads targets alone
+    source_lengths: Tensor  # `[B]`
+    target_ids: Tensor  # `[B, T]`, start token first: what the decoder reads
+    labels: Tensor  # `[B, T]`, end-of-sequence last: what it should say
+    num_target_tokens: int  # labels that are not padding
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to a device."""

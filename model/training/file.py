@@ -20,17 +20,11 @@ _ANY = {VOCAB_SIZE: 300, "training.max_steps": 1}
 
 @dataclass(frozen=True, slots=True)
 class TrainingFile:
-    """What a configuration states.
+    """What a configuration states."""
 
-    Attributes:
-        fields: Settings and tables, as TOML has them.
-        origin: Named in errors.
-        lines: Where settings and tables stand, by dotted name, as far as is known.
-    """
-
-    fields: dict[str, Any]
-    origin: str
-    lines: Mapping[str, int] = field(default_factory=dict)
+    fields: dict[str, Any]  # settings and tables, as TOML has them
+    origin: str  # named in errors
+    lines: Mapping[str, int] = field(default_factory=dict)  # where settings and tables stand, by dotted name, as far as is known
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -8,17 +8,11 @@ from dragoman.model.likelihood import perplexity_of
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a validation gave.
+    """What a validation gave."""
 
-    Attributes:
-        loss: Cross-entropy a token, in nats, without smoothing.
-        bleu: Of greedy translations, cased; None of a model that translates nothing.
-        chrf: The same.
-    """
-
-    loss: float
-    bleu: float | None = None
-    chrf: float | None = None
+    loss: float  # cross-entropy a token, in nats, without smoothing
+    bleu: float | None = None  # of greedy translations, cased; None of a model that translates nothing
+    chrf: float | None = None  # the same
 
     @property
     def rank(self) -> float:

@@ -37,27 +37,16 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """A training run that can begin, or go on.
+    """A training run that can begin, or go on."""
 
-    Attributes:
-        config: Every setting, chosen ones included.
-        model_config: Of the model to train.
-        output: Where the checkpoint goes.
-        tokenizer: The vocabulary.
-        sampler: The training text.
-        validation: The validation text, sources and targets.
-        record: What is written about all this.
-        warnings: What is likely to be a mistake, a line each.
-    """
-
-    config: TrainingConfig
-    model_config: ModelConfig
-    output: Path
-    tokenizer: ByteLevelTokenizer
-    sampler: PairSampler
-    validation: Texts
-    record: RunRecord
-    warnings: list[str]
+    config: TrainingConfig  # every setting, chosen ones included
+    model_config: ModelConfig  # of the model to train
+    output: Path  # where the checkpoint goes
+    tokenizer: ByteLevelTokenizer  # the vocabulary
+    sampler: PairSampler  # the training text
+    validation: Texts  # the validation text, sources and targets
+    record: RunRecord  # what is written about all this
+    warnings: list[str]  # what is likely to be a mistake, a line each
 
     def summary(self) -> list[str]:
         """Say in a line what is trained on, and in another one what was chosen by rule."""

@@ -21,17 +21,11 @@ STATE_FILE = "state.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The choices of a run, written once.
+    """The choices of a run, written once."""
 
-    Attributes:
-        config: Every setting.
-        chosen: Those of them that a rule chose, by dotted name.
-        text: Counts of the text; see `TextSize`. Empty for a run of a version without rules.
-    """
-
-    config: dict[str, Any]
-    chosen: dict[str, Any]
-    text: dict[str, int]
+    config: dict[str, Any]  # every setting
+    chosen: dict[str, Any]  # those of them that a rule chose, by dotted name
+    text: dict[str, int]  # Counts of the text; see `TextSize`. Empty for a run of a version without rules.
 
     @classmethod
     def load(cls, output: Path) -> Self | None:

@@ -21,19 +21,12 @@ SIZES = (200_000, 2_000_000, 20_000_000)
 
 @dataclass(frozen=True, slots=True)
 class TextSize:
-    """How much there is to train on, once pairs that are too long are left out; tokens with the one special token of each side.
+    """How much there is to train on, once pairs that are too long are left out; tokens with the one special token of each side."""
 
-    Attributes:
-        num_pairs: Pairs.
-        source_tokens: Tokens of all sources.
-        target_tokens: Tokens of all targets.
-        longer_tokens: Of each pair the longer side's tokens, summed: what batches are filled with.
-    """
-
-    num_pairs: int
-    source_tokens: int
-    target_tokens: int
-    longer_tokens: int
+    num_pairs: int  # pairs
+    source_tokens: int  # tokens of all sources
+    target_tokens: int  # tokens of all targets
+    longer_tokens: int  # of each pair the longer side's tokens, summed: what batches are filled with
 
     @classmethod
     def of(cls, sources: Sequence[Ids], targets: Sequence[Ids]) -> Self:
@@ -84,17 +77,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a setting is chosen where it is left out.
+    """How a setting is chosen where it is left out."""
 
-    Attributes:
-        setting: Its dotted name.
-        text: The rule in words, as the documents have it.
-        choose: The rule; what it reads has been stated or chosen before.
-    """
-
-    setting: str
-    text: str
-    choose: Callable[[Settings], Any]
+    setting: str  # its dotted name
+    text: str  # the rule in words, as the documents have it
+    choose: Callable[[Settings], Any]  # the rule; what it reads has been stated or chosen before
 
 
 def vocab_size_for(num_words: int) -> int:

@@ -13,23 +13,14 @@ MAX_SHARE = 0.05  # of lines that may be unsuitable without a word
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a schedule is held against.
+    """What a schedule is held against."""
 
-    Attributes:
-        num_pairs: Pairs that are trained on.
-        num_left_out: Pairs that are too long.
-        longest_pair: Tokens of the longest side of any pair that is trained on, its special token included.
-        num_steps_per_epoch: Batches that the text makes.
-        vocab_size: Tokens that could be learnt.
-        validation: Ids of the validation text, sources and targets, without special tokens.
-    """
-
-    num_pairs: int
-    num_left_out: int
-    longest_pair: int
-    num_steps_per_epoch: int
-    vocab_size: int
-    validation: tuple[Sequence[Ids], Sequence[Ids]]
+    num_pairs: int  # pairs that are trained on
+    num_left_out: int  # pairs that are too long
+    longest_pair: int  # tokens of the longest side of any pair that is trained on, its special token included
+    num_steps_per_epoch: int  # batches that the text makes
+    vocab_size: int  # tokens that could be learnt
+    validation: tuple[Sequence[Ids], Sequence[Ids]]  # ids of the validation text, sources and targets, without special tokens
 
 
 def warnings(config: TrainingConfig, facts: Facts) -> list[str]:
