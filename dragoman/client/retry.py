@@ -122,7 +122,7 @@ class Assembly:
         return self._result is not None
 
     def piece(self, message: generation_pb2.GenerateStreamResponse) -> Piece:
-        """Take the next message in."""
+        """Add the next message."""
         piece = piece_from_proto(message)
         self._num_pieces += 1
         self._result = piece.result
@@ -138,5 +138,5 @@ class Assembly:
         return self._to_error(failure, self.request_id)
 
     def wait_seconds(self, error: CallError) -> float | None:
-        """Return when to ask anew after a failure; None if the stream fails with it, as it does once a piece is delivered."""
+        """Return the wait before another attempt; None if the stream fails, as it does once a piece is delivered."""
         return self.attempts.wait_seconds(error) if self._num_pieces == 0 else None
