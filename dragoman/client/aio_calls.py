@@ -139,10 +139,7 @@ class AsyncStream:
             except grpc.RpcError as failure:
                 if self._assembly.has_result:  # the answer is complete: how the call ends does not matter any more
                     raise StopAsyncIteration from failure
-                error = self._assembly.error(failure)
-                wait = self._assembly.wait_seconds(error)
-                if wait is None:
-                    raise error from failure
+                wait = self._assembly.retry(failure)
             else:
                 return self._assembly.piece(message)
             await self._calls.sleep(wait)

@@ -262,10 +262,7 @@ class Stream:
                     raise StopIteration from failure
                 if self._scope.is_cancelled:
                     raise Cancelled(self._scope.reason, self._assembly.request_id) from failure
-                error = self._assembly.error(failure)
-                wait = self._assembly.wait_seconds(error)
-                if wait is None:
-                    raise error from failure
+                wait = self._assembly.retry(failure)
             else:
                 return self._assembly.piece(message)
             self._scope.discard(self._call)
