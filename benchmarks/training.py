@@ -35,7 +35,7 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.corpus import read_lines, read_parallel
 from dragoman.model.evaluate import translate
 from dragoman.model.networks.architectures import network
-from dragoman.model.networks.dropout import Dropout
+from dragoman.model.networks.layers import Dropout
 from dragoman.model.networks.network import Network
 from dragoman.model.quality import score
 from dragoman.model.training.file import TrainingFile

@@ -15,8 +15,7 @@ from dragoman.export.generation_checks import num_forced
 from dragoman.export.manifest import MANIFEST_FILE, Dimensions
 from dragoman.model.config import UNUSED, ModelConfig
 from dragoman.model.errors import InputError
-from dragoman.model.generation import Defaults, Language, Languages, Template
-from dragoman.model.languages import LanguageTable
+from dragoman.model.generation import Defaults, Language, Languages, LanguageTable, Template
 
 HEAD_DIM_MULTIPLE = 8
 DEFAULT_MAX_NEW_TOKENS = 256

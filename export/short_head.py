@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from dragoman.model.networks.predictor import Predictor
+from dragoman.model.networks.layers import Predictor
 
 _Decoder = TypeVar("_Decoder", bound=Predictor)
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import Start, greedy_search
 from dragoman.model.errors import InputError
-from dragoman.model.generation import Language, Languages, around
-from dragoman.model.languages import LanguageTable
+from dragoman.model.generation import Language, Languages, LanguageTable, around
 from dragoman.model.networks.network import Network
 
 

@@ -11,7 +11,7 @@ CARD_FILE = "README.md"
 MAX_DOMAIN_CHARACTERS = 200
 
 MAX_CARD_BYTES = 1 << 16
-"""What is looked at of a card."""
+"""Bytes of a card that are read."""
 
 # Of a line that may be the one: what is looked at.
 _MAX_LINE_CHARACTERS = 1000

@@ -1,7 +1,7 @@
 """A trained model on disk: `config.json`, `model.safetensors` and `tokenizer.json` in one directory. Never pickle."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,3 +148,25 @@ def average_weights(paths: list[Path]) -> dict[str, Tensor]:
         for name, tensor in weights.items():
             total[name] += tensor
     return {name: (tensor / len(paths)).float() for name, tensor in total.items()}
+
+
+def average_checkpoints(directories: Sequence[Path]) -> Checkpoint:
+    """Load checkpoints and return the first with the mean of all their parameters, summed in float64.
+
+    Args:
+        directories: One or more; a directory named twice counts twice.
+
+    Raises:
+        CheckpointError: If one cannot be read, or differs from the first in its model (dropouts aside) or its vocabulary; their
+            parameters would not mean the same.
+    """
+    folders = [CheckpointFolder.load(directory) for directory in directories]
+    for folder in folders[1:]:
+        folders[0].refuse_other_model(folder)
+    checkpoints = [Checkpoint.load(directory) for directory in directories]
+    parameters = [dict(checkpoint.model.named_parameters()) for checkpoint in checkpoints]  # a shared table comes once
+    with torch.no_grad():
+        means = {name: torch.stack([each[name].double() for each in parameters]).mean(0) for name in parameters[0]}
+        for name, mean in means.items():
+            parameters[0][name].copy_(mean)
+    return checkpoints[0]

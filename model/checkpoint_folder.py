@@ -1,4 +1,4 @@
-"""What a checkpoint's folder says without its weights: name, dimensions, vocabulary. No torch, so commands can check it at once."""
+"""A checkpoint's folder without its weights: name, dimensions, vocabulary. No torch, so commands can check it at once."""
 
 import json
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ class CheckpointFolder:
 
 
 class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What `config.json` says of generation, if anything."""
+    """Generation settings in `config.json`, if any."""
 
     template: Template = Template()
     languages: Languages | None = None

@@ -63,7 +63,7 @@ class ModelConfig:
     # position (Su et al., 2021), in a language model only.
     positions: Positions = "sinusoidal"
     position_offset: int = 0  # added to every position before the table is read (BART and M2M-100 use 2)
-    # What the angles of rotary positions fall with: pair i of a head's turns by position / base^(2i/Dh).
+    # Base of rotary positions: pair i of a head's turns by position / base^(2i/Dh).
     rotary_base: float = 10000.0
     # Distances that relative positions tell apart: those of the encoder are halved between the two directions.
     relative_buckets: int = 32
@@ -76,7 +76,7 @@ class ModelConfig:
     has_embedding_norm: bool = False  # a layer norm follows the sum of token and position embeddings
     has_output_bias: bool = False  # the logits get a bias per token (Marian's `final_logits_bias`)
     is_output_scaled: bool = False  # hidden states are divided by √d_model before the output projection (T5 where that is tied)
-    # What becomes of padding when the next token is predicted. `excluded`: -inf before the softmax; `masked`: the softmax is over
+    # Treatment of padding when the next token is predicted. `excluded`: -inf before the softmax; `masked`: the softmax is over
     # all tokens, then padding is -inf, so that probabilities sum to less than 1 (what Transformers does with `bad_words_ids`);
     # `predicted`: a token like any other.
     padding: Padding = "excluded"
@@ -243,42 +243,46 @@ class ModelConfig:
             raise ModelConfigError(str(error).removeprefix("ModelConfig.__init__() ")) from error
 
 
+# Switches that an architecture does not have.
 UNUSED: dict[Architecture, tuple[str, ...]] = {
     "transformer": ("attention", "rotary_base"),
-    "decoder": (
-        "attention",
-        "num_encoder_layers",
-        "encoder_ffn_dim",
-        "is_embedding_shared",
-        "relative_buckets",
-        "relative_max_distance",
-        "has_relative_bias_per_layer",
+    "decoder": tuple(
+        [
+            "attention",
+            "num_encoder_layers",
+            "encoder_ffn_dim",
+            "is_embedding_shared",
+            "relative_buckets",
+            "relative_max_distance",
+            "has_relative_bias_per_layer",
+        ]
     ),
-    "rnn": (
-        "num_heads",
-        "encoder_ffn_dim",
-        "decoder_ffn_dim",
-        "norm",
-        "norm_kind",
-        "has_biases",
-        "activation",
-        "is_ffn_gated",
-        "is_attention_scaled",
-        "positions",
-        "position_offset",
-        "rotary_base",
-        "relative_buckets",
-        "relative_max_distance",
-        "has_relative_bias_per_layer",
-        "has_embedding_norm",
-        "is_output_scaled",
-        "attention_dropout",
-        "activation_dropout",
-        "norm_epsilon",
+    "rnn": tuple(
+        [
+            "num_heads",
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "norm",
+            "norm_kind",
+            "has_biases",
+            "activation",
+            "is_ffn_gated",
+            "is_attention_scaled",
+            "positions",
+            "position_offset",
+            "rotary_base",
+            "relative_buckets",
+            "relative_max_distance",
+            "has_relative_bias_per_layer",
+            "has_embedding_norm",
+            "is_output_scaled",
+            "attention_dropout",
+            "activation_dropout",
+            "norm_epsilon",
+        ]
     ),
 }
-"""Switches that an architecture does not have."""
-_POSITIVE = (
+_POSITIVE = [
     "source_vocab_size",
     "target_vocab_size",
     "d_model",
@@ -291,7 +295,7 @@ _POSITIVE = (
     "max_target_positions",
     "relative_buckets",
     "relative_max_distance",
-)
+]
 _DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 _CHOICES = {
     "architecture": get_args(Architecture),

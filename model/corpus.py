@@ -67,11 +67,7 @@ def read_parallel(source: Path, target: Path) -> tuple[list[str], list[str]]:
 
 
 def _refuse_blank(path: Path, lines: list[str]) -> list[str]:
-    """Return a file's lines as they are.
-
-    Raises:
-        DataError: If one is blank (with its number).
-    """
+    """Return a file's lines as they are."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             raise DataError(f"{path}, line {number}: the line is blank")

@@ -6,12 +6,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.model.ids import Ids
 from dragoman.model.networks.network import Network
-from dragoman.model.padding import pad
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
+    """Stack rows of different lengths into `[B, longest]`, filled up on the right."""
+    table = np.full((len(rows), max(map(len, rows))), pad_id, dtype=np.int64)
+    for row, ids in zip(table, rows, strict=True):
+        row[: len(ids)] = ids
+    return torch.from_numpy(table)
+
 
 _Found = TypeVar("_Found")
 
@@ -23,12 +31,12 @@ class StepDecoder:
         steps: What decodes after them.
     """
 
-    def __init__(self, model: Network, sources: Sequence[Ids], start: "Start | None" = None) -> None:
+    def __init__(self, model: Network, sources: Sequence[Sequence[int]], start: "Start | None" = None) -> None:
         """Encode sources.
 
         Args:
             model: In evaluation mode.
-            sources: Ids without special tokens, or what `start` says.
+            sources: Sequence[int] without special tokens, or what `start` says.
             start: What sources and answers begin with.
         """
         config, start = model.config, start or Start()
@@ -44,7 +52,7 @@ class StepDecoder:
         """Feed one token a row, `[N]`; return log-probabilities of the next, `[N, V]`, see `Predictor.log_probs`."""
         return self.steps.step(previous)
 
-    def begin(self, forced: Sequence[Ids]) -> Tensor:
+    def begin(self, forced: Sequence[Sequence[int]]) -> Tensor:
         """Feed the first token and all forced tokens but the last, of which rows have equally many; return what to feed next."""
         rows = [[first, *ids] for first, ids in zip(self._starts, forced, strict=True)]
         columns = torch.tensor(rows, device=self._device).T
@@ -55,9 +63,9 @@ class StepDecoder:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What sources and answers begin with, where it is not what the model's configuration says."""
+    """Beginnings of sources and answers that differ from the model's configuration."""
 
-    forced: Sequence[Ids] = ()  # for each source the tokens that its answer begins with; none where it is empty
+    forced: Sequence[Sequence[int]] = ()  # for each source the tokens that its answer begins with; none where it is empty
     decoder_start_id: int | None = None  # token the decoder reads first; None for the model's, see `Network.prompt`
     # Whether sources are encoded as they are, as those with a language's tokens are; else see `Network.prompt`.
     is_complete: bool = False
@@ -73,7 +81,7 @@ class Hypothesis:
 
 
 def _in_step(
-    model: Network, search: Callable[..., list[_Found]], sources: Sequence[Ids], start: Start, max_new_tokens: int
+    model: Network, search: Callable[..., list[_Found]], sources: Sequence[Sequence[int]], start: Start, max_new_tokens: int
 ) -> list[_Found]:
     """Search together for the sources that have equally many forced tokens and may get equally many new ones."""
     forced = start.forced or [[] for _ in sources]
@@ -95,12 +103,14 @@ def length_normalised(log_prob: float, length: int, length_penalty: float) -> fl
 
 
 @torch.inference_mode()
-def greedy_search(model: Network, sources: Sequence[Ids], max_new_tokens: int, start: Start | None = None) -> list[Hypothesis]:
+def greedy_search(
+    model: Network, sources: Sequence[Sequence[int]], max_new_tokens: int, start: Start | None = None
+) -> list[Hypothesis]:
     """Take the likeliest token at every step; the lowest id wins a tie.
 
     Args:
         model: In evaluation mode.
-        sources: Ids without special tokens, unless `start` says otherwise; one batch.
+        sources: Sequence[int] without special tokens, unless `start` says otherwise; one batch.
         max_new_tokens: Tokens generated at the most, end-of-sequence included and forced ones not; fewer where the model has no
             room for as many.
         start: What sources and answers begin with.
@@ -112,7 +122,7 @@ def greedy_search(model: Network, sources: Sequence[Ids], max_new_tokens: int, s
 
 
 def _greedy_search(
-    model: Network, sources: Sequence[Ids], forced: Sequence[Ids], start: Start, max_new_tokens: int
+    model: Network, sources: Sequence[Sequence[int]], forced: Sequence[Sequence[int]], start: Start, max_new_tokens: int
 ) -> list[Hypothesis]:
     """Search with equally many forced tokens for each source, which leave room for `max_new_tokens`."""
     config = model.config
@@ -150,7 +160,7 @@ class _Beam:
 @torch.inference_mode()
 def beam_search(
     model: Network,
-    sources: Sequence[Ids],
+    sources: Sequence[Sequence[int]],
     num_beams: int,
     max_new_tokens: int,
     length_penalty: float = 1.0,
@@ -164,7 +174,7 @@ def beam_search(
 
     Args:
         model: In evaluation mode.
-        sources: Ids without special tokens, unless `start` says otherwise; one batch.
+        sources: Sequence[int] without special tokens, unless `start` says otherwise; one batch.
         num_beams: Width.
         max_new_tokens: Tokens generated at the most, end-of-sequence included and forced ones not; fewer where the model has no
             room for as many.
@@ -180,8 +190,8 @@ def beam_search(
 
 def _beam_search(
     model: Network,
-    sources: Sequence[Ids],
-    forced: Sequence[Ids],
+    sources: Sequence[Sequence[int]],
+    forced: Sequence[Sequence[int]],
     start: Start,
     num_beams: int,
     max_new_tokens: int,

@@ -1,35 +1,16 @@
-"""A corpus translated by the eager oracle, its quality, and how likely the model finds it."""
+"""Translations of a corpus by the eager oracle, and log-probabilities of given targets."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from dragoman.model.decode import beam_search, greedy_search
+from dragoman.model.decode import beam_search, greedy_search, pad
 from dragoman.model.errors import InputError
-from dragoman.model.ids import Ids
 from dragoman.model.networks.network import Network
-from dragoman.model.padding import pad
 from dragoman.model.quality import MAX_NEW_TOKENS as MAX_NEW_TOKENS
-from dragoman.model.quality import Scores, score
 from dragoman.model.text.tokenizers import Tokenizers
 
 BATCH_ROWS = 64
-
-
-def evaluate(
-    model: Network,
-    tokenizers: Tokenizers,
-    sources: Sequence[str],
-    references: Sequence[str],
-    num_beams: int = 1,
-    length_penalty: float = 1.0,
-) -> Scores:
-    """Translate sources and score the answers against one reference each, cased.
-
-    Raises:
-        InputError: As `translate` and `score`.
-    """
-    return score(translate(model, tokenizers, sources, num_beams, length_penalty), references)
 
 
 def translate(
@@ -101,7 +82,7 @@ def target_log_probs(model: Network, tokenizers: Tokenizers, sources: Sequence[s
     return found
 
 
-def _batches(sources: Sequence[Ids]) -> Iterator[list[int]]:
+def _batches(sources: Sequence[Sequence[int]]) -> Iterator[list[int]]:
     """Yield indices of `BATCH_ROWS` sources of similar length."""
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for start in range(0, len(order), BATCH_ROWS):

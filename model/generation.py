@@ -1,12 +1,12 @@
-"""What a checkpoint says of generation, beside its weights: what is said around a text, its languages, its defaults. No torch.
+"""Generation settings of a checkpoint, beside its weights: template around a text, languages, defaults. No torch.
 
 Checkpoints and bundles hold these as JSON. The bounds are far beyond any model there is: with them a damaged or hostile file is
-refused before anything is made of it. That ids are in the model's vocabulary is checked by whoever knows the vocabulary.
+refused early. That ids are in the model's vocabulary is checked where the vocabulary is known.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -68,7 +68,7 @@ class Language(Affixes, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class Template(Affixes, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What is said to a model around every text."""
+    """Tokens and text added around every source and answer."""
 
     task: Task = ""  # text before a source's own, for example `translate {source} to {target}: `, with the languages' labels
 
@@ -113,7 +113,7 @@ class Languages(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class Defaults(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What a request means that does not say; None is what docs/api.md says. A request overrides it field by field."""
+    """Defaults of requests, which override them field by field; None is the default in docs/api.md."""
 
     # See docs/api.md, as for all that have the names of a request's fields.
     num_beams: Annotated[int, Meta(ge=1, le=_MAX_BEAMS)] | None = None
@@ -201,3 +201,42 @@ def spellings(languages: Iterable[Language]) -> tuple[dict[str, Language], dict[
             if known is not None and known is not language:
                 raise ValueError(f"{name!r} means two languages: {known.code!r} and {language.code!r}")
     return codes, table
+
+
+_REGION = re.compile(r"[a-z]{2}|[0-9]{3}")
+_MAX_ASKED_CHARACTERS = 128
+
+
+class LanguageTable:
+    """One side's languages of one model, to be asked by any of their spellings; made once a model."""
+
+    def __init__(self, languages: Sequence[Language], default: str = "") -> None:
+        """Take `Languages.source` and `default_source`, or those of the target.
+
+        Raises:
+            ValueError: If a spelling means two languages, or the default none.
+        """
+        self._codes, self._spellings = spellings(languages)
+        by_code = {language.code: language for language in languages}
+        if default and default not in by_code:
+            raise ValueError(f"{default!r} is none of the languages")
+        only = languages[0] if len(languages) == 1 else None
+        #: The language of a request that does not say; None where it has to.
+        self.default: Language | None = by_code[default] if default else only
+
+    def find(self, asked: str) -> Language | None:
+        """Return the language that is asked for, None where the model has none.
+
+        Case and separators do not matter, but case does where codes differ in nothing else. A region, two letters or three digits,
+        is left out where the model does not tell it apart (`de-AT` is `de`), a script never is.
+        """
+        if len(asked) > _MAX_ASKED_CHARACTERS:
+            return None
+        if (language := self._codes.get(cased_spelling(asked))) is not None:
+            return language
+        wanted = spelling(asked)
+        if wanted in self._spellings:
+            return self._spellings[wanted]
+        first, *rest = wanted.split("_")
+        without_region = [part for part in rest if _REGION.fullmatch(part) is None]
+        return self._spellings.get("_".join([first, *without_region])) if len(without_region) < len(rest) else None

@@ -1,4 +1,4 @@
-"""How likely a model finds a text: perplexity, and what it is made of. No torch, so that a server's answers can be summed, too."""
+"""Likelihood of a text: log-probability, loss and perplexity. No torch, so that a server's answers can be summed, too."""
 
 import math
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ def perplexity_of(loss: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """What a model thinks of a text."""
+    """Likelihood of a text."""
 
     log_prob: float  # natural logarithm of its probability, summed over all lines
     num_tokens: int  # tokens, each line's end-of-sequence included

@@ -1,4 +1,4 @@
-"""Which words of a sentence pair belong together, and which phrases do (Koehn et al., 2003, Statistical Phrase-Based Translation).
+"""Alignment of words and phrases of sentence pairs (Koehn et al., 2003, Statistical Phrase-Based Translation).
 
 The links between words come from a word aligner, eflomal (Östling and Tiedemann, 2016), which is a program of its own.
 """

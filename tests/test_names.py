@@ -85,7 +85,8 @@ def test_a_wheel_has_every_module_once_and_what_callers_need(wheel: Path, instal
     others.add("dragoman/py.typed")
     console = ROOT / "server/protocols/console/assets"
     others |= {f"dragoman/server/protocols/console/assets/{path.name}" for path in console.iterdir()}
-    others.add("dragoman/load/page.html")
+    others |= {"dragoman/attention/page.css", "dragoman/attention/page.js", "dragoman/load/page.html"}
+    others.add("dragoman/model/training/example.toml")
     assert "dragoman/server/protocols/console/assets/index.html" in others
     assert {name for name in names if not name.endswith(".py")} == others
     assert (installed / "dragoman/v1/generation.proto").read_text() == (ROOT / "protos/dragoman/v1/generation.proto").read_text()

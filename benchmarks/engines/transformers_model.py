@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PegasusConfig, PegasusForConditionalGeneration
 
-from dragoman.model.ids import Ids
+from dragoman.model.decode import pad
 from dragoman.model.networks.transformer import DecoderLayer, EncoderLayer, Transformer
-from dragoman.model.padding import pad
 
 
 def to_transformers(ours: Transformer) -> Any:
@@ -41,7 +40,7 @@ def to_transformers(ours: Transformer) -> Any:
 
 
 @torch.inference_mode()
-def best_answers(theirs: Any, sources: Sequence[Ids], num_beams: int, max_new_tokens: int) -> list[list[int]]:
+def best_answers(theirs: Any, sources: Sequence[Sequence[int]], num_beams: int, max_new_tokens: int) -> list[list[int]]:
     """Decode sources, given as ids without special tokens, as one batch with a length penalty of 1 and early stopping.
 
     Return the best answers alone, so that scores need not be kept.

@@ -1,5 +1,6 @@
-"""Attention as it is drawn: maps of weights with tokens on their axes, wherever they come from. Plain data: no torch, no NumPy."""
+"""Attention as it is drawn: maps of weights with displayable tokens on their axes. Plain data: no torch, no NumPy."""
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -141,3 +142,41 @@ class Room:
 
 PAGE_ROOM: Final = Room("a page", max_tokens=256, max_maps=1536, max_weights=2_000_000)
 PICTURE_ROOM: Final = Room("a picture", max_tokens=64, max_maps=256, max_weights=1_000_000)
+
+
+SPACE: Final = "␣"
+MAX_CHARACTERS: Final = 24
+_NAMED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+# Categories of Unicode that are not drawn, or change how the text beside them is: controls, formats, separators, surrogates,
+# private use, and what is not assigned.
+_UNSEEN: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"}
+
+
+def token(piece: bytes, special: str) -> str:
+    """Return what stands for a token.
+
+    Args:
+        piece: What it adds to a text, in UTF-8; may be a part of a character, and is empty for a special token.
+        special: Name of the token, should it be a special one.
+    """
+    if not piece:
+        return f"⟨{special}⟩"
+    shown = "".join(map(_seen, piece.decode("utf-8", "surrogateescape")))
+    return shown if len(shown) <= MAX_CHARACTERS else f"{shown[: MAX_CHARACTERS - 1]}…"
+
+
+def line(text: str) -> str:
+    """Return a text with everything in it to be seen but ordinary spaces."""
+    return "".join(character if character == " " else _seen(character) for character in text)
+
+
+def _seen(character: str) -> str:
+    if character == " ":
+        return SPACE
+    if character in _NAMED:
+        return _NAMED[character]
+    if "\udc80" <= character <= "\udcff":  # a byte, as surrogateescape has it
+        return f"<0x{ord(character) - 0xDC00:02X}>"
+    if unicodedata.category(character) in _UNSEEN:
+        return f"<U+{ord(character):04X}>"
+    return f"◌{character}" if unicodedata.combining(character) else character

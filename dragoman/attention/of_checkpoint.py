@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dragoman.attention.maps import Kind, Look, Map, Part, Room
-from dragoman.attention.tokens import token
+from dragoman.attention.maps import Kind, Look, Map, Part, Room, token
 from dragoman.model.attention_maps import AttentionMaps, answer, attention_maps, fed
 from dragoman.model.attention_maps import target as ids_of_target
 from dragoman.model.checkpoint import Checkpoint

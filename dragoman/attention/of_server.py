@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from dragoman.attention.maps import Kind, Look, Map, Part, Room
-from dragoman.attention.tokens import token
+from dragoman.attention.maps import Kind, Look, Map, Part, Room, token
 from dragoman.client.errors import InvalidArgument
 from dragoman.client.results import Score
 from dragoman.client.search import Search, refusal
@@ -65,7 +64,6 @@ class _Asked:
     """Question to a server about one source."""
 
     def __init__(self, client: Client, source: str, layer: int | None, model: tuple[str, str], languages: tuple[str, str]) -> None:
-        """Take who asks, the text, the only layer to ask for if there is one, name and version, languages of source and target."""
         self.client, self.source, self.layer = client, source, layer
         self.source_language, self.target_language = languages
         self.name, self.version = model

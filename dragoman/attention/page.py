@@ -11,20 +11,27 @@ import html
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from typing import Final
 
-from dragoman.attention.maps import MEANINGS, NAMES, Kind, Look, Map, Part
-from dragoman.attention.page_style import ALPHABET, CELL, LEVELS, SCRIPT, STYLE
-from dragoman.attention.tokens import line
+from dragoman.attention.maps import MEANINGS, NAMES, Kind, Look, Map, Part, line
 
+LEVELS: Final = 16
+"""Shades of a weight; a cell's is that of its weight's square root, so that small ones can be told apart too."""
+CELL: Final = 12
+"""Side of a cell in a map's own units, as in `page.js`."""
+ALPHABET: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _CHARACTER: Final = 6.1  # width in a map's units
 _SHADES: Final = (0.01, 0.05, 0.25, 0.5, 1.0)
 
 
 def page(look: Look) -> str:
     """Return the page."""
+    style, script = (f"\n{resources.files(__package__).joinpath(name).read_text('utf-8')}" for name in ("page.css", "page.js"))
+    style += "".join(f".l{level}{{stroke-opacity:{level / LEVELS:.4g}}}" for level in range(1, LEVELS)) + "\n"
+    script = script.replace("{ALPHABET}", ALPHABET).replace("{CELL}", str(CELL))
     policy = (
-        f"default-src 'none'; style-src 'sha256-{_digest(STYLE)}'; script-src 'sha256-{_digest(SCRIPT)}'; "
+        f"default-src 'none'; style-src 'sha256-{_digest(style)}'; script-src 'sha256-{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
     title = f"Attention of {look.model}"
@@ -33,10 +40,10 @@ def page(look: Look) -> str:
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{_text(title)}</title><style>{STYLE}</style></head><body><main>",
+            f"<title>{_text(title)}</title><style>{style}</style></head><body><main>",
             _header(title, look),
             *(_section(part) for part in look.parts),
-            f'</main><output aria-live="polite"></output><script>{SCRIPT}</script></body></html>\n',
+            f'</main><output aria-live="polite"></output><script>{script}</script></body></html>\n',
         )
     )
 

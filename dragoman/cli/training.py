@@ -36,7 +36,7 @@ def train(
 ) -> None:
     """Train a model on parallel text; run it again to resume."""
     if example:
-        from dragoman.model.training.example import EXAMPLE
+        from dragoman.model.training.file import EXAMPLE
 
         if config is not None:
             raise InputError("--example prints a configuration and takes none: leave out CONFIG")
@@ -92,7 +92,7 @@ def average(
     for folder in folders[1:]:
         folders[0].refuse_other_model(folder)
 
-    from dragoman.model.average import average_checkpoints  # with torch, which takes seconds to load
+    from dragoman.model.checkpoint import average_checkpoints  # with torch, which takes seconds to load
 
     average_checkpoints(checkpoints).save(output, half)
     typer.echo(f"wrote {output}: the mean of {len(checkpoints)} checkpoints")
@@ -139,7 +139,7 @@ def nearest(
     """Write the candidate of each reference that is nearest to it, by sentence BLEU: text to train a model on."""
     from dragoman.model.corpus import read_lines, write_lines
     from dragoman.model.files import refuse_unwritable
-    from dragoman.model.nearest import choose_nearest
+    from dragoman.model.quality import choose_nearest
 
     refuse_unwritable(output)
     chosen = choose_nearest(read_lines(reference), {str(path): read_lines(path) for path in candidates})

@@ -12,7 +12,7 @@ from torch import Tensor
 from dragoman.export.recording import write_node
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.backend import attention_scale
-from dragoman.model.networks.relative import RelativeBias
+from dragoman.model.networks.positions import RelativeBias
 
 KeyValue = tuple[Tensor, Tensor]
 

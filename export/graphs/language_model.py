@@ -22,8 +22,7 @@ from dragoman.export.short_head import shortened
 from dragoman.export.tensor_names import PROMPT_INPUTS, TensorNames, self_kv_names
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.language_model import LanguageModel, joined
-from dragoman.model.networks.relative import RelativeBias
-from dragoman.model.networks.rotary import angles
+from dragoman.model.networks.positions import RelativeBias, angles
 
 
 class Rotation(nn.Module):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dragoman.export.graphs.attention import Heads, group_query_attention
 from dragoman.export.recording import axis_size, write_node
-from dragoman.model.networks.alignment import DotAlignment
 from dragoman.model.networks.attention import AdditiveAttention
+from dragoman.model.networks.rnn import DotAlignment
 
 LANES = 8
 """The operator takes heads of a multiple of so many numbers."""

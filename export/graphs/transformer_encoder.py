@@ -20,7 +20,7 @@ from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import split_heads
-from dragoman.model.networks.relative import RelativeBias
+from dragoman.model.networks.positions import RelativeBias
 from dragoman.model.networks.transformer import Decoder, DecoderLayer, Encoder, Transformer
 
 

@@ -13,8 +13,8 @@ from dragoman.export.recording import axis_size
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import merge_heads, padding_mask, split_heads
-from dragoman.model.networks.predictor import at_least_single
-from dragoman.model.networks.relative import RelativeBias
+from dragoman.model.networks.layers import at_least_single
+from dragoman.model.networks.positions import RelativeBias
 from dragoman.model.networks.transformer import Transformer
 
 

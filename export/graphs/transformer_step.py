@@ -19,7 +19,7 @@ from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.short_head import shortened
 from dragoman.export.tensor_names import TensorNames, cross_kv_names, self_kv_names
 from dragoman.model.config import ModelConfig
-from dragoman.model.networks.relative import RelativeBias
+from dragoman.model.networks.positions import RelativeBias
 from dragoman.model.networks.transformer import Transformer
 
 

@@ -18,7 +18,7 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.checkpoint_folder import CONFIG_FILE, WEIGHTS_FILE
 from dragoman.model.config import ModelConfig
 from dragoman.model.files import put_directory
-from dragoman.model.generation import Languages, around
+from dragoman.model.generation import Languages, LanguageTable, around
 from dragoman.model.importers.families import family_of
 from dragoman.model.importers.files import ForeignError
 from dragoman.model.importers.generation import SEARCH_FIELDS, TOKEN_FIELDS, ForeignGeneration, read_generation
@@ -27,7 +27,6 @@ from dragoman.model.importers.mapping import Family, lay_out, load, model_config
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.tokenizers import read_tokenizers, with_special_tokens
 from dragoman.model.importers.weights import Foreign, Limits
-from dragoman.model.languages import LanguageTable
 
 _MAX_NAME: Final = 64
 # Of the largest logit, at least 1: sums in another order differ by less.

@@ -16,6 +16,7 @@ from dragoman.model.generation import (
     MAX_TASK_CHARACTERS,
     Language,
     Languages,
+    LanguageTable,
     Template,
     around,
     cased_spelling,
@@ -25,7 +26,6 @@ from dragoman.model.importers import language_names
 from dragoman.model.importers.files import MAX_JSON_BYTES, ForeignError, is_whole, listed, read
 from dragoman.model.importers.language_names import english_name, is_group, other_names
 from dragoman.model.importers.tokenizers import TOKENIZER_FILE, VOCABULARY_FILE, family_tokens
-from dragoman.model.languages import LanguageTable
 from dragoman.model.text.json_file import ids_around
 from dragoman.model.text.tokenizer import TokenizerError
 

@@ -1,4 +1,4 @@
-"""Which network a configuration is of. This is where an architecture is chosen; nothing else asks for its name."""
+"""Networks by the architecture of a configuration; no other module of the package compares its name."""
 
 from collections.abc import Callable
 

@@ -97,7 +97,7 @@ class AdditiveAttention(nn.Module):
         self.energy = nn.Linear(hidden_dim, 1, bias=False)
 
     def keys(self, key: Tensor) -> Tensor:
-        """What scores read of keys, whatever the query: U k, `[..., S, Dk]` → `[..., S, hidden]`."""
+        """Project keys, independently of queries: U k, `[..., S, Dk]` → `[..., S, hidden]`."""
         projected: Tensor = self.key(key)
         return projected
 

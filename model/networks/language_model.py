@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.ids import Ids
-from dragoman.model.networks.backend import FullAttention
+from dragoman.model.networks.backend import FullAttention, ObservedAttention
+from dragoman.model.networks.layers import token_table
 from dragoman.model.networks.network import Network, Observation
-from dragoman.model.networks.observed import ObservedAttention
-from dragoman.model.networks.predictor import token_table
 from dragoman.model.networks.transformer import AttentionDecoder, SelfAttentionLayer
 
 
@@ -22,7 +20,6 @@ class LanguageDecoder(AttentionDecoder):
     """Layers of self-attention, in which a token sees itself and what came before it, and feed-forward networks."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Create its token table and its layers."""
         tokens = token_table(config.target_vocab_size, config)
         super().__init__(config, tokens, lambda i: SelfAttentionLayer(config, i, config.decoder_ffn_dim))
 
@@ -33,12 +30,11 @@ class LanguageModel(Network):
     decoder: LanguageDecoder
 
     def __init__(self, config: ModelConfig) -> None:
-        """Create the model with freshly initialised weights (from PyTorch's global generator)."""
         super().__init__()
         self.config = config
         self.decoder = LanguageDecoder(config)
 
-    def prompt(self, ids: Ids) -> tuple[list[int], int]:
+    def prompt(self, ids: Sequence[int]) -> tuple[list[int], int]:
         """Return the start token and a prompt's ids, but for the last; and that."""
         whole = [self.config.decoder_start_id, *ids]
         return whole[:-1], whole[-1]
@@ -55,7 +51,6 @@ class LanguageModel(Network):
         return hidden.gather(1, places[:, :, None].expand(-1, -1, hidden.shape[-1]))
 
     def stepper(self, source_ids: Tensor, source_lengths: Tensor) -> "WholeSteps":
-        """See `Network`."""
         return WholeSteps(self, source_ids, source_lengths)
 
     def observe(self, source: Sequence[int], inputs: Sequence[int], has_maps: bool = False) -> Observation:
@@ -86,12 +81,10 @@ class WholeSteps:
         self.fed = prompts[:, :0]
 
     def step(self, previous: Tensor) -> Tensor:
-        """See `Stepper`."""
         self.fed = torch.cat((self.fed, previous[:, None]), 1)
         return self.model.decoder.log_probs(self.model.decode(self.fed, self.prompts, self.lengths)[:, -1])
 
     def select(self, rows: Tensor) -> None:
-        """See `Stepper`."""
         self.prompts, self.lengths, self.fed = self.prompts[rows], self.lengths[rows], self.fed[rows]
 
 

@@ -1,4 +1,4 @@
-"""What training, the oracle, the gate of export and whoever looks at attention ask of a network, whatever its architecture.
+"""Interface of networks for training, the oracle, export and attention maps, independent of the architecture.
 
 A network encodes sources and decodes targets after them; what passes between the two is its own. Decoding is asked for in two
 ways: over whole targets, and token by token. `architectures` says which network a configuration is of.
@@ -12,8 +12,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.ids import Ids
-from dragoman.model.networks.predictor import Predictor
+from dragoman.model.networks.layers import Predictor
 
 
 class Stepper(Protocol):
@@ -30,7 +29,7 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a network makes of one source and target."""
+    """Intermediate results of a network for one source and target."""
 
     hidden: Tensor  # of each position of the target, as the output projection takes it, `[T, d_model]`
     attention: Tensor  # from the target to the source, the heads' mean, `[L, T, S]`; L is 0 where there is none
@@ -64,7 +63,7 @@ class Network(nn.Module, ABC):
     def observe(self, source: Sequence[int], inputs: Sequence[int], has_maps: bool = False) -> Observation:
         """Decode one target, of which `inputs` are what the decoder reads, and tell what happened on the way."""
 
-    def prompt(self, ids: Ids) -> tuple[list[int], int]:
+    def prompt(self, ids: Sequence[int]) -> tuple[list[int], int]:
         """Return what of a text's ids is encoded, and which token the decoder reads first."""
         return [*ids, self.config.eos_id], self.config.decoder_start_id
 

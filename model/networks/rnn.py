@@ -1,13 +1,15 @@
-"""The recurrent encoder–decoder, with attention between the two (Bahdanau et al., 2015) and without (Cho et al., 2014).
+"""Recurrent encoder–decoder, with attention between the two (Bahdanau et al., 2015) and without (Cho et al., 2014).
 
-The encoder reads a source in both directions, each with half of the width. The decoder's state begins with what the encoder's two
-last states give; before each of its steps it looks, with that state, at what the encoder gave for every source token. Without
-attention the state is all it has.
+The encoder reads a source in both directions, each with half of the width. The decoder's state begins with a projection of the
+encoder's two last states; before each step it attends, with that state, to the encoder's output for every source token. Without
+attention the state is all that it has. Scores are additive, vᵀ tanh(W q + U k) (Bahdanau et al., 2015), dot, q · k (Luong et al.,
+2015), or scaled dot, q · k / √d (Vaswani et al., 2017).
 
 A step is defined once, `RnnDecoder.step`: training runs it over whole targets, the oracle token by token, and export records it.
-What runs the encoder's recurrence is a `Recurrence`, as an attention backend is for a Transformer.
+A `Recurrence` runs the encoder, as an attention backend does for a Transformer.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,15 +19,51 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.networks.alignment import Alignment, alignment, masked_weights
-from dragoman.model.networks.attention import padding_mask
-from dragoman.model.networks.dropout import Dropout
+from dragoman.model.networks.attention import AdditiveAttention, padding_mask
+from dragoman.model.networks.layers import Dropout, Predictor, embedding_scale, linear, token_tables
 from dragoman.model.networks.network import Network, Observation
-from dragoman.model.networks.predictor import Predictor, embedding_scale, linear, token_tables
+
+
+class DotAlignment(nn.Module):
+    """Scores are products of queries and values, times a factor; keys are the values themselves."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def keys(self, values: Tensor) -> Tensor:
+        """Return the values themselves: `[N, S, d_model]`."""
+        return values
+
+    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Queries `[N, T, d_model]` and keys `[N, S, d_model]` → scores `[N, T, S]`."""
+        return (query * self.scale) @ keys.transpose(1, 2)
+
+
+Alignment = AdditiveAttention | DotAlignment
+
+
+def alignment(config: ModelConfig) -> Alignment | None:
+    """Return the configuration's, None where there is no attention."""
+    width = config.d_model
+    match config.attention:
+        case "additive":
+            return AdditiveAttention(width, width, config.attention_dim or width)
+        case "dot":
+            return DotAlignment(1.0)
+        case "scaled_dot":
+            return DotAlignment(width**-0.5)
+        case "none":
+            return None
+
+
+def masked_weights(scores: Tensor, mask: Tensor) -> Tensor:
+    """Scores `[..., S]` → weights that sum to 1 over the tokens that there are, at least one, and are 0 elsewhere."""
+    return scores.masked_fill(~mask, -math.inf).softmax(-1)
 
 
 class Recurrence(Protocol):
-    """What runs one layer of the encoder."""
+    """Run of one layer of the encoder."""
 
     def run(self, layer: nn.GRU, x: Tensor) -> tuple[Tensor, Tensor]:
         """Read `[B, S, d_model]` in both directions → `[B, S, d_model]`, and both last states side by side, `[B, d_model]`."""
@@ -40,7 +78,6 @@ class PackedRecurrence:
         self.lengths = lengths.cpu()
 
     def run(self, layer: nn.GRU, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Recurrence`."""
         packed = pack_padded_sequence(x, self.lengths, batch_first=True, enforce_sorted=False)
         outputs, last = layer(packed)
         rows, _ = pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])
@@ -51,7 +88,6 @@ class RnnEncoder(nn.Module):
     """Bidirectional gated recurrent units, layer on layer."""
 
     def __init__(self, config: ModelConfig, tokens: nn.Embedding) -> None:
-        """Build on a token table that the decoder may share."""
         super().__init__()
         self.tokens = tokens
         self.scale = embedding_scale(config)
@@ -71,7 +107,7 @@ class RnnEncoder(nn.Module):
 
 
 class Looked(Protocol):
-    """What a decoder's state looks at."""
+    """Encoded source that a decoder's state attends to."""
 
     def look(self, query: Tensor) -> Tensor:
         """Mix what the encoder gave for the source's tokens, as a state `[N, d_model]` weighs them → `[N, d_model]`."""
@@ -92,7 +128,6 @@ class Source:
         self.weights: list[Tensor] = []
 
     def look(self, query: Tensor) -> Tensor:
-        """See `Looked`."""
         weights = masked_weights(self.scorer.scores(query.unsqueeze(1), self.keys), self.mask.unsqueeze(1))
         if self.is_observed:
             self.weights.append(weights.squeeze(1))
@@ -103,7 +138,6 @@ class RnnDecoder(Predictor):
     """Gated recurrent units, layer on layer, that look at the source before each step."""
 
     def __init__(self, config: ModelConfig, tokens: nn.Embedding) -> None:
-        """Build on a token table that the encoder may share."""
         super().__init__(config)
         self.embedding = tokens
         self.scale = embedding_scale(config)
@@ -120,7 +154,6 @@ class RnnDecoder(Predictor):
 
     @property
     def tokens(self) -> nn.Embedding:
-        """See `Predictor`."""
         return self.embedding
 
     def start(self, last: Tensor) -> list[Tensor]:
@@ -136,7 +169,7 @@ class RnnDecoder(Predictor):
         return self.dropout(self.embedding(ids) * self.scale)  # type: ignore[no-any-return]
 
     def read(self, embedded: Tensor) -> Tensor:
-        """What the first layer's gates are given of tokens, but not of the source: `[..., d_model]` → `[..., 3·d_model]`."""
+        """Project embeddings to their part of the first layer's gates: `[..., d_model]` → `[..., 3·d_model]`."""
         first = self.layers[0]
         assert isinstance(first, nn.GRUCell)
         return F.linear(embedded, first.weight_ih[:, : embedded.shape[-1]], first.bias_ih)
@@ -191,7 +224,6 @@ class Rnn(Network):
     decoder: RnnDecoder
 
     def __init__(self, config: ModelConfig) -> None:
-        """Create the model with freshly initialised weights (from PyTorch's global generator)."""
         super().__init__()
         self.config = config
         source, target = token_tables(config)
@@ -204,12 +236,10 @@ class Rnn(Network):
         return values, padding_mask(source_lengths, source_ids.shape[1]), last
 
     def decode(self, target_ids: Tensor, *encoded: Tensor) -> Tensor:
-        """See `Network`."""
         values, mask, last = encoded
         return self._decode(target_ids, self.decoder.start(last), self._source(values, mask))[0]
 
     def stepper(self, source_ids: Tensor, source_lengths: Tensor) -> "RnnSteps":
-        """See `Network`."""
         values, mask, last = self.encode(source_ids, source_lengths)
         return RnnSteps(self.decoder, self.decoder.start(last), self._source(values, mask))
 
@@ -249,17 +279,14 @@ class RnnSteps:
     """Decodes token by token; see `Stepper`."""
 
     def __init__(self, decoder: RnnDecoder, states: list[Tensor], source: Source | None) -> None:
-        """Begin with the first states."""
         self.decoder, self.states, self.source = decoder, states, source
 
     def step(self, previous: Tensor) -> Tensor:
-        """See `Stepper`."""
         embedded = self.decoder.embed(previous)
         hidden, self.states = self.decoder.step(embedded, self.decoder.read(embedded), self.states, self.source)
         return self.decoder.log_probs(hidden)
 
     def select(self, rows: Tensor) -> None:
-        """See `Stepper`."""
         self.states = [state[rows] for state in self.states]
         if self.source is not None:
             known = self.source

@@ -5,7 +5,6 @@ sequence, with an eager cache, or as an ONNX operator — belongs to the `Attent
 to it.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import cast
@@ -17,14 +16,10 @@ from torch.nn import functional as F
 from dragoman.model.config import ModelConfig
 from dragoman.model.errors import InputError
 from dragoman.model.networks.attention import MultiHeadAttention, padding_mask
-from dragoman.model.networks.backend import AttentionBackend, FullAttention
-from dragoman.model.networks.dropout import Dropout
-from dragoman.model.networks.eager_cache import EagerCache
+from dragoman.model.networks.backend import AttentionBackend, EagerCache, FullAttention, ObservedAttention
+from dragoman.model.networks.layers import Dropout, Predictor, at_least_single, embedding_scale, linear, norm, token_tables
 from dragoman.model.networks.network import Network, Observation
-from dragoman.model.networks.norm import norm
-from dragoman.model.networks.observed import ObservedAttention
-from dragoman.model.networks.predictor import Predictor, at_least_single, embedding_scale, linear, token_tables
-from dragoman.model.networks.relative import RelativeBias, bias_of_layer, relative_bias
+from dragoman.model.networks.positions import RelativeBias, bias_of_layer, relative_bias, sinusoids
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -68,7 +63,6 @@ class FeedForward(nn.Module):
     """Position-wise feed-forward network: W₂ · f(W₁ x) (the paper's section 3.3), or gated, W₂ · (f(W₀ x) ⊙ W₁ x)."""
 
     def __init__(self, config: ModelConfig, inner_dim: int) -> None:
-        """Create the projections."""
         super().__init__()
         self.inner = linear(config.d_model, inner_dim, config.has_biases)
         self.gate = linear(config.d_model, inner_dim, config.has_biases) if config.is_ffn_gated else None
@@ -91,7 +85,6 @@ class Residual(nn.Module):
     """The frame around every sub-layer: dropout, residual sum and norm, in the order the configuration says."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Create the norm."""
         super().__init__()
         self.norm = norm(config)
         self.dropout = Dropout(config.dropout)
@@ -108,7 +101,6 @@ class SelfAttentionLayer(nn.Module):
     """Self-attention and feed-forward, each in its residual frame: a layer of an encoder, or of a decoder without a source."""
 
     def __init__(self, config: ModelConfig, index: int, ffn_dim: int) -> None:
-        """Create layer `index`, whose feed-forward network is `ffn_dim` wide."""
         super().__init__()
         self.index = index
         self.self_attention = attention(config)
@@ -128,7 +120,6 @@ class EncoderLayer(SelfAttentionLayer):
     """A layer of the encoder."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
-        """Create layer `index` of the encoder."""
         super().__init__(config, index, config.encoder_ffn_dim)
 
 
@@ -136,7 +127,6 @@ class DecoderLayer(nn.Module):
     """Self-attention, encoder–decoder attention and feed-forward, each in its residual frame."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
-        """Create layer `index` of the decoder."""
         super().__init__()
         self.index = index
         self.self_attention = attention(config)
@@ -159,7 +149,6 @@ class Encoder(nn.Module):
     """The source side."""
 
     def __init__(self, config: ModelConfig, tokens: nn.Embedding) -> None:
-        """Build on a token table that the decoder may share."""
         super().__init__()
         self.embedding = Embedding(config, tokens, config.max_source_positions)
         self.layers = nn.ModuleList(EncoderLayer(config, i) for i in range(config.num_encoder_layers))
@@ -189,7 +178,6 @@ class AttentionDecoder(Predictor):
 
     @property
     def tokens(self) -> nn.Embedding:
-        """See `Predictor`."""
         return self.embedding.tokens
 
     def forward(self, ids: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
@@ -205,7 +193,6 @@ class Decoder(AttentionDecoder):
     """The target side, up to the logits."""
 
     def __init__(self, config: ModelConfig, tokens: nn.Embedding) -> None:
-        """Build on a token table that the encoder may share."""
         super().__init__(config, tokens, lambda i: DecoderLayer(config, i))
 
     def project_memory(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -220,7 +207,6 @@ class Transformer(Network):
     decoder: Decoder
 
     def __init__(self, config: ModelConfig) -> None:
-        """Create the model with freshly initialised weights (from PyTorch's global generator)."""
         super().__init__()
         self.config = config
         source, target = token_tables(config)
@@ -233,7 +219,6 @@ class Transformer(Network):
         return self.encoder(source_ids, FullAttention(self.config, mask, dropout=self._attention_dropout)), mask
 
     def decode(self, target_ids: Tensor, *encoded: Tensor) -> Tensor:
-        """See `Network`."""
         memory, source_mask = encoded
         cross_kv = self.decoder.project_memory(memory)
         backend = FullAttention(self.config, source_mask, cross_kv, self._attention_dropout)
@@ -241,12 +226,10 @@ class Transformer(Network):
         return hidden
 
     def stepper(self, source_ids: Tensor, source_lengths: Tensor) -> "CachedSteps":
-        """See `Network`."""
         memory, mask = self.encode(source_ids, source_lengths)
         return CachedSteps(self.decoder, EagerCache(self.config, self.decoder.project_memory(memory), mask))
 
     def observe(self, source: Sequence[int], inputs: Sequence[int], has_maps: bool = False) -> Observation:
-        """See `Network`."""
         source_ids, lengths = torch.tensor([source]), torch.tensor([len(source)])
         mask = padding_mask(lengths, len(source))
         reading = ObservedAttention(self.config, mask, has_maps=has_maps)
@@ -266,27 +249,17 @@ class CachedSteps:
     """Decodes token by token, with an eager cache; see `Stepper`."""
 
     def __init__(self, decoder: Decoder, cache: EagerCache) -> None:
-        """Begin at position 0."""
         self.decoder, self.cache = decoder, cache
         self.position = 0
 
     def step(self, previous: Tensor) -> Tensor:
-        """See `Stepper`."""
         position = torch.tensor([self.position], device=previous.device)
         log_probs = self.decoder.log_probs(self.decoder(previous[:, None], position, self.cache)[:, 0])
         self.position += 1
         return log_probs
 
     def select(self, rows: Tensor) -> None:
-        """See `Stepper`."""
         self.cache.select(rows)
-
-
-def sinusoids(num_positions: int, d_model: int) -> Tensor:
-    """Position table `[num_positions, d_model]`: sin(p / 10000^(2i/d)) in even columns, cos in odd (section 3.5)."""
-    position = torch.arange(num_positions, dtype=torch.float64)[:, None]
-    angle = position * torch.exp(torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model))
-    return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).float()
 
 
 def transformer_of(model: Network) -> Transformer:

@@ -1,4 +1,4 @@
-"""What a training run is told: the TOML file, parsed once, every unknown or invalid setting named."""
+"""Configuration of a training run: the TOML file, parsed once, every unknown or invalid setting named."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class ScheduleConfig:
-    """How training proceeds."""
+    """Schedule of a training run."""
 
     max_steps: Count  # optimiser steps at the most
     max_tokens: Count = 4096  # size of a batch, padding included: rows times the longer of its longest source and target

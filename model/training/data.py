@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.ids import Ids
-from dragoman.model.padding import pad
+from dragoman.model.decode import pad
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +22,17 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to a device."""
-        return Batch(
-            source_ids=self.source_ids.to(device, non_blocking=True),
-            source_lengths=self.source_lengths.to(device, non_blocking=True),
-            target_ids=self.target_ids.to(device, non_blocking=True),
-            labels=self.labels.to(device, non_blocking=True),
-            num_target_tokens=self.num_target_tokens,
-        )
+        tensors = self.source_ids, self.source_lengths, self.target_ids, self.labels
+        moved = [tensor.to(device, non_blocking=True) for tensor in tensors]
+        return Batch(moved[0], moved[1], moved[2], moved[3], self.num_target_tokens)
 
     def repeated(self, count: int) -> "Batch":
         """Return the rows `count` times over."""
-        return Batch(
-            source_ids=self.source_ids.repeat(count, 1),
-            source_lengths=self.source_lengths.repeat(count),
-            target_ids=self.target_ids.repeat(count, 1),
-            labels=self.labels.repeat(count, 1),
-            num_target_tokens=self.num_target_tokens * count,
-        )
+        rows = [tensor.repeat(count, 1) for tensor in (self.source_ids, self.target_ids, self.labels)]
+        return Batch(rows[0], self.source_lengths.repeat(count), rows[1], rows[2], self.num_target_tokens * count)
 
 
-def collate(sources: Sequence[Ids], targets: Sequence[Ids], config: ModelConfig) -> Batch:
+def collate(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], config: ModelConfig) -> Batch:
     """Build a batch from ids without special tokens."""
     source_rows = [[*ids, config.eos_id] for ids in sources] if config.has_source else list(sources)
     return Batch(

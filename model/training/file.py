@@ -5,11 +5,15 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, Self
 
 from dragoman.model.training.config import TrainingConfig, read_toml
 from dragoman.model.training.rules import VOCAB_SIZE
+
+# The commented configuration that `dragoman train --example` prints: every setting, its unit, and its default or rule.
+EXAMPLE = resources.files(__package__).joinpath("example.toml").read_text("utf-8")
 
 _TABLE = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]")
 _SETTING = re.compile(r"\s*([\w.-]+)\s*=")
@@ -20,7 +24,7 @@ _ANY = {VOCAB_SIZE: 300, "training.max_steps": 1}
 
 @dataclass(frozen=True, slots=True)
 class TrainingFile:
-    """What a configuration states."""
+    """Settings stated in a configuration file."""
 
     fields: dict[str, Any]  # settings and tables, as TOML has them
     origin: str  # named in errors

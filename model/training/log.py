@@ -1,10 +1,36 @@
-"""The two CSV logs of a training run and the picture drawn from them."""
+"""Results of validations, the two CSV logs of a training run, and the curves drawn from them. No torch."""
 
 import csv
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.model.files import replaced
 from dragoman.model.likelihood import perplexity_of
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Result of a validation."""
+
+    loss: float  # cross-entropy a token, in nats, without smoothing
+    bleu: float | None = None  # of greedy translations, cased; None of a model that translates nothing
+    chrf: float | None = None  # the same
+
+    @property
+    def rank(self) -> float:
+        """The higher, the better the model: BLEU, or the loss turned round."""
+        return -self.loss if self.bleu is None else self.bleu
+
+    def __str__(self) -> str:
+        """Name the loss and what counts."""
+        return f"loss {self.loss:.3f}, {described(self.rank)}"
+
+
+def described(rank: float) -> str:
+    """Name the figure that a rank was made of: BLEU, which is not negative, or perplexity; a loss of 0 makes -0."""
+    return f"perplexity {perplexity_of(-rank):.2f}" if math.copysign(1.0, rank) < 0 else f"BLEU {rank:.2f}"
+
 
 STEP_FIELDS = ("step", "epoch", "loss", "learning_rate", "grad_norm", "target_tokens", "seconds")
 VALIDATION_FIELDS = ("step", "epoch", "loss", "bleu", "chrf")

@@ -57,10 +57,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 def _symmetric_divergence(log_probs: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return KL(p || q) + KL(q || p) of rows `[2, n, V]`, summed over n, and its gradient by the logits of both: `[2, n, V]`.
-
-    By the logits of p, the first term's gradient is p (log p - log q - KL(p || q)) and the second's is p - q.
-    """
+    """Return KL(p || q) + KL(q || p) of rows `[2, n, V]`, summed over n, and its gradient by the logits of both: `[2, n, V]`."""
     difference = log_probs[0] - log_probs[1]
     grad, total = torch.empty_like(probs), log_probs.new_zeros(())
     for i, sign in enumerate((1, -1)):

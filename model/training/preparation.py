@@ -1,4 +1,4 @@
-"""What of a training run can be checked without torch: settings, text, vocabulary, what is resumed or gone on from."""
+"""Preparation of a training run without torch: settings, text, vocabulary, the run or checkpoint to continue."""
 
 import json
 import re
@@ -156,12 +156,7 @@ def _blaming(file: TrainingFile) -> Iterator[None]:
 
 
 def _read(file: TrainingFile, data: DataConfig, data_dir: Path, has_source: bool) -> tuple[Texts, Texts]:
-    """Read the training text and the validation text; sources of a model that has none are empty.
-
-    Raises:
-        DataError: If a file cannot be used.
-        TrainingConfigError: If sources are missing, or are named though there are none.
-    """
+    """Read the training text and the validation text; sources of a model that has none are empty."""
     named = ("source", data.source, data.target), ("validation_source", data.validation_source, data.validation_target)
     reason = "missing" if has_source else "a language model has no source: leave it out"
     if faults := [(f"data.{name}", reason) for name, source, _ in named if bool(source) != has_source]:

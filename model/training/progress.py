@@ -1,26 +1,26 @@
-"""What somebody who waits for a training sees on standard error: a bar on a terminal, else a line now and then."""
+"""Progress of a training run on standard error: a bar on a terminal, else a line now and then."""
 
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dragoman.model.training.measured import Measured, described
+from dragoman.model.training.log import Measured, described
 
 LINE_SECONDS = 30.0
 
 
-class TrainingProgress(Protocol):
-    """Where a run tells how it goes."""
+class TrainingProgress:
+    """Report of a run's progress; this one reports nothing."""
 
     def begin(self, name: str, num_steps: int, step: int) -> None:
         """Take note of a run of so many steps, of which some are done."""
 
     def stepped(self, step: int, loss: float, num_tokens: int, seconds: float) -> None:
-        """Take note of a step: its loss a target token, its target tokens and what it took."""
+        """Take note of a step: its loss a target token, its target tokens and its duration."""
 
     def validated(self, step: int, measured: Measured, best_rank: float) -> None:
         """Take note of a validation, after which the best so far has that rank."""
@@ -29,23 +29,7 @@ class TrainingProgress(Protocol):
         """Stop, whatever has happened."""
 
 
-class NoProgress:
-    """Says nothing."""
-
-    def begin(self, name: str, num_steps: int, step: int) -> None:
-        """Do nothing."""
-
-    def stepped(self, step: int, loss: float, num_tokens: int, seconds: float) -> None:
-        """Do nothing."""
-
-    def validated(self, step: int, measured: Measured, best_rank: float) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
-
-
-class ProgressLines:
+class ProgressLines(TrainingProgress):
     """A line at the first step, every `LINE_SECONDS` and at each validation, without control characters."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,15 +69,11 @@ class ProgressLines:
             f"{self._name}: validation at step {step:,} of {self._num_steps:,}: {measured}{is_best}, {_duration(left)} left"
         )
 
-    def end(self) -> None:
-        """Say nothing more."""
 
-
-class ProgressBar:
+class ProgressBar(TrainingProgress):
     """A bar with steps done, loss, tokens a second, the best BLEU or perplexity, time gone and time to go."""
 
     def __init__(self, console: Console) -> None:
-        """Draw on a console."""
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

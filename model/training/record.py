@@ -1,4 +1,4 @@
-"""What a run is on disk before it has learnt anything: its complete configuration, and what of it was chosen by rule."""
+"""Record of a run: its complete configuration, and the settings that rules chose, written before the first step."""
 
 import json
 from collections.abc import Mapping

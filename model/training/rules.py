@@ -1,4 +1,4 @@
-"""What a training run chooses by itself: for each setting that a configuration leaves out and that has no one good value, a rule.
+"""Rules that choose the settings which a configuration leaves out and which have no single good default.
 
 Rules follow the size of the text, counted once. What they chose is part of the run's record: a resumed run does not choose again.
 """
@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 
 from dragoman.model.config import ROTARY_MULTIPLE, UNUSED
-from dragoman.model.ids import Ids
 from dragoman.model.training.sampler import bucket
 
 # Target tokens up to which a text counts as tiny, small and medium.
@@ -21,7 +20,7 @@ SIZES = (200_000, 2_000_000, 20_000_000)
 
 @dataclass(frozen=True, slots=True)
 class TextSize:
-    """How much there is to train on, once pairs that are too long are left out; tokens with the one special token of each side."""
+    """Size of the training text, without pairs that are too long; tokens include the one special token of each side."""
 
     num_pairs: int  # pairs
     source_tokens: int  # tokens of all sources
@@ -29,7 +28,7 @@ class TextSize:
     longer_tokens: int  # of each pair the longer side's tokens, summed: what batches are filled with
 
     @classmethod
-    def of(cls, sources: Sequence[Ids], targets: Sequence[Ids]) -> Self:
+    def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Self:
         """Count rows of ids without special tokens."""
         lengths = [(len(source) + 1, len(target) + 1) for source, target in zip(sources, targets, strict=True)]
         source_tokens, target_tokens = (sum(side) for side in zip(*lengths, strict=True))
@@ -41,7 +40,7 @@ class TextSize:
 
 
 class Settings:
-    """What is known of a configuration while rules are applied, one after the other.
+    """Settings stated or chosen so far, while rules are applied one after the other.
 
     Attributes:
         size: Of the text.
@@ -49,7 +48,6 @@ class Settings:
     """
 
     def __init__(self, stated: Mapping[str, Any], size: TextSize, num_batches: Callable[[int], int]) -> None:
-        """Begin with what the configuration states, by dotted name."""
         self.size, self.num_batches = size, num_batches
         self._stated, self.chosen = stated, dict[str, Any]()
 
@@ -62,7 +60,7 @@ class Settings:
 
     @property
     def architecture(self) -> Any:
-        """What is stated of it; a `transformer` where nothing is."""
+        """The stated architecture; `transformer` by default."""
         return _architecture({**self._stated, **self.chosen})
 
     @property
@@ -77,7 +75,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a setting is chosen where it is left out."""
+    """Rule for a setting that is left out."""
 
     setting: str  # its dotted name
     text: str  # the rule in words, as the documents have it
@@ -167,7 +165,7 @@ def _architecture(settings: Mapping[str, Any]) -> Any:
 
 
 def choose(
-    stated: Mapping[str, Any], sources: Sequence[Ids], targets: Sequence[Ids], initial: Mapping[str, Any] | None
+    stated: Mapping[str, Any], sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], initial: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Choose every setting that has a rule and is not stated.
 

@@ -27,11 +27,10 @@ from dragoman.model.networks.network import Network
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.training.config import TrainingConfigError
 from dragoman.model.training.data import Batch, collate
-from dragoman.model.training.log import STEP_FIELDS, STEPS_FILE, VALIDATION_FIELDS, VALIDATION_FILE, CsvLog, plot_curves
+from dragoman.model.training.log import STEP_FIELDS, STEPS_FILE, VALIDATION_FIELDS, VALIDATION_FILE, CsvLog, Measured, plot_curves
 from dragoman.model.training.loss import projected_cross_entropy, r_drop_cross_entropy
-from dragoman.model.training.measured import Measured
 from dragoman.model.training.preparation import Preparation
-from dragoman.model.training.progress import NoProgress, TrainingProgress
+from dragoman.model.training.progress import TrainingProgress
 from dragoman.model.training.record import FOLDER, STATE_FILE
 from dragoman.model.training.sampler import bucket
 from dragoman.model.training.validation import Validation
@@ -96,11 +95,11 @@ class Trainer:
             self._load_state()
         self.steps_log = CsvLog(self.folder / STEPS_FILE, STEP_FIELDS, self.progression.step)
         self.validation_log = CsvLog(self.folder / VALIDATION_FILE, VALIDATION_FIELDS, self.progression.validated_step)
-        self._progress: TrainingProgress = NoProgress()
+        self._progress = TrainingProgress()
 
     def run(self, progress: TrainingProgress | None = None) -> None:
         """Train to `max_steps` or until patience runs out, then average, pick the better model and draw the curves."""
-        self._progress = progress or NoProgress()
+        self._progress = progress or TrainingProgress()
         self._progress.begin(self.config.name, self.schedule.max_steps, self.progression.step)
         try:
             self._train()

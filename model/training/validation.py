@@ -1,4 +1,4 @@
-"""How good a model is on the validation text: its loss, and what it translates where there is something to translate."""
+"""Validation of a model: its loss on the validation text, and the quality of its translations."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,12 @@ import numpy as np
 import torch
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.evaluate import evaluate
+from dragoman.model.evaluate import translate
 from dragoman.model.networks.network import Network
+from dragoman.model.quality import score
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.training.data import Batch, collate
-from dragoman.model.training.measured import Measured
+from dragoman.model.training.log import Measured
 from dragoman.model.training.sampler import bucket
 
 
@@ -25,15 +26,7 @@ class Validation:
         max_tokens: int,
         cross_entropy: Callable[[Network, Batch], torch.Tensor],
     ) -> None:
-        """Take what does not change.
-
-        Args:
-            config: Of the models.
-            tokenizers: Theirs.
-            texts: Sources and targets.
-            max_tokens: Of a batch.
-            cross_entropy: Gives a batch's sum, in nats, without smoothing.
-        """
+        """Measure on sources and targets; `cross_entropy` returns a batch's sum, in nats, without smoothing."""
         self._config, self._tokenizers, self._texts = config, tokenizers, texts
         self._max_tokens, self._cross_entropy = max_tokens, cross_entropy
 
@@ -42,7 +35,8 @@ class Validation:
         loss = self._loss(model.eval(), device)
         if not self._config.has_source:
             return Measured(loss)
-        scores = evaluate(model, self._tokenizers, *self._texts)
+        sources, references = self._texts
+        scores = score(translate(model, self._tokenizers, sources), references)
         return Measured(loss, scores.bleu, scores.chrf)
 
     @torch.inference_mode()

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dragoman.model.ids import Ids
 from dragoman.model.quality import MAX_NEW_TOKENS
 from dragoman.model.training.config import ScheduleConfig, TrainingConfig
 
@@ -13,14 +12,16 @@ MAX_SHARE = 0.05  # of lines that may be unsuitable without a word
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a schedule is held against."""
+    """Figures of the text that a schedule is compared with."""
 
     num_pairs: int  # pairs that are trained on
     num_left_out: int  # pairs that are too long
     longest_pair: int  # tokens of the longest side of any pair that is trained on, its special token included
     num_steps_per_epoch: int  # batches that the text makes
     vocab_size: int  # tokens that could be learnt
-    validation: tuple[Sequence[Ids], Sequence[Ids]]  # ids of the validation text, sources and targets, without special tokens
+    validation: tuple[
+        Sequence[Sequence[int]], Sequence[Sequence[int]]
+    ]  # ids of the validation text, sources and targets, without special tokens
 
 
 def warnings(config: TrainingConfig, facts: Facts) -> list[str]:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from dragoman.export.fields import BundleError
-from dragoman.model.generation import Language, Languages, around
-from dragoman.model.languages import LanguageTable
+from dragoman.model.generation import Language, Languages, LanguageTable, around
 from dragoman.model.text.tokenizer import Detokenizer, Tokenizer
 from dragoman.server.engine.messages import Request, ScoreRequest, SearchOptions
 from dragoman.server.errors import InvalidRequest

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.attention.maps import PAGE_ROOM, PICTURE_ROOM, Kind, Look, Map, Part, Room
-from dragoman.attention.page import page, shade, written
-from dragoman.attention.page_style import ALPHABET, LEVELS
-from dragoman.attention.tokens import MAX_CHARACTERS, line, token
+from dragoman.attention.maps import MAX_CHARACTERS, PAGE_ROOM, PICTURE_ROOM, Kind, Look, Map, Part, Room, line, token
+from dragoman.attention.page import ALPHABET, LEVELS, page, shade, written
 from dragoman.model.errors import InputError
 
 SOURCE = ("␣a", "<script>alert(1)</script>", "雪\"&'", "⟨eos⟩")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.model.training.example import EXAMPLE
+from dragoman.model.training.file import EXAMPLE
 from dragoman.v1 import generation_pb2
 from tests.client.fake_server import Failed, FakeServer, Service, make_status
 

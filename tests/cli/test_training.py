@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dragoman.model.training.example import EXAMPLE
+from dragoman.model.training.file import EXAMPLE
 from tests.cli.conftest import assert_refused
 
 Run = Callable[..., tuple[int, str, str]]

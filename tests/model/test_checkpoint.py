@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dragoman.model.average import average_checkpoints
-from dragoman.model.checkpoint import Checkpoint, CheckpointError, average_weights, save_tensors
+from dragoman.model.checkpoint import Checkpoint, CheckpointError, average_checkpoints, average_weights, save_tensors
 from dragoman.model.checkpoint_folder import CheckpointFolder
 from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.generation import Defaults, Language, Languages, Template

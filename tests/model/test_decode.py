@@ -7,15 +7,13 @@ import sacrebleu
 import torch
 
 from dragoman.model.corpus import DataError
-from dragoman.model.decode import Start, StepDecoder, beam_search, greedy_search
+from dragoman.model.decode import Start, StepDecoder, beam_search, greedy_search, pad
 from dragoman.model.errors import InputError
-from dragoman.model.evaluate import evaluate, target_log_probs, translate
-from dragoman.model.nearest import choose_nearest
+from dragoman.model.evaluate import target_log_probs, translate
 from dragoman.model.networks.attention import padding_mask
 from dragoman.model.networks.language_model import LanguageModel
 from dragoman.model.networks.transformer import Transformer
-from dragoman.model.padding import pad
-from dragoman.model.quality import score
+from dragoman.model.quality import choose_nearest, score
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.model.families import ragged, random_pair
@@ -156,8 +154,8 @@ def test_evaluation_scores_the_translations(make_model, tokenizer: ByteLevelToke
     model = make_model(source_vocab_size=size, target_vocab_size=size, max_target_positions=12)
     texts = TEXTS[:4]
     answers = translate(model, Tokenizers.shared(tokenizer), texts)
-    assert evaluate(model, Tokenizers.shared(tokenizer), texts, answers) == score(answers, answers) != score(answers, texts)
-    assert evaluate(model, Tokenizers.shared(tokenizer), texts, texts) == score(answers, texts)
+    assert score(translate(model, Tokenizers.shared(tokenizer), texts), answers) == score(answers, answers) != score(answers, texts)
+    assert score(translate(model, Tokenizers.shared(tokenizer), texts), texts) == score(answers, texts)
 
 
 @pytest.mark.parametrize(("source", "target"), [("a a a", "a a"), ("a a a a", "a"), ("", "a a a")])

@@ -23,8 +23,8 @@ from dragoman.model.card import (
     read_card,
 )
 from dragoman.model.corpus import DataError, read_lines, read_parallel, write_lines
+from dragoman.model.decode import pad
 from dragoman.model.files import replaced, write_text
-from dragoman.model.padding import pad
 
 
 def test_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:

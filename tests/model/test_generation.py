@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.model.config import ModelConfig, ModelConfigError
-from dragoman.model.generation import Defaults, Language, Languages, Template, spelling
-from dragoman.model.languages import LanguageTable
+from dragoman.model.generation import Defaults, Language, Languages, LanguageTable, Template, spelling
 
 GERMAN = Language(code="deu_Latn", names=["de", "german"], label="German", source_prefix=[7], target_prefix=[7])
 FRENCH = Language(code="fra_Latn", names=["fr"])

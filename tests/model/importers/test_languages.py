@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.export.arguments import with_asked_languages
-from dragoman.model.generation import Language, Languages, Template, spelling
+from dragoman.model.generation import Language, Languages, LanguageTable, Template, spelling
 from dragoman.model.importers.families import family_of
 from dragoman.model.importers.files import ForeignError
 from dragoman.model.importers.language_names import (
@@ -29,7 +29,6 @@ from dragoman.model.importers.mapping import lay_out
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.tokenizers import read_token_ids, read_tokenizers
 from dragoman.model.importers.weights import Foreign, Limits
-from dragoman.model.languages import LanguageTable
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.model.importers.conftest import change_json, change_weights
 from tests.oracles import vocabularies

@@ -9,9 +9,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import MultiHeadAttention, attend, causal_mask, padding_mask, scaled_dot_product_attention
-from dragoman.model.networks.dropout import Dropout
-from dragoman.model.networks.relative import bucket_of
-from dragoman.model.networks.rotary import angles
+from dragoman.model.networks.layers import Dropout
+from dragoman.model.networks.positions import angles, bucket_of
 from dragoman.model.networks.transformer import Transformer, sinusoids
 
 B, T, S, H, D = 3, 5, 7, 4, 8

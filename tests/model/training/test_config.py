@@ -19,8 +19,7 @@ from dragoman.model.training.config import (
     TrainingConfigError,
     model_config,
 )
-from dragoman.model.training.example import EXAMPLE
-from dragoman.model.training.file import TrainingFile, to_toml
+from dragoman.model.training.file import EXAMPLE, TrainingFile, to_toml
 from dragoman.model.training.preparation import DECIDED
 from dragoman.model.training.rules import RULES, VOCAB_SIZE, VOCAB_SIZE_TEXT, TextSize, choose, vocab_size_for
 from dragoman.model.training.warnings import Facts, warnings

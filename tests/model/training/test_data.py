@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from dragoman.model.bpe_dropout import NUM_VARIANTS, BpeDropout
 from dragoman.model.config import ModelConfig
 from dragoman.model.errors import InputError
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.training import loss
 from dragoman.model.training.data import collate
 from dragoman.model.training.loss import projected_cross_entropy, r_drop_cross_entropy
-from dragoman.model.training.sampler import PairSampler, bucket
+from dragoman.model.training.sampler import NUM_VARIANTS, BpeDropout, PairSampler, bucket
 
 TEXTS = ["the dog runs through snow .", "über die Straße", " leading  and trailing ", "собака 雪 🙂 don't", "</s> <pad>"]
 TEXTS += ["façade" * 5, "unseen wörds, 123456"]

@@ -7,8 +7,7 @@ import pytest
 
 from dragoman.model.likelihood import Likelihood
 from dragoman.model.training import log as logs
-from dragoman.model.training.log import CsvLog, plot_curves, read_rows
-from dragoman.model.training.measured import Measured
+from dragoman.model.training.log import CsvLog, Measured, plot_curves, read_rows
 from dragoman.model.training.progress import ProgressLines
 
 

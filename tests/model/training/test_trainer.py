@@ -23,14 +23,15 @@ from dragoman.model.checkpoint import Checkpoint, CheckpointError, average_weigh
 from dragoman.model.config import ModelConfig
 from dragoman.model.corpus import DataError
 from dragoman.model.errors import InputError
-from dragoman.model.evaluate import evaluate, target_log_probs
+from dragoman.model.evaluate import target_log_probs, translate
 from dragoman.model.likelihood import Likelihood
 from dragoman.model.networks.transformer import Transformer
+from dragoman.model.quality import score
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.training.config import ScheduleConfig, TrainingConfig, TrainingConfigError
 from dragoman.model.training.file import TrainingFile
-from dragoman.model.training.measured import Measured
+from dragoman.model.training.log import Measured
 from dragoman.model.training.preparation import Preparation, prepare
 from dragoman.model.training.trainer import Trainer, _progression
 from dragoman.model.training.validation import Validation
@@ -150,7 +151,7 @@ def test_run_writes_a_checkpoint_logs_summary_and_picture(whole: Path, data_dir:
     is_average = all(torch.equal(parameter, mean[name]) for name, parameter in checkpoint.model.named_parameters())
     assert is_average == (summary["published"] == "averaged") and summary["averaged_checkpoints"] == 2
     texts = [(data_dir / name).read_text(encoding="utf-8").splitlines() for name in ("val.s", "val.t")]
-    bleu = evaluate(checkpoint.model, checkpoint.tokenizers, *texts).bleu
+    bleu = score(translate(checkpoint.model, checkpoint.tokenizers, texts[0]), texts[1]).bleu
     assert bleu == max(summary["averaged_bleu"], summary["best_bleu"])
 
 

@@ -1,6 +1,8 @@
-"""Relative positions: what each head has learnt about the distance from a query to a key (Raffel et al., 2020, section 2.1).
+"""Positions: the sinusoidal table, relative biases (Raffel et al., 2020, section 2.1) and rotary angles (Su et al., 2021).
 
-Distances go into buckets: near ones have one each, farther ones share, in steps that grow with the logarithm of the distance.
+Relative distances go into buckets: near ones have one each, farther ones share, in steps that grow with the logarithm of the
+distance. Rotary positions turn queries and keys, pair by pair of numbers; number i of a head's first half and number i of its
+second half make a pair, as in Llama and its descendants.
 """
 
 import math
@@ -73,3 +75,23 @@ def bias_of_layer(tables: nn.Module | None, layer: int) -> RelativeBias | None:
     table = tables[layer] if isinstance(tables, nn.ModuleList) else tables
     assert table is None or isinstance(table, RelativeBias)
     return table
+
+
+def angles(num_positions: int, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of every position's angles, `[num_positions, Dh / 2]`: position / base^(2i / Dh)."""
+    frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    table = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequencies
+    return table.cos().float(), table.sin().float()
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn queries or keys `[B, H, T, Dh]` by angles of which these are the cosines and sines, `[T, Dh / 2]` each."""
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def sinusoids(num_positions: int, d_model: int) -> Tensor:
+    """Position table `[num_positions, d_model]`: sin(p / 10000^(2i/d)) in even columns, cos in odd (section 3.5)."""
+    position = torch.arange(num_positions, dtype=torch.float64)[:, None]
+    angle = position * torch.exp(torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model))
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).float()

@@ -1,4 +1,4 @@
-"""What is made of hidden states: the next token's logits and log-probabilities; and the layers that all networks are made of."""
+"""Layers common to all networks, and a decoder's output: logits and log-probabilities of the next token."""
 
 import math
 from abc import ABC, abstractmethod
@@ -22,7 +22,6 @@ class Predictor(nn.Module, ABC):
     pad_ids: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
-        """Create the projection, where it has weights of its own, and what padding is given."""
         super().__init__()
         self.projection = None if config.is_projection_tied else linear(config.d_model, config.target_vocab_size, False)
         self.output_bias = nn.Parameter(torch.zeros(config.target_vocab_size)) if config.has_output_bias else None
@@ -70,7 +69,7 @@ def linear(input_dim: int, output_dim: int, has_bias: bool = True) -> nn.Linear:
 
 
 def embedding_scale(config: ModelConfig) -> float:
-    """What embeddings are multiplied by."""
+    """Return the factor of embeddings."""
     return math.sqrt(config.d_model) if config.is_embedding_scaled else 1.0
 
 
@@ -85,3 +84,52 @@ def token_table(vocab_size: int, config: ModelConfig) -> nn.Embedding:
     table = nn.Embedding(vocab_size, config.d_model)
     nn.init.normal_(table.weight, std=config.d_model**-0.5)
     return table
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean(x²) + ε) · w (Zhang and Sennrich, 2019): no mean is taken off, and there is no bias."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(config.d_model))
+        self.epsilon = config.norm_epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., d_model]` → `[..., d_model]`, computed as precisely as the input is, and given as precisely as the weight is."""
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.epsilon).to(self.weight.dtype)
+
+
+def norm(config: ModelConfig) -> nn.Module:
+    """Return a fresh norm of the configuration's kind."""
+    return RMSNorm(config) if config.norm_kind == "rms" else nn.LayerNorm(config.d_model, config.norm_epsilon)
+
+
+LEVELS = 2**16
+
+
+class Dropout(nn.Module):
+    """Zero elements with probability `p` and scale the others by 1 / (1 - p) (Srivastava et al., 2014).
+
+    PyTorch draws a number of its own for every element, one after the other on CPUs that are not Intel's, which is a good
+    part of a training step. This draws 64 bits at a time from the same generator and decides four elements with them; `p` is
+    rounded to a multiple of 1 / 65,536. Other devices keep PyTorch's kernel.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def extra_repr(self) -> str:
+        """Name the probability where the module is printed."""
+        return f"p={self.p}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[...]` → `[...]`."""
+        if not self.training or not self.p:
+            return x
+        if not x.is_cpu:
+            return F.dropout(x, self.p)
+        dropped = min(round(self.p * LEVELS), LEVELS - 1)
+        words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        draws = words.view(torch.int16)[: x.numel()].view(x.shape)
+        return x * ((draws >= dropped - LEVELS // 2).to(x.dtype) * (LEVELS / (LEVELS - dropped)))
