@@ -1,8 +1,7 @@
 """The manifest of a bundle, `bundle.json`: its fields, and how they fit together.
 
-Export and server both ask here what a manifest may say, so that nothing is exported that a server would refuse. What each field may
-hold is in `fields`, the caches are in `caches`, the parity figures are in `proof.report`, and whether the model can do what is said of
-generation in `generation_checks`. `bundle.py` compares a manifest with the files that it lists.
+Export and server both use these checks, so nothing is exported that a server would refuse. `bundle.py` compares a manifest with the
+files that it lists.
 """
 
 import hashlib

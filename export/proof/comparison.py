@@ -112,7 +112,7 @@ def is_ordered(ids: Ints, log_probs: Floats) -> bool:
 
 
 def check_greedy(runner: OnnxRunner, reference: EagerReference, sources: list[list[int]], tolerance: float) -> tuple[int, int]:
-    """Decode greedily with the graphs and check every token; return the number of tokens, and of sources with another choice at a tie.
+    """Decode greedily with the graphs and check every token; return the number of tokens, and of sources that differ at a tie.
 
     One pass of the eager model over each answer gives its choice at every position after the same beginning; where all choices are
     the same, so is the answer.
