@@ -111,7 +111,7 @@ _HOMES = {
     "model.errors": ("InputError",),
 }
 
-if not TYPE_CHECKING:  # who checks types shall see the names above, and no others
+if not TYPE_CHECKING:  # hidden from type checkers, which see the names above
 
     def __getattr__(name):
         """Load a name of `__all__` (PEP 562)."""

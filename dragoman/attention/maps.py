@@ -9,7 +9,7 @@ from dragoman.model.errors import InputError
 
 
 class Kind(StrEnum):
-    """What looks at what: see `MEANINGS`."""
+    """Direction of attention; see `MEANINGS`."""
 
     ENCODER = "encoder"
     DECODER = "decoder"
@@ -39,12 +39,12 @@ class Map:
 
     @property
     def layer_name(self) -> str:
-        """What its layer is called."""
+        """Name of its layer."""
         return "mean of all layers" if self.layer is None else f"layer {self.layer}"
 
     @property
     def head_name(self) -> str:
-        """What its head is called."""
+        """Name of its head."""
         return "mean of all heads" if self.head is None else f"head {self.head}"
 
 
@@ -52,7 +52,7 @@ class Map:
 class Part:
     """All maps of one kind."""
 
-    kind: Kind  # what looks at what
+    kind: Kind  # direction of attention
     rows: tuple[str, ...]  # the tokens that look, as they are shown
     columns: tuple[str, ...]  # the tokens that are looked at
     maps: tuple[Map, ...]  # layer by layer, and in each head by head
@@ -70,13 +70,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a model looks at while it reads a source and says a target."""
+    """Attention weights of a model for a source and a target."""
 
     model: str  # its name
     source: str  # the text
     target: str  # its answer, or what was given for it
     parts: tuple[Part, ...]  # the attention, kind by kind
-    notes: tuple[str, ...] = ()  # what is not as one may think: sentences
+    notes: tuple[str, ...] = ()  # notes for the reader, in sentences
 
     @property
     def num_maps(self) -> int:
@@ -109,9 +109,9 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much a drawing holds."""
+    """Limits of a drawing."""
 
-    drawing: str  # what it is called
+    drawing: str  # name of the drawing
     max_tokens: int  # of one axis
     max_maps: int  # heads
     max_weights: int  # cells of all maps together

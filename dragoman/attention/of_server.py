@@ -62,7 +62,7 @@ def ask(
 
 
 class _Asked:
-    """What a server is asked about one source."""
+    """Question to a server about one source."""
 
     def __init__(self, client: Client, source: str, layer: int | None, model: tuple[str, str], languages: tuple[str, str]) -> None:
         """Take who asks, the text, the only layer to ask for if there is one, name and version, languages of source and target."""

@@ -28,9 +28,9 @@ _TOKEN_POINTS: Final = 7
 class _Row:
     """Panels side by side; lengths in inches."""
 
-    part: Part  # what they are of
+    part: Part  # kinds of the drawn maps
     maps: tuple[Map, ...]  # one for each
-    heading: str  # what stands above them
+    heading: str  # title
     width: float  # of a panel
     height: float  # of a panel
     beside: float  # room for the tokens on the left

@@ -235,7 +235,7 @@ def _writer(output: Path) -> "Callable[[Look], None]":
 
 
 def _refuse_broken(label: str, text: str | None) -> None:
-    """Refuse an argument that is not text, which Python takes from a shell all the same."""
+    """Raise `InputError` for an argument that is not valid text, which Python accepts from a shell."""
     try:
         (text or "").encode()
     except UnicodeEncodeError as error:

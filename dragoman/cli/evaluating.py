@@ -187,7 +187,7 @@ def perplexity(
 
 
 def _by_checkpoint(directory: Path, sources: list[str], targets: list[str]) -> list[list[float]]:
-    """Ask PyTorch, which takes seconds to load: what is wrong with the checkpoint is said before.
+    """Compute with PyTorch, which takes seconds to load: the checkpoint is checked before.
 
     Raises:
         InputError: If it cannot be read, or a line is too long for it.

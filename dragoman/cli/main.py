@@ -136,7 +136,7 @@ def _discard_output() -> None:
 
 
 def _is_call_error(error: Exception) -> bool:
-    """Tell a failed call from a bug, without loading the client for commands that call nobody."""
+    """Return whether an error is a failed call and no bug, without loading the client for commands without calls."""
     errors = sys.modules.get("dragoman.client.errors")
     return errors is not None and isinstance(error, errors.CallError)
 

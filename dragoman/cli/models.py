@@ -91,7 +91,7 @@ def list_(
 @models_app.command()
 @in_groups
 def refresh(connection: AdminConnection, as_json: JsonOption = False, timeout: TimeoutOption = 600.0) -> None:
-    """Look at all folders now, and wait until all is done."""
+    """Reconcile all models with their folders now, and wait until all is done."""
     _change(lambda client: client.refresh()[0], connection, timeout, as_json)
 
 
@@ -127,7 +127,7 @@ def unload(
 @models_app.command()
 @in_groups
 def reload(connection: AdminConnection, model: ModelArgument, as_json: JsonOption = False, timeout: TimeoutOption = 600.0) -> None:
-    """Look at a model's folder now, and try again what was refused.
+    """Reconcile a model with its folder now, and retry refused versions.
 
     The exit code is 1 if something of what the policy asks for cannot be served.
     """
@@ -143,7 +143,7 @@ def rollback(
     as_json: JsonOption = False,
     timeout: TimeoutOption = 600.0,
 ) -> None:
-    """Have an earlier version answer all requests that name none.
+    """Route all requests that name no version to an earlier one.
 
     It holds until `dragoman models load MODEL`, or until the server ends.
     """
@@ -160,7 +160,7 @@ def label(
     as_json: JsonOption = False,
     timeout: TimeoutOption = 600.0,
 ) -> None:
-    """Have a label stand for a version, or for none."""
+    """Set a label to a version, or to none."""
     _change(lambda client: [client.set_label(model, label, version)], connection, timeout, as_json)
 
 

@@ -237,7 +237,7 @@ def report(as_json: bool, text: object, /, **values: object) -> None:
 
 @contextmanager
 def tidy_when_terminated() -> Iterator[None]:
-    """Take SIGTERM as an exit, which removes unfinished output, as Ctrl-C does; also a decorator of functions."""
+    """Exit at SIGTERM, removing unfinished output, as at Ctrl-C; also a decorator of functions."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -69,7 +69,7 @@ def _parse_flags(arguments: list[str]) -> dict[str, str]:
 
 
 @app.command(
-    epilog="Credentials are found where each store's own tools look for them: docs/models.md. What was interrupted is gone on with."
+    epilog="Credentials are found where each store's own tools look for them: docs/models.md. An interrupted pull is resumed."
 )
 @tidy_when_terminated()
 def pull(
@@ -134,7 +134,7 @@ def pull(
 
 @contextmanager
 def _progress() -> "Iterator[Progress]":
-    """Lend what shows downloads: bars on a terminal, otherwise a line for each file that has come."""
+    """Return the function that shows downloads: bars on a terminal, otherwise a line for each finished file."""
     if not sys.stderr.isatty():
         yield _say_when_done
         return

@@ -61,7 +61,7 @@ def train(
 
 
 def _prepare(config: Path, data: Path | None, output: Path | None, initial_checkpoint: Path | None) -> "Preparation":
-    """Check everything that needs no torch, and say what will be done and what looks wrong."""
+    """Check everything that needs no torch, and print the plan and warnings."""
     from dragoman.model.training.file import TrainingFile
     from dragoman.model.training.preparation import prepare
     from dragoman.model.training.progress import say
@@ -157,7 +157,7 @@ def augment(
     output_target: Annotated[Path, typer.Option(help="Its translation.")],
     copies: Annotated[int, typer.Option(min=0, help="How often each sentence with a noun phrase is changed.")] = 6,
     phrases: Annotated[int, typer.Option(min=0, help="Short phrases around each very rare word.")] = 12,
-    seed: Annotated[int, typer.Option(help="Of what is drawn here; the aligner draws with its own.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the phrases; the aligner has its own.")] = 1,
     aligner: Annotated[str, typer.Option(help="The program eflomal-align: name or path.")] = "eflomal-align",
 ) -> None:
     """Write more parallel text for rare words: sentences with other sentences' phrases, and phrases by themselves."""

@@ -81,7 +81,7 @@ class EndStatus:
         return self._values[2]
 
     def _read(self) -> None:
-        """Keep the status that is there, if it is not of a failure to write."""
+        """Keep the status, if it is not of a failure to write."""
         code, details, metadata = (_ready(value()) for value in (self._call.code, self._call.details, self._call.trailing_metadata))
         is_of_writing = code is grpc.StatusCode.INTERNAL and details == "Internal error from Core"
         if self._values is None and not is_of_writing:
@@ -126,7 +126,7 @@ class AsyncBatchStream:
         self._sendings.put_nowait(sending)
 
     async def end(self) -> None:
-        """Say that everything is sent and answered, and wait for the call to end; how it does, does not matter any more."""
+        """End the requests, all of which are answered, and wait for the call to end; its status does not matter any more."""
         self._sendings.put_nowait(None)
         while isinstance(await self._events.get(), generation_pb2.GenerateBatchResponse):
             pass
@@ -138,7 +138,7 @@ class AsyncBatchStream:
         await asyncio.gather(self._receiving, return_exceptions=True)
 
     async def _messages(self) -> AsyncIterator[Any]:
-        """Yield what is to be sent."""
+        """Yield the messages to send."""
         sending: Sending | type[Empty] | None = await self._sendings.get()
         while isinstance(sending, Sending):
             delay = sending.not_before - self._clock()
@@ -306,7 +306,7 @@ def async_results(
 
 
 def as_async(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncIterable[Item]:
-    """Return items of either kind as asynchronous ones; what is of neither kind is a `TypeError`."""
+    """Return items as asynchronous ones; raises `TypeError` if they are no iterable of either kind."""
     return items if isinstance(items, AsyncIterable) else _each(iter(items))
 
 

@@ -113,7 +113,7 @@ class AsyncStream:
         return self._assembly.result
 
     def cancel(self) -> None:
-        """Cancel the call; whoever asks for a piece gets `Cancelled`. Once the call has ended this does nothing."""
+        """Cancel the call; reading a piece raises `Cancelled`. Once the call has ended this does nothing."""
         self._is_cancelled = True
         self._call.cancel()
 
@@ -139,10 +139,7 @@ class AsyncStream:
             except grpc.RpcError as failure:
                 if self._assembly.has_result:  # the answer is complete: how the call ends does not matter any more
                     raise StopAsyncIteration from failure
-                error = self._assembly.error(failure)
-                wait = self._assembly.wait_seconds(error)
-                if wait is None:
-                    raise error from failure
+                wait = self._assembly.retry(failure)
             else:
                 return self._assembly.piece(message)
             await self._calls.sleep(wait)
@@ -150,6 +147,6 @@ class AsyncStream:
 
 
 def is_task_cancelled() -> bool:
-    """Tell whether the running task itself was cancelled; grpc.aio says the same when only the call was."""
+    """Return whether the running task itself was cancelled; grpc.aio raises the same error when only the call was."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -40,7 +40,7 @@ class Grouping:
     max_bytes: float = MAX_BYTES
 
     def takes(self, num_requests: int, num_bytes: int) -> bool:
-        """Say whether so many requests, of so many bytes together, may go in one message."""
+        """Return whether so many requests, of so many bytes together, may go in one message."""
         return num_requests <= 1 or (self.is_bulk and num_requests <= MAX_REQUESTS and num_bytes <= self.max_bytes)
 
     def add_waiting(
@@ -100,7 +100,7 @@ def apart(answers: Answers) -> Iterable[generation_pb2.GenerateBatchResponse]:
     return answers.answers if isinstance(answers, generation_pb2.GenerateBulkResponse) else (answers,)
 
 
-# Of an id of the greatest length the server allows, what is left when a uuid is put behind it.
+# Characters of the longest id the server allows that are kept when a uuid is put behind it.
 _KEPT_ID_CHARACTERS = 95
 # Bytes by which such an id may be longer than the request's own.
 _LONGER_ID_BYTES = 64
@@ -201,7 +201,7 @@ class Batch:
         return self._used
 
     def expire(self) -> list[Outcome]:
-        """Give up the requests that have had their time."""
+        """Give up the requests whose time is over."""
         now = self.clock()
         if now < self._first_expiry:
             return []
@@ -269,7 +269,7 @@ class Batch:
         return self._entries.pop(places[response.index]) if response.index in places else None
 
     def _part_with(self, error: TooLarge) -> list[Sending | Outcome]:
-        """Give up what was too large and broke the stream; the others go on the next one.
+        """Give up the messages that were too large and broke the stream; the others go on the next one.
 
         Of requests it is known which. Of answers it is not, unless there is one request only: each may be tried as often as any,
         and what has its answer before the large one comes is not tried again.

@@ -49,7 +49,7 @@ class BatchStream:
         return self._events.get(may_wait, None if math.isinf(seconds) else max(0.0, min(seconds, threading.TIMEOUT_MAX)))
 
     def end(self) -> None:
-        """Say that everything is sent and answered, and wait for the call to end; how it does, does not matter any more."""
+        """End the requests, all of which are answered, and wait for the call to end; its status does not matter any more."""
         self._sendings.put(None)
         while isinstance(self._events.get(), generation_pb2.GenerateBatchResponse):
             pass
@@ -60,7 +60,7 @@ class BatchStream:
         self._sendings.put(None)
 
     def _messages(self) -> Iterator[Any]:
-        """Yield what is to be sent, to grpc's thread."""
+        """Yield the messages to send, on grpc's thread."""
         sending: Sending | type[Empty] | None = self._sendings.get()
         while isinstance(sending, Sending):
             delay = sending.not_before - self._clock()
@@ -122,7 +122,7 @@ class BatchRun:
         self._failure: Exception | None = None
 
     def outcomes(self) -> Generator[Outcome, None, None]:
-        """Yield what becomes of each request, as it is known; dropping the generator cancels what runs."""
+        """Yield the outcome of each request, as it is known; dropping the generator cancels what runs."""
         with Scope(self._parent) as scope:
             yield from self._outcomes(scope)
 

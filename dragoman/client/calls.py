@@ -29,7 +29,7 @@ class Scope:
 
     Args:
         parent: Scope that this one ends with.
-        wait: How to wait for an event, at most so many seconds.
+        wait: Waits for an event, at most so many seconds.
     """
 
     def __init__(self, parent: "Scope | None" = None, wait: Wait = threading.Event.wait) -> None:
@@ -55,7 +55,7 @@ class Scope:
 
     @property
     def reason(self) -> str:
-        """Why it has ended, for the callers of what it has cancelled: the widest scope that has ended tells."""
+        """Reason of the end, for callers whose calls it cancelled: that of the widest scope that has ended."""
         parent = self._parent
         return parent.reason if parent is not None and parent.is_cancelled else self._reason
 
@@ -110,7 +110,7 @@ def opened(start: Callable[[], Any]) -> Any:
 
     Python runs signal handlers on the main thread, between any two lines. Ctrl-C while grpc starts a call leaves that call without
     the thread that serves it: closing the channel then waits for ever (grpc issue 19973 is of that kind), and later calls
-    can lose their answers. So the main thread has its calls started by another, and whoever is interrupted here cancels the call.
+    can lose their answers. So the main thread has its calls started by another, and an interrupt here cancels the call.
     """
     if threading.current_thread() is not threading.main_thread():
         return start()
@@ -187,7 +187,7 @@ class Calls:
                 if isinstance(failure, Cancelled) and scope.is_cancelled:  # the channel was closed before the scope held the call
                     failure = Cancelled(scope.reason, request_id)
                 raise failure from error
-            except BaseException:  # Ctrl-C: the server shall not work for nobody
+            except BaseException:  # Ctrl-C: the server shall not work on
                 call.cancel()
                 raise
 
@@ -236,7 +236,7 @@ class Stream:
         return self._assembly.result
 
     def cancel(self) -> None:
-        """Cancel the call; whoever asks for a piece gets `Cancelled`. Once the call has ended this does nothing."""
+        """Cancel the call; reading a piece raises `Cancelled`. Once the call has ended this does nothing."""
         self._scope.cancel()
 
     def _open(self) -> Any:
@@ -262,10 +262,7 @@ class Stream:
                     raise StopIteration from failure
                 if self._scope.is_cancelled:
                     raise Cancelled(self._scope.reason, self._assembly.request_id) from failure
-                error = self._assembly.error(failure)
-                wait = self._assembly.wait_seconds(error)
-                if wait is None:
-                    raise error from failure
+                wait = self._assembly.retry(failure)
             else:
                 return self._assembly.piece(message)
             self._scope.discard(self._call)

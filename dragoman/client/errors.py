@@ -24,7 +24,7 @@ class CallError(Exception):
 
     Attributes:
         code: Name of the gRPC status.
-        message: What went wrong.
+        message: Description of the failure.
         request_id: Id of the request, as in the server's log; empty where the call had none.
         retry_after_seconds: When the server says that trying again makes sense; None where it does not say.
     """
@@ -52,7 +52,7 @@ class TooLarge(InvalidArgument):
 
     Attributes:
         is_answer: Whether it is the answer.
-        max_bytes: Largest message that is sent or taken; None where nobody says.
+        max_bytes: Largest message that is sent or taken; None where it is not known.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ def _retry_after_seconds(status: Error | None) -> float | None:
     return None
 
 
-# Of grpcio 1.75 and of 1.85. What fits none of these is passed on as it is.
+# Of grpcio 1.75 and 1.85. Other messages are passed on unchanged.
 _CONNECTION = re.compile(
     r"(?:failed to connect to all addresses|connections to all backends failing); last error: "
     r"(?:[A-Z_]+: )?(?P<peer>(?:ipv4|ipv6|unix|unix-abstract|vsock):\S+): (?P<cause>.+)",

@@ -90,7 +90,7 @@ def _has_descriptor(stream: BinaryIO) -> bool:
 
 
 def _has_data(stream: BinaryIO) -> bool:
-    """Tell whether reading would not block; a stream that cannot say counts as one that would."""
+    """Return whether reading would not block; False for a stream where this is not known."""
     if not _has_descriptor(stream):
         return True
     try:

@@ -55,8 +55,8 @@ class ModelVersion:
     """A version of a model that requests can get.
 
     Attributes:
-        name: What its folder calls it; where folders have no names for versions, what its content gives.
-        version: What its content gives.
+        name: Name of its folder; where folders have no names for versions, the version that its content gives.
+        version: Version that its content gives.
         labels: By which requests may name it too.
         share: Of the requests that name no version, how many get this one; 0 to 1.
         is_default: Whether it is the one that the model's policy prefers.
@@ -78,21 +78,21 @@ class ModelInfo:
         version: Version of its bundle.
         is_ready: Whether it answers now.
         precision: Number format of the weights, for example `fp32`.
-        device: What it runs on, for example `cpu`.
+        device: Device that it runs on, for example `cpu`.
         max_source_tokens: Longest source.
         max_target_tokens: Longest answer.
         default_max_new_tokens: `max_new_tokens` where a request does not say.
         max_slots: Sequences decoded at once.
         source_vocab_size: Tokens a source can hold.
         target_vocab_size: Tokens an answer can hold.
-        domain: What text it knows, in a few words; empty where its card does not say.
+        domain: Kind of text it is trained on, in a few words; empty where its card does not say.
         max_message_bytes: Largest message that the server takes or sends; 0 where it does not say.
         max_slots_per_request: Of `max_slots`, that one request may take: its beams or answers; 0 where the server does not say.
         source_languages: Languages it reads, by code; empty where it has no choice of them.
         target_languages: Languages it writes, by code; empty as above.
         default_source_language: Code of the source's language where a request does not say; empty where it has to.
         default_target_language: Code of the answer's language where a request does not say; empty where it has to.
-        defaults: What it does where a request does not say.
+        defaults: Defaults for what a request does not set.
         shortlist_tokens: Tokens that its answers are chosen from; 0 for its whole vocabulary.
         weight_bits: Bits of the weights of an `int8` model, 7 or 8; 0 for any other, and where the server does not say.
         cache_precision: Number format of what it keeps of every sequence while it decodes; empty where the server does not say.

@@ -119,7 +119,7 @@ class OutputFile:
             os.close(descriptor)
 
     def _begin(self) -> None:
-        """Find what is there, and make ready for what comes next."""
+        """Read the earlier run's state, and prepare both files for more lines."""
         done = self._read_state() if os.fstat(self._descriptors[0]).st_size else []
         if done and not self._is_resumed:
             left = f"{len(done)} lines of an earlier run are left there"
@@ -131,7 +131,7 @@ class OutputFile:
         lines = [json.dumps(head), *(f"{line.digest} {line.end}" for line in done)]
         content = "".join(f"{line}\n" for line in lines).encode()
         self._descriptors.append(os.open(self._state, os.O_WRONLY | os.O_CREAT | _FLAGS, 0o666))
-        _write(self._descriptors[1], content)  # where a run is gone on with, this is what is there
+        _write(self._descriptors[1], content)  # the same content where a run is resumed
         os.ftruncate(self._descriptors[1], len(content))
 
     def _read_state(self) -> list[Done]:
@@ -201,7 +201,7 @@ def _digest(line: str) -> str:
 
 
 def _read_done(lines: list[str], num_bytes: int) -> Iterator[Done]:
-    """Yield what is done, up to the first line that cannot be true: a write that was cut short."""
+    """Yield the finished lines, up to the first invalid one: a write that was cut short."""
     end = 0
     for line in lines:
         digest, _, number = line.partition(" ")

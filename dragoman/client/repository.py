@@ -103,27 +103,27 @@ class RepositoryClient:
         return _listed(self._call(self._stub.ListRepository, repository_pb2.ListRepositoryRequest(), model=model))
 
     def refresh(self) -> tuple[list[ModelStatus], str]:
-        """Have the server look at all folders now; return what `models` does, when all is done."""
+        """Reconcile all models with their folders now; return as `models`, when all is done."""
         return _listed(self._call(self._stub.RefreshRepository, repository_pb2.RefreshRepositoryRequest()))
 
     def load(self, model: str, version: str = "") -> ModelStatus:
-        """Have a version served beside those of the policy; without one, what the policy asks for."""
+        """Load a version beside those of the policy; without one, those of the policy."""
         return _model(self._call(self._stub.LoadModel, repository_pb2.LoadModelRequest(), model=model, version=version))
 
     def unload(self, model: str, version: str = "") -> ModelStatus:
-        """Have a version served no more; without one, the whole model."""
+        """Unload a version; without one, the whole model."""
         return _model(self._call(self._stub.UnloadModel, repository_pb2.UnloadModelRequest(), model=model, version=version))
 
     def reload(self, model: str) -> ModelStatus:
-        """Have the server look at the model's folder now, and try again what was refused."""
+        """Reconcile the model with its folder now, and retry refused versions."""
         return _model(self._call(self._stub.ReloadModel, repository_pb2.ReloadModelRequest(), model=model))
 
     def rollback(self, model: str, version: str = "") -> ModelStatus:
-        """Have a version answer all requests that name none; without one the version that did so before."""
+        """Route all requests that name no version to this one; without one, to the version before."""
         return _model(self._call(self._stub.RollbackModel, repository_pb2.RollbackModelRequest(), model=model, version=version))
 
     def set_label(self, model: str, label: str, version: str = "") -> ModelStatus:
-        """Have a label stand for a version; without one it stands for none."""
+        """Set a label to a version; without one, to none."""
         request = repository_pb2.SetLabelRequest()
         return _model(self._call(self._stub.SetLabel, request, model=model, label=label, version=version))
 

@@ -100,9 +100,9 @@ class Result:
         timings: Where the time went.
         answers: All answers, the one above first: beams by falling score, samples as drawn, alternatives by falling
             log-probability of the token they differ in.
-        seed: What the samples were drawn with; None without sampling.
+        seed: Seed of the samples; None without sampling.
         shortlist_tokens: Tokens that the answers were chosen from; 0 for the model's whole vocabulary.
-        warnings: What a person should know of the answer, such as that the text has more sentences than the model knows at a time.
+        warnings: Warnings for a person, such as that the text has more sentences than the model takes at a time.
     """
 
     text: str

@@ -5,9 +5,9 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from dragoman.client.errors import CallError, DeadlineExceeded, FailedCall, InternalError, Overloaded, Unavailable, from_rpc_error
+from dragoman.client.errors import CallError, DeadlineExceeded, FailedCall, InternalError, Overloaded, Unavailable
 from dragoman.client.results import Piece, Result, piece_from_proto
 from dragoman.v1 import generation_pb2
 
@@ -62,8 +62,6 @@ DEFAULT_RETRY: Final = RetryPolicy()
 class Attempts:
     """The attempts of one call and the time they share: one deadline for all of them and the waits between."""
 
-    __slots__ = ("_clock", "_deadline", "_draw", "_num_attempts", "_policy", "_request_id", "_timeout_seconds")
-
     def __init__(
         self,
         policy: RetryPolicy,
@@ -99,9 +97,7 @@ class Attempts:
 class Assembly:
     """State of a streamed answer: pieces received, and whether it may be requested again."""
 
-    def __init__(
-        self, attempts: Attempts, request_id: str, to_error: Callable[[FailedCall, str], CallError] = from_rpc_error
-    ) -> None:
+    def __init__(self, attempts: Attempts, request_id: str, to_error: Callable[[FailedCall, str], CallError]) -> None:
         self.attempts = attempts
         self.request_id = request_id
         self.is_ended = False
@@ -122,7 +118,7 @@ class Assembly:
         return self._result is not None
 
     def piece(self, message: generation_pb2.GenerateStreamResponse) -> Piece:
-        """Take the next message in."""
+        """Add the next message."""
         piece = piece_from_proto(message)
         self._num_pieces += 1
         self._result = piece.result
@@ -133,10 +129,10 @@ class Assembly:
         if self._result is None:
             raise InternalError("the stream ended without its result", self.request_id)
 
-    def error(self, failure: FailedCall) -> CallError:
-        """Return the error of a call that failed."""
-        return self._to_error(failure, self.request_id)
-
-    def wait_seconds(self, error: CallError) -> float | None:
-        """Return when to ask anew after a failure; None if the stream fails with it, as it does once a piece is delivered."""
-        return self.attempts.wait_seconds(error) if self._num_pieces == 0 else None
+    def retry(self, failure: Any) -> float:
+        """Return the wait before another attempt; raises the call's error if there is none, as once a piece is delivered."""
+        error = self._to_error(failure, self.request_id)
+        wait = self.attempts.wait_seconds(error) if self._num_pieces == 0 else None
+        if wait is None:
+            raise error from failure
+        return wait

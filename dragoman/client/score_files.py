@@ -115,7 +115,7 @@ def _scores(
 
 
 def _line(score: Score | None, options: ScoreOptions) -> str:
-    """Return what is printed for a pair, None for a blank one."""
+    """Return the line for a pair, None for a blank one."""
     if options.is_json:
         blank: dict[str, object] = {field.name: None for field in fields(Score)} | {"tokens": []}
         values = blank if score is None else asdict(score)

@@ -61,7 +61,7 @@ class Search:
 
 
 class SearchOptions(TypedDict, total=False):
-    """The fields of `Search` as keywords of a call; what is not given stays as the call's `search` has it."""
+    """The fields of `Search` as keywords of a call; the others are those of the call's `search`."""
 
     num_beams: int | None
     num_return_sequences: int | None

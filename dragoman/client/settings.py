@@ -24,7 +24,7 @@ ChannelOptions = Mapping[str, str | int]
 
 _RECEIVE_OPTION = "grpc.max_receive_message_length"
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
-# gRPC counts nanoseconds with a sign, in 64 bits, from a beginning of its own: what is longer than 292 years has passed at once.
+# gRPC counts nanoseconds in signed 64 bits, so a timeout of more than 292 years would be over at once.
 MAX_TIMEOUT_SECONDS = 1e9
 
 _CHANNEL_OPTIONS: ChannelOptions = {
@@ -167,7 +167,7 @@ def grpc_target(target: str, *, is_secure: bool = False) -> str:
     """Return the target for gRPC.
 
     `HOST:PORT`, and `HOST` alone with our port, where a host is a name, an IPv4 address or an IPv6 address in brackets; the same
-    after `http://` or `grpc://`, and, where there are credentials for TLS, after `https://` or `grpcs://`. What names one of gRPC's
+    after `http://` or `grpc://`, and, where there are credentials for TLS, after `https://` or `grpcs://`. A target of gRPC's
     own schemes (`dns:///name:8500`, `unix:/path`, `ipv4:10.0.0.1:8500,10.0.0.2:8500`, `xds:///name`) is returned as it is.
 
     Args:
@@ -192,7 +192,7 @@ def grpc_target(target: str, *, is_secure: bool = False) -> str:
 
 
 def is_grpc_target(target: str) -> bool:
-    """Tell whether this names one of gRPC's own schemes."""
+    """Return whether a target has one of gRPC's own schemes."""
     return _GRPC_TARGET.fullmatch(target) is not None
 
 
@@ -249,7 +249,7 @@ def _port(text: str, target: str) -> int:
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:
     """Return the metadata that names the active span; none where there is no span, or no OpenTelemetry."""
-    if "opentelemetry.trace" not in sys.modules:  # nobody can have started a span
+    if "opentelemetry.trace" not in sys.modules:  # no span can have been started
         return ()
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

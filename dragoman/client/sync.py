@@ -235,13 +235,13 @@ class Client:
         timeout_seconds: float | None = None,
         scope: Scope | None = None,
     ) -> Generator[Outcome, None, None]:
-        """Yield what becomes of many requests, as they finish, each with its place in the input; they share one stream.
+        """Yield the outcomes of many requests, as they finish, each with its place in the input; they share one stream.
 
         A request that fails alone is yielded with its error, once it has been tried as often as the client's retry policy says;
         so is the stream when it fails, with what is unanswered. Dropping the generator cancels what runs.
 
         Args:
-            requests: What to ask, read as outcomes are taken; one that raises ends the batch after what came before it. While
+            requests: The requests, read as outcomes are taken; one that raises ends the batch after what came before it. While
                 it is waited for, no outcome is yielded.
             concurrency: Requests under way at once.
             timeout_seconds: Time for all of it; None for as long as it takes.
@@ -302,7 +302,7 @@ class Client:
         timeout_seconds: float | None = None,
         scope: Scope | None = None,
     ) -> Score:
-        """Tell how likely the model finds a target that is given, and which tokens and words belong together.
+        """Return the likelihood of a given target, and, if asked for, attention and the links between words.
 
         Args:
             text: The source.
@@ -312,9 +312,9 @@ class Client:
             source_language: Language of the source, by any spelling that `models` tells; empty for the model's default.
             target_language: Language of the target, likewise.
             length_penalty: Exponent of the length in the score; None for the model's default.
-            return_alignment: Tell the encoder-decoder attention.
-            return_word_alignment: Tell the links between words.
-            alignment_layer: Decoder layer whose attention both speak of, from 0; None for the mean of all.
+            return_alignment: Return the encoder-decoder attention.
+            return_word_alignment: Return the links between words.
+            alignment_layer: Decoder layer of both, from 0; None for the mean of all.
             special_tokens_in_text: Read the names of special tokens in the source as these tokens; None for the model's default.
             priority: Among what waits, be served as if it had come this many seconds earlier.
             request_id: Id for the server's log; None makes one.

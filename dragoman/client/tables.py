@@ -13,7 +13,7 @@ from rich.text import Text
 from dragoman.client.model_info import Language, ModelInfo, ModelVersion
 from dragoman.client.repository import ModelStatus, Requested, VersionStatus
 
-# Width of what is no terminal.
+# Width where the output is no terminal.
 _WIDE = 1000
 # A model may have hundreds of languages; a table has room for a few.
 _MAX_LANGUAGES = 3
@@ -21,7 +21,7 @@ AnyModel = TypeVar("AnyModel", ModelInfo, ModelStatus)
 
 
 def models_table(models: Sequence[ModelInfo]) -> Table:
-    """Lay the models out, one a row; what kind they are has a column where one is no Transformer, languages where one has any."""
+    """Return a table with a row a model; architectures have a column where one is no Transformer, languages where one has any."""
     table = Table()
     has_kinds = any(model.architecture not in ("", "transformer") for model in models)
     for heading in ("model", "version", "ready", *(["architecture"] if has_kinds else []), "precision", "device"):
@@ -43,7 +43,7 @@ def models_table(models: Sequence[ModelInfo]) -> Table:
 
 
 def _languages(model: ModelInfo) -> str:
-    """Tell what a model reads and writes: `en → de, fr`, or `202: ace_Arab, ace_Latn, acm_Arab, …` where both are the same."""
+    """Describe the languages of a model: `en → de, fr`, or `202: ace_Arab, ace_Latn, acm_Arab, …` where both are the same."""
     if model.source_languages == model.target_languages:
         return _some(model.source_languages)
     return f"{_some(model.source_languages) or 'any'} → {_some(model.target_languages) or 'any'}"
@@ -57,7 +57,7 @@ def _some(languages: Sequence[Language]) -> str:
 
 
 def _defaults(model: ModelInfo) -> Iterator[str]:
-    """Yield what holds where a request does not say, a field each, by the names of the API."""
+    """Yield the defaults of a model, by the names of the API."""
     for name in ("source_language", "target_language"):
         if code := getattr(model, f"default_{name}"):
             yield f"{name} {code}"
@@ -74,7 +74,7 @@ def _defaults(model: ModelInfo) -> Iterator[str]:
 
 
 def _remarks(model: ModelInfo) -> Iterator[str]:
-    """Yield what is said of a model below the table, a line each."""
+    """Yield the remarks about a model below the table, a line each."""
     if model.domain:
         yield f"Domain of {model.name}: {model.domain}"
     if len(model.versions) > 1 or any(version.labels or version.name != version.version for version in model.versions):
@@ -86,7 +86,7 @@ def _remarks(model: ModelInfo) -> Iterator[str]:
 
 
 def _version(version: ModelVersion) -> str:
-    """Tell a version: `4 (0123456789ab, canary, 10%)`, or `3 (…, stable, 90%, default)`."""
+    """Describe a version: `4 (0123456789ab, canary, 10%)`, or `3 (…, stable, 90%, default)`."""
     told = [
         *([version.version] if version.version != version.name else []),
         *version.labels,
@@ -97,7 +97,7 @@ def _version(version: ModelVersion) -> str:
 
 
 def plain(text: str) -> Text:
-    """Return a server's word as text that cannot steer the terminal."""
+    """Return a server's text without control characters, which could steer the terminal."""
     return Text("".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text))
 
 

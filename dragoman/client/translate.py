@@ -185,7 +185,7 @@ def _read(in_path: Path, options: TranslateOptions) -> LineFile:
 def _file_answers(
     client: Client, lines: LineFile, num_done: int, options: TranslateOptions
 ) -> Generator[tuple[str, str], None, None]:
-    """Yield each line of a file that is not done, and what is printed for it, in order. All share one stream."""
+    """Yield each line of a file that is not done, and its output, in order. All share one stream."""
     answers = client.generate_many(islice(lines, num_done, None), concurrency=options.concurrency, **options.arguments)
     warned: set[str] = set()
     with closing(answers):
@@ -227,7 +227,7 @@ def _warn(result: Result, label: str, warned: set[str]) -> None:
 
 
 def _lines(result: Result | None, options: TranslateOptions) -> str:
-    """Return what is printed for a text, None for a blank one."""
+    """Return the output for a text, None for a blank one."""
     if options.is_json:
         blank = {field.name: None for field in fields(Result)} | {"text": "", "tokens": []}
         return json.dumps(blank if result is None else asdict(result), ensure_ascii=False, default=_decode) + "\n"

@@ -17,7 +17,7 @@ from dragoman.load.tally import ACCEPTED, INCOMPLETE, OK, UNFINISHED, Outcome
 from dragoman.v1 import generation_pb2
 
 _INTENDED = {"cancel": frozenset({"CANCELLED"}), "deadline": frozenset({"DEADLINE_EXCEEDED"}), "malformed": REFUSALS}
-# How much earlier than ours the clock of gRPC's deadlines may be.
+# Tolerance between our clock and that of gRPC's deadlines.
 _TIMER_SECONDS = 0.002
 _RETRIED = frozenset({Overloaded.default_code, Unavailable.default_code})
 
@@ -78,7 +78,7 @@ class Caller:
         try:
             await self._attempt[call.item.kind](call)
         except aio.AioRpcError as failure:
-            if call.first_token is not None and self._plan.num_retries:  # what has begun to come is not asked for again
+            if call.first_token is not None and self._plan.num_retries:  # a stream that has begun is not retried
                 self._end(call, failure.code().name, failure.details() or "")
                 return None
             if self._plan.num_retries:

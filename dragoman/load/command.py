@@ -37,7 +37,7 @@ _FLAGS = {"texts": "--in", "source_language": "--from", "target_language": "--to
 
 
 class ArrivalShape(StrEnum):
-    """How calls come."""
+    """Distribution of arrivals."""
 
     POISSON = "poisson"
     CONSTANT = "constant"

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 class Difference(msgspec.Struct, frozen=True):
     """A figure of two runs."""
 
-    name: str  # which
+    name: str  # name of the figure
     first: float  # its value in the first run; seconds for times
     second: float  # its value in the second
     low: float  # lower end of the confidence interval of second − first
@@ -53,7 +53,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """Two runs."""
 
     differences: list[Difference]  # in the order they are shown
-    warnings: list[str]  # what a reader should know before believing them
+    warnings: list[str]  # reasons for doubt
     unlike: list[tuple[str, str, str]]  # settings that differ: flag, in the first, in the second
 
 

@@ -49,7 +49,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     text: str  # as it was written
     name: str  # of the figure
-    sign: str  # how it is compared
+    sign: str  # comparison operator
     limit: float  # with what
 
     def check(self, result: Result) -> Check:

@@ -20,10 +20,10 @@ Resolve = Callable[[str, str], list[str]]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where to connect."""
+    """Target of a connection."""
 
     name: str  # for gRPC
-    authority: str | None = None  # what a certificate must say, where the target itself does not tell; None where it does
+    authority: str | None = None  # host that a certificate must name; None for the target's own
 
 
 def resolve(host: str, port: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What each call is: its kind, its requests and how it misbehaves, drawn from the seed and its number alone."""
+"""Calls: kind, requests and misbehaviour, drawn from the seed and the call's number alone."""
 
 import random
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Literal, TypeVar, cast
 from dragoman.client.request import fill
 from dragoman.load.plan import Kind, Plan
 from dragoman.load.schedule import Entry
-from dragoman.load.texts import FileTexts, MadeUpTexts, Source, made_up
+from dragoman.load.texts import FileTexts, GeneratedTexts, Source, generate_text
 from dragoman.v1 import generation_pb2
 
 Injection = Literal["", "cancel", "deadline", "slow", "malformed"]
@@ -31,13 +31,13 @@ REFUSALS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
 class Item:
     """One call."""
 
-    kind: Kind  # which method
-    injection: Injection  # how it misbehaves; empty for not at all
-    requests: list[generation_pb2.GenerateRequest]  # what it asks; more than one for a batch
+    kind: Kind  # method
+    injection: Injection  # misbehaviour; empty for none
+    requests: list[generation_pb2.GenerateRequest]  # several for a batch
 
     @property
     def group(self) -> str:
-        """What it is counted under: misbehaving calls by how, the others by their kind."""
+        """Group for counting: the misbehaviour, or the kind of call."""
         return self.injection or self.kind
 
 
@@ -52,7 +52,7 @@ class Items:
         """
         work = plan.work
         self._plan = plan
-        self._texts: Source = MadeUpTexts(work.words) if work.texts is None else FileTexts(Path(work.texts))
+        self._texts: Source = GeneratedTexts(work.words) if work.texts is None else FileTexts(Path(work.texts))
 
     def make(self, number: int, entry: Entry | None = None) -> Item:
         """Return the call of a number; what the entry of a trace says goes before what is drawn."""
@@ -85,7 +85,7 @@ class Items:
         if entry is not None and entry.text is not None:
             return entry.text
         if entry is not None and entry.words is not None:
-            return made_up(entry.words, draws)
+            return generate_text(entry.words, draws)
         return self._texts.draw(draws)
 
 

@@ -1,4 +1,4 @@
-"""What a run looks like in the terminal while it lasts; without a terminal nothing is written."""
+"""Live view of a run in the terminal; without a terminal nothing is written."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

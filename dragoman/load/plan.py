@@ -1,4 +1,4 @@
-"""What a run of the load generator sends, as its sender processes are told: plain data that travels as JSON."""
+"""Plan of a run: plain data, sent to the sender processes as JSON."""
 
 import math
 from typing import Literal
@@ -32,17 +32,17 @@ class Injections(msgspec.Struct, frozen=True):
 
 
 class Server(msgspec.Struct, frozen=True):
-    """Where calls go."""
+    """Server that is called."""
 
     target: str  # gRPC target; one with several addresses is balanced call by call
     authority: str | None = None  # host that calls name; None for the target's
-    pem: Pem | None = None  # what TLS needs; None for plain text
+    pem: Pem | None = None  # certificates and keys of TLS; None for plain text
     server_name: str = ""  # name that the certificate must have, where it is another than the host's; empty for that one
     token: str | None = None  # bearer token; None for none
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What each call asks."""
+    """Content of the calls."""
 
     texts: str | None = None  # file of sources, one a line; None for generated ones
     words: Lengths = Lengths("uniform", (5.0, 25.0))  # lengths of generated sources
@@ -58,19 +58,19 @@ class Plan(msgspec.Struct, frozen=True):
     Exactly one of `arrivals`, `trace` and `concurrency` is set.
     """
 
-    server: Server  # where calls go
-    work: Work = Work()  # what they ask
-    seconds: float = 30.0  # how long calls are sent
+    server: Server  # server that is called
+    work: Work = Work()  # content of the calls
+    seconds: float = 30.0  # time in which calls are sent
     warmup_seconds: float = 0.0  # the part of it, from the start, that does not count
-    arrivals: Arrivals | None = None  # calls that wait for nobody
-    trace: str | None = None  # file that says when they are due
+    arrivals: Arrivals | None = None  # an open loop
+    trace: str | None = None  # file of due times
     concurrency: int = 0  # callers that each wait for their answer
     max_calls: int | None = None  # calls at the most; None for as many as the time has
     max_in_flight: int = 10_000  # calls under way in a sender process; what is due beyond is not sent, and counted
     timeout_seconds: float = 60.0  # time of each call, retries included
     num_retries: int = 0  # further attempts after `UNAVAILABLE` and `RESOURCE_EXHAUSTED`
     injections: Injections = Injections()  # calls that misbehave
-    slos: dict[str, float] = {}  # what makes an answer good: limits in seconds on `e2e`, `ttft` and `itl`
+    slos: dict[str, float] = {}  # service levels: limits in seconds on `e2e`, `ttft` and `itl`
     seed: int = 0  # of everything that is drawn
     run_id: str = "load"  # start of all request ids
     process: int = 0  # number of the sender process
@@ -78,7 +78,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether calls wait for nobody."""
+        """Whether it is an open loop."""
         return not self.concurrency
 
     def check(self) -> None:

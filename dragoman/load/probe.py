@@ -31,10 +31,10 @@ _MISTAKES = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE"})
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """What the servers said."""
+    """Findings of a probe."""
 
-    models: list[dict[str, str]]  # what they have, as `ListModels` tells, each model once; empty where they do not tell
-    warnings: list[str]  # what a reader of the figures should know
+    models: list[dict[str, str]]  # models by `ListModels`, each once; empty where it is not implemented
+    warnings: list[str]  # reasons for doubt
 
 
 async def probe(plan: Plan) -> Findings:

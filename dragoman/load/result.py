@@ -1,4 +1,4 @@
-"""What a run came to: the file that `--output` writes, `--report` draws and `load-compare` reads."""
+"""Result of a run: the file that `--output` writes, `--report` shows and `load-compare` reads."""
 
 from pathlib import Path
 from typing import Literal
@@ -52,12 +52,12 @@ class TimelineResult(msgspec.Struct, frozen=True):
 
 
 class SenderResult(msgspec.Struct, frozen=True):
-    """How the sender did."""
+    """Timeliness of the sender."""
 
     num_processes: int  # its processes
     num_sent: int  # calls sent, the warm-up's too
-    lag: Summary  # how much later than due calls were sent; empty for a closed loop
-    loop_lag: Summary  # how late its event loops were
+    lag: Summary  # delay of calls after they were due; empty for a closed loop
+    loop_lag: Summary  # delay of the event loops
     cpu_cores: float  # processor time over wall time of the busiest process
 
 
@@ -85,7 +85,7 @@ class Check(msgspec.Struct, frozen=True):
     """A condition of `--fail-on`."""
 
     condition: str  # as it was given
-    value: float | None  # what was measured; None where there was nothing to measure
+    value: float | None  # measured value; None where nothing was measured
     is_failed: bool  # whether it makes the run fail
     unit: Unit = ""  # of the value: `s`, `/s`, `share` for parts of 1, or nothing for a number
 
@@ -94,28 +94,28 @@ class Result(msgspec.Struct, frozen=True):
     """A run."""
 
     created: str  # when it began, ISO 8601, UTC
-    settings: dict[str, str]  # what was asked for, by flag
+    settings: dict[str, str]  # options, by flag
     versions: dict[str, str]  # of programs and machine, by name
-    models: list[dict[str, str]]  # what the server has, as `ListModels` tells
-    seconds: float  # how long calls were sent
+    models: list[dict[str, str]]  # models of the server, by `ListModels`
+    seconds: float  # time in which calls were sent
     warmup_seconds: float  # the part of it that does not count
     is_interrupted: bool  # whether it was ended before its time
     slos: dict[str, float]  # limits of a good answer, seconds
     total: GroupResult  # all requests; its times are of those that did not misbehave
     groups: dict[str, GroupResult]  # by the kind of call, or by how it misbehaved
     timeline: TimelineResult  # by time
-    sender: SenderResult  # how the sender did
+    sender: SenderResult  # timeliness of the sender
     server: list[ServerSeries] = []  # the server's own metrics, an entry for each address
     sweep: Sweep | None = None  # Rates tried; None for a single run. Everything else is then of the run at the knee.
     checks: list[Check] = []  # conditions of `--fail-on`
     errors: list[Failure] = []  # failures that were not provoked, by status and message, the most frequent first
-    warnings: list[str] = []  # what a reader should know before believing the figures
+    warnings: list[str] = []  # reasons for doubt
     format: str = FORMAT  # always `dragoman-load`
     version: int = VERSION  # of this format; grows when what is there changes its meaning
 
     @property
     def has_success(self) -> bool:
-        """Whether anything ended as it should; where all calls were to misbehave, as they were provoked to."""
+        """Whether anything succeeded; if all calls misbehave, whether they failed as provoked."""
         if self.sweep is not None:
             return any(step.requests_per_second for step in self.sweep.steps)
         plain = [group.counts for name, group in self.groups.items() if name in KINDS]

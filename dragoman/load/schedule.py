@@ -75,13 +75,13 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     at: float  # when it is due, seconds since the start
     text: str | None = None  # its source; None draws one as for every other call
-    words: int | None = None  # words of a made-up source
+    words: int | None = None  # words of a generated source
     num_beams: int | None = None  # width of its beam search; None draws as for every other call
     max_new_tokens: int | None = None  # tokens of its answer at the most; None for the run's
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """How much a trace holds."""
+    """Extent of a trace."""
 
     num_calls: int  # calls
     seconds: float  # when the last is due

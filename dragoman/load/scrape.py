@@ -47,7 +47,7 @@ class Point(msgspec.Struct):
 
 
 class ServerSeries(msgspec.Struct):
-    """What one address told."""
+    """Readings of one address."""
 
     url: str  # where
     points: list[Point] = []  # in order of time

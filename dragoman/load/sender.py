@@ -16,12 +16,12 @@ from dragoman.load.tally import UNSENT, Outcome, Tally
 HEARTBEAT_SECONDS = 0.05
 # After their own time calls end by themselves; what has not by then is given up.
 GRACE_SECONDS = 5.0
-# How far behind its schedule a sender may be when the time is over; what is due later than that is not sent.
+# Largest delay of a sender when the time is over; calls that are due later are not sent.
 OVERTIME_SECONDS = 5.0
 
 
 class Calls(Protocol):
-    """What makes a call."""
+    """Maker of calls."""
 
     async def call(self, item: Item, due: float) -> None:
         """Make it, and see that its outcome is recorded."""
@@ -54,7 +54,7 @@ class Sender:
 
     @property
     def end(self) -> float:
-        """When sending ended, or is to end, seconds of the run."""
+        """Time of the run when sending ended, or is to end, in seconds."""
         return self._end
 
     def record(self, outcome: Outcome) -> None:
@@ -180,9 +180,9 @@ class Sender:
 
 
 class Progress(msgspec.Struct):
-    """What a sender process hands on."""
+    """Report of a sender process."""
 
-    tally: Tally  # what was counted since the last time
+    tally: Tally  # counts since the last report
     num_sent: int  # calls sent
     num_in_flight: int  # calls under way
     cpu_seconds: float  # processor time since the start of the run

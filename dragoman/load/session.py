@@ -57,7 +57,7 @@ class KneeSearch:
 
     @property
     def is_bracketed(self) -> bool:
-        """Whether a rate failed: what held may otherwise be far from the knee."""
+        """Whether a rate failed; otherwise the knee may be higher."""
         return self._failed is not None
 
     def next_rate(self) -> float | None:
@@ -90,15 +90,15 @@ NOTHING_SUCCEEDED = "nothing succeeded"
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """What is done beside sending."""
+    """Options of a session beside the plan."""
 
     metrics: tuple[str, ...] = ()  # addresses of the server's metrics
     is_sweep: bool = False  # search the knee instead of running once
     share: float = 0.99  # for a sweep: part of the requests that has to be good
-    conditions: list[Condition] = field(default_factory=list)  # what makes the run fail
+    conditions: list[Condition] = field(default_factory=list)  # conditions that make the run fail
     output: Path | None = None  # where the JSON goes; None for nowhere
     report: Path | None = None  # where the HTML goes; None for nowhere
-    settings: dict[str, str] = field(default_factory=dict)  # what was asked for, by flag, for the report
+    settings: dict[str, str] = field(default_factory=dict)  # options, by flag, for the report
     is_probed: bool = True  # make single calls first, and none where they fail
 
 

@@ -18,7 +18,7 @@ class Failure(msgspec.Struct, frozen=True):
     """One way to fail."""
 
     code: str  # name of the status
-    message: str  # what the server, gRPC or the sender said
+    message: str  # message of the server, gRPC or the sender
     num: int  # requests that failed so
 
 
@@ -50,11 +50,11 @@ class Failures(msgspec.Struct):
 OK = "OK"
 # Where a call has no status of gRPC's: it was still under way when the run was given up, or ended without its answer.
 UNFINISHED, INCOMPLETE = "UNFINISHED", "INCOMPLETE"
-# What should have been refused was answered.
+# A request that should have been refused was answered.
 ACCEPTED = "MALFORMED_ACCEPTED"
 # Was due while too many were under way, and not sent.
 UNSENT = "UNSENT"
-# What these statuses of our own mean: nobody else says it.
+# Messages for statuses of our own.
 MEANINGS = {
     UNFINISHED: "still under way when the run was given up",
     INCOMPLETE: "the call ended without an answer",
@@ -67,9 +67,9 @@ MEASURES = ("e2e", "ttft", "itl", "queue", "server")
 
 @dataclass(slots=True)
 class Outcome:
-    """How one request ended; times are seconds since the start of the run."""
+    """Outcome of one request; times are seconds since the start of the run."""
 
-    group: str  # what it is counted under: the kind of its call, or how that misbehaved
+    group: str  # group for counting: the kind of its call, or its misbehaviour
     is_injected: bool  # whether it misbehaved; its times are then counted for its group only
     due: float  # when its call was due
     ended: float = math.nan  # when it was answered or failed
@@ -187,10 +187,10 @@ class Tally(msgspec.Struct):
 
     groups: dict[str, Group] = {}  # by the kind of call, or by how it misbehaved
     slices: dict[int, Slice] = {}  # by the second of the run
-    # What failed while it counted and was not provoked, with the reasons.
+    # Failures that were counted and not provoked, with the reasons.
     failures: Failures = msgspec.field(default_factory=Failures)
-    lag: Histogram = msgspec.field(default_factory=Histogram)  # how much later than due calls were sent, while it counted
-    # How late the sender's event loop was with what was due, while it counted.
+    lag: Histogram = msgspec.field(default_factory=Histogram)  # delay of calls after they were due, while it counted
+    # Delay of the sender's event loop, while it counted.
     loop_lag: Histogram = msgspec.field(default_factory=Histogram)
 
     def slice_at(self, seconds: float) -> Slice:
@@ -249,7 +249,7 @@ class Timeline:
         self.width = 1
         self.slices: dict[int, Slice] = {}
         self._max_slices = max_slices
-        # What each process had under way, by second: its parts of one second may come in two messages.
+        # Calls in flight by second and process: one second may come in two messages.
         self._in_flight: dict[int, dict[int, int]] = {}
 
     def add(self, process: int, seconds: dict[int, Slice]) -> None:

@@ -1,4 +1,4 @@
-"""Where the sources of requests come from: lines of a file, or made-up sentences of given lengths."""
+"""Sources of requests: lines of a file, or generated sentences of given lengths."""
 
 import gzip
 import math
@@ -21,7 +21,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 MOST_WORDS = 10_000
 
-# Everyday words, so that a made-up sentence costs about as many tokens as a real one of its length.
+# Everyday words, so that a generated sentence costs about as many tokens as a real one of its length.
 _WORDS: Sequence[str] = (  # noqa: SIM905
     "a the man woman child dog horse bird two three young old small large red blue green white black street field water beach "
     "mountain snow grass road wall house table bench car boat train bicycle ball shirt hat jacket camera guitar crowd group people "
@@ -31,7 +31,7 @@ _WORDS: Sequence[str] = (  # noqa: SIM905
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """How many words a made-up source has."""
+    """Distribution of the number of words of a generated source."""
 
     # `constant:N`, `uniform:LEAST:MOST`, `normal:MEAN:DEVIATION` or `lognormal:MEAN:DEVIATION`; the two of the last are those of
     # the lengths, not of their logarithms.
@@ -114,7 +114,7 @@ class FileTexts:
         return draws.choice(self._lines)
 
 
-class MadeUpTexts:
+class GeneratedTexts:
     """Sentences of random words."""
 
     def __init__(self, lengths: Lengths) -> None:
@@ -122,10 +122,10 @@ class MadeUpTexts:
 
     def draw(self, draws: random.Random) -> str:
         """Return a text."""
-        return made_up(self._lengths.draw(draws), draws)
+        return generate_text(self._lengths.draw(draws), draws)
 
 
-def made_up(num_words: int, draws: random.Random) -> str:
+def generate_text(num_words: int, draws: random.Random) -> str:
     """Return a sentence of so many words."""
     words = draws.choices(_WORDS, k=num_words)
     return " ".join(words).capitalize() + "."

@@ -33,10 +33,10 @@ PROGRESS_SECONDS = 0.5
 
 
 class Message(msgspec.Struct, omit_defaults=True):
-    """What a sender process says: that it is ready, how far it is, or what is wrong."""
+    """Message of a sender process: ready, progress, or error."""
 
     is_ready: bool = False  # it is connected
-    progress: Progress | None = None  # what was counted
+    progress: Progress | None = None  # counts
     error: str = ""  # why it ends
     code: str = ""  # name of the gRPC status, where that is a call's failure and not the user's mistake
 

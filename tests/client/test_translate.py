@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -185,30 +184,6 @@ def test_a_file_is_not_overwritten_by_its_translation(sync_client, source: Path,
         with pytest.raises(InputError, match=f"^--out: {out} is the file that is translated"):
             translate_file(sync_client, source, out, PLAIN)
     assert source.read_text(encoding="utf-8") == TEXT and len(os.listdir(tmp_path)) == 3
-
-
-@pytest.mark.parametrize(("code", "kind"), [("INTERNAL", InternalError), ("INVALID_ARGUMENT", InputError)])
-def test_a_file_that_breaks_off_can_be_resumed(sync_client, service, source: Path, tmp_path: Path, code: str, kind: type) -> None:
-    last_has_come, fail, out, terminal = threading.Event(), failing(code, "text: no"), tmp_path / "out.txt", Terminal()
-
-    def fail_after_the_last(context: Any) -> None:
-        assert last_has_come.wait(PATIENCE_SECONDS), "both are under way"
-        fail(context)
-
-    service.behaviours = {"zwei Käfer": fail_after_the_last, "犬": lambda _: last_has_come.set()}
-    for number, options in ((4, PLAIN), (5, TranslateOptions(concurrency=1))):
-        with pytest.raises(kind) as caught:
-            translate_file(sync_client, source, out, options, is_resumed=number == 5)
-        assert str(caught.value) == (f"{source}, line {number}: text: no" if kind is InputError else "text: no")
-        note = f"{number - 1} of 5 lines are done, in {out}.partial; --resume goes on from there"
-        assert caught.value.__notes__ == [note]
-        service.behaviours = {"犬": fail}
-    service.behaviours.clear()
-    service.requests.clear()
-    assert not out.exists() and translate_file(sync_client, source, out, PLAIN, terminal, is_resumed=True) == 5
-    assert out.read_text(encoding="utf-8") == ANSWER and "4/5" in terminal.getvalue()
-    assert [request.text for request in service.requests] == ["犬"]
-    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"]
 
 
 def test_what_a_file_was_made_with_is_known_by_flags() -> None:

@@ -14,7 +14,7 @@ from dragoman.load.items import Items
 from dragoman.load.plan import Injections
 from dragoman.load.schedule import Arrivals, Entry, Extent, due_times, measure_trace, read_trace
 from dragoman.load.scrape import full_url
-from dragoman.load.texts import FileTexts, MadeUpTexts, parse_lengths
+from dragoman.load.texts import FileTexts, GeneratedTexts, parse_lengths
 from dragoman.model.errors import InputError
 from tests.load.conftest import make_plan
 
@@ -57,7 +57,7 @@ def test_lengths_follow_their_distribution() -> None:
         drawn = lengths(f"{kind}:20:5")
         assert np.mean(drawn) == pytest.approx(20, abs=0.4) and np.std(drawn) == pytest.approx(5, abs=0.4)
     assert min(lengths("normal:2:30")) == 1
-    assert len(MadeUpTexts(parse_lengths("7")).draw(random.Random(1)).split()) == 7
+    assert len(GeneratedTexts(parse_lengths("7")).draw(random.Random(1)).split()) == 7
 
 
 def test_lines_of_a_file_are_drawn_or_the_file_is_named(tmp_path: Path) -> None:
