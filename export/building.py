@@ -10,10 +10,7 @@ import onnx_ir
 
 from dragoman.export.architectures import Architecture, architecture_of
 from dragoman.export.arguments import QualityTexts
-from dragoman.export.cache_quantize import quantize_given_caches, quantize_step_caches
 from dragoman.export.calibration import Calibration, calibrate
-from dragoman.export.choice import choose_one_in_blocks
-from dragoman.export.cpu import keep_sums_apart, keep_time_axis
 from dragoman.export.fields import CachePrecision, Precision, WeightBits
 from dragoman.export.half import DTYPES, halved, store_halved
 from dragoman.export.progress import Progress
@@ -22,8 +19,9 @@ from dragoman.export.proof.quality import verify_quantized
 from dragoman.export.proof.report import ParityReport
 from dragoman.export.proof.shortlist import verify_shortlist
 from dragoman.export.proof.verify import verify
-from dragoman.export.quantize import ScaleCounts, quantize, weight_key
-from dragoman.export.short_head import shortened
+from dragoman.export.quantize import ScaleCounts, quantize, quantize_given_caches, quantize_step_caches, weight_key
+from dragoman.export.rewriting import choose_one_in_blocks, keep_sums_apart, keep_time_axis
+from dragoman.export.shortlist import shortened
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import GraphModule, trace
 from dragoman.model.checkpoint import Checkpoint

@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 
 from dragoman.export.architectures import architecture_of
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, GRAPH_FILES, SCORER_FILE, BundleError
-from dragoman.export.caches import Cache, Role
 from dragoman.export.fields import Precision
-from dragoman.export.packing import pack
 from dragoman.export.proof.cases import Pair, padded
 from dragoman.export.proof.eager import Floats, Given, Ints
 from dragoman.export.session import Session, has_cuda, open_on_cuda, open_session
-from dragoman.export.tensor_names import PACKED_OUTPUT, STATES_OUTPUT, output_name
+from dragoman.export.tensors import PACKED_OUTPUT, STATES_OUTPUT, Cache, Role, output_name, pack
 from dragoman.model.config import ModelConfig
 
 # Range of the numbers restored into 8-bit caches.

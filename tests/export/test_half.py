@@ -9,9 +9,7 @@ import torch
 
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import Bundle
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
+from dragoman.export.graphs.transformer import EncoderGraph, ScorerGraph, StepGraph
 from dragoman.export.half import DTYPES, HalfError, halved, store_halved
 from dragoman.export.proof import quality as gate
 from dragoman.export.proof.report import ParityError, ParityReport

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.export.packing import is_packed, pack
 from dragoman.export.proof.batching import check_pieces, check_sources_apart, drive
 from dragoman.export.proof.cases import EagerReference, Pair, Row, padded, stretches
 from dragoman.export.proof.comparison import Comparison, ScorerComparison, check_scorer
 from dragoman.export.proof.eager import EagerPass, Floats, Given, Ints
 from dragoman.export.proof.report import ParityError
+from dragoman.export.tensors import is_packed, pack
 from dragoman.model.checkpoint import Checkpoint
 from tests.export.conftest import MakeCheckpoint
 

@@ -13,7 +13,7 @@ import torch
 from dragoman.export.arguments import ExportError, Shortlist
 from dragoman.export.building import Recipe, build_graphs
 from dragoman.export.bundle import SHORTLIST_FILE, Bundle
-from dragoman.export.graphs.transformer_step import StepGraph
+from dragoman.export.graphs.transformer import StepGraph
 from dragoman.export.progress import Progress, steps_of
 from dragoman.export.proof.batching import drive
 from dragoman.export.proof.cases import Row

@@ -11,9 +11,7 @@ import torch
 from dragoman.export.architectures import check_architecture
 from dragoman.export.arguments import ExportError
 from dragoman.export.bundle import BundleError
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
+from dragoman.export.graphs.transformer import EncoderGraph, ScorerGraph, StepGraph
 from dragoman.export.proof import cases
 from dragoman.export.proof import verify as gate
 from dragoman.export.proof.cases import NUM_RANDOM_CHECKED, SENTENCES, forced_rows, greedy_rows, greedy_sources

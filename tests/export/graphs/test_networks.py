@@ -15,7 +15,7 @@ from dragoman.export.building import Recipe, build_graphs
 from dragoman.export.progress import Progress, steps_of
 from dragoman.export.proof.report import ParityReport
 from dragoman.export.proof.sessions import OnnxRunner, OnnxSlots, bind_caches
-from dragoman.export.tensor_names import output_name
+from dragoman.export.tensors import output_name
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.export.conftest import MakeCheckpoint
