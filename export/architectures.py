@@ -1,6 +1,6 @@
 """What export has of an architecture: its graphs, and what follows from them. Nothing else of export asks for its name.
 
-What a model of any architecture must prove is in `verify`.
+The requirements on every architecture are in `proof.verify`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

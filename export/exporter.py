@@ -27,7 +27,6 @@ from dragoman.export.building import STEP, Recipe, build_graphs
 from dragoman.export.bundle import SHORTLIST_FILE, Bundle, hash_file
 from dragoman.export.caches import Cache
 from dragoman.export.calibration import calibration_sources
-from dragoman.export.evidence import Origin
 from dragoman.export.manifest import (
     CARD_FILE,
     MANIFEST_FILE,
@@ -36,12 +35,13 @@ from dragoman.export.manifest import (
     TOKENIZER_DIRECTORY,
     FileEntry,
     Manifest,
+    Origin,
     content_version,
     told,
 )
 from dragoman.export.packing import is_packed
-from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress, Say, steps_of
+from dragoman.export.proof.report import ParityReport
 from dragoman.export.samples import Samples
 from dragoman.export.shortlist import choose_shortlist
 from dragoman.export.tensor_names import STEP_INPUTS

@@ -1,8 +1,7 @@
 """The manifest of a bundle, `bundle.json`: its fields, and how they fit together.
 
-Export and server both ask here what a manifest may say, so that nothing is exported that a server would refuse. What each field may
-hold is in `fields`, the caches are in `caches`, what was proved is in `evidence`, and whether the model can do what is said of
-generation in `generation_checks`. `bundle.py` compares a manifest with the files that it lists.
+Export and server both use these checks, so nothing is exported that a server would refuse. `bundle.py` compares a manifest with the
+files that it lists.
 """
 
 import hashlib
@@ -13,7 +12,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dragoman.export.caches import CacheList, check_caches, names_of
-from dragoman.export.evidence import Origin, Parity
 from dragoman.export.fields import (
     MAX_BUNDLE_BYTES,
     MAX_FILES,
@@ -38,6 +36,7 @@ from dragoman.export.fields import (
 )
 from dragoman.export.generation_checks import check_defaults, check_ids, check_room, num_forced
 from dragoman.export.packing import is_packed
+from dragoman.export.proof.report import Parity
 from dragoman.export.tensors import Tensors, check_tensors
 from dragoman.model.card import MAX_CARD_BYTES
 from dragoman.model.config import Architecture
@@ -66,6 +65,14 @@ class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
 
     size: Annotated[int, Meta(ge=0, le=MAX_BUNDLE_BYTES)]
     sha256: Digest
+
+
+class Origin(Struct, frozen=True, forbid_unknown_fields=True):
+    """Origin of a bundle: the SHA-256 of the checkpoint's weights and the libraries that exported them."""
+
+    weights_sha256: Digest
+    torch: Line
+    onnx: Line
 
 
 class Dimensions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
