@@ -1,6 +1,6 @@
 """A histogram of times with bins of equal ratio: small, mergeable, and within 0.25 % of every sample whatever their number.
 
-`hdrhistogram` was tried: it has bins of equal width between powers of two, so its percentiles differ, and 188 kB for each histogram.
+`hdrhistogram` was tried: its bins have equal widths between powers of two, so percentiles differ, and each histogram takes 188 kB.
 """
 
 import math
