@@ -9,9 +9,7 @@ was measured takes the limit's place: the noise of rounding to 8 bits, which is 
 """
 
 import math
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -21,17 +19,15 @@ import torch
 
 from dragoman.export.architectures import architecture_of
 from dragoman.export.arguments import ExportError
-from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE
 from dragoman.export.fields import MAX_COPY_BYTES, Precision, WeightBits
-from dragoman.export.parity import Floats, drive
 from dragoman.export.processor import Platform
-from dragoman.export.row import Ints, Row
-from dragoman.export.running import OnnxRunner
+from dragoman.export.proof.batching import NUM_SLOTS, drive
+from dragoman.export.proof.cases import SENTENCES, Pair, Row
+from dragoman.export.proof.eager import Floats, Ints
+from dragoman.export.proof.quality import LIMITS
+from dragoman.export.proof.sessions import open_runner
 from dragoman.export.samples import NUM_CANDIDATES, Sample, Samples, ScoredSample, TextSample
-from dragoman.export.scorer_parity import Pair
 from dragoman.export.session import this_platform
-from dragoman.export.verify import NUM_SLOTS, SENTENCES
-from dragoman.export.verify_half import LIMITS, WIDENED, HalfRunner, widen
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Affixes, Language, Languages, around
@@ -108,7 +104,8 @@ def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Made, toleranc
     config, tokenizers = checkpoint.model.config, checkpoint.tokenizers
     rows = _rows(checkpoint)
     num_choices = config.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist)
-    with _opened(directory, config, recipe) as runner:
+    is_precise = None if recipe.precision == "int8" and recipe.weight_bits == 8 else False
+    with open_runner(directory, config, recipe.precision, is_on_cpu=True, is_precise=is_precise) as runner:
         drive(runner, rows, NUM_SLOTS, min(NUM_CANDIDATES, num_choices), False)
         samples = [_sample(row, config) for row in rows]
         pairs = [_pair(samples[place], config) for place in PLACES_SCORED]
@@ -122,7 +119,7 @@ def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Made, toleranc
     is_widened = recipe.precision == "bf16"
     return Samples(
         platform=Platform() if is_widened else this_platform(),
-        device=WIDENED if is_widened else "cpu",
+        device=runner.device,
         tolerance=_rounded_up(2 * max(LIMITS.get(recipe.precision, tolerance), difference)),
         are_scores_exact=_num_bytes(directory) <= MAX_COPY_BYTES,
         max_new_tokens=max(row.num_steps - row.num_forced for row in rows),
@@ -137,21 +134,6 @@ def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Made, toleranc
             if text
         ],
     )
-
-
-@contextmanager
-def _opened(directory: Path, config: ModelConfig, recipe: Made) -> Iterator[OnnxRunner]:
-    """Give the graphs on the CPU, in the way in which they are served there; bf16, which is not, widened to single precision."""
-    if recipe.precision == "fp16":
-        yield HalfRunner(directory, config, is_on_cpu=True)
-    elif recipe.precision == "bf16":
-        with tempfile.TemporaryDirectory() as folder:
-            for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE):
-                widen(directory / name, Path(folder) / name)
-            yield OnnxRunner(Path(folder), config, is_packed=False)
-    else:
-        is_precise = None if recipe.precision == "int8" and recipe.weight_bits == 8 else False
-        yield OnnxRunner(directory, config, is_precise=is_precise)
 
 
 def _rows(checkpoint: Checkpoint) -> list[SampleRow]:

@@ -1,26 +1,45 @@
 """What export has of an architecture: its graphs, and what follows from them. Nothing else of export asks for its name.
 
-What a model of any architecture must prove is in `verify`.
+The requirements on every architecture are in `proof.verify`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import Tensor
 
 from dragoman.export.arguments import ExportError
-from dragoman.export.caches import Cache, attention_caches, text_caches
 from dragoman.export.fields import CachePrecision, Precision
 from dragoman.export.graphs.language_model import PromptGraph, TextScorerGraph, TextStepGraph
-from dragoman.export.graphs.products import Products, transformer_products
 from dragoman.export.graphs.rnn import RnnEncoderGraph, RnnScorerGraph, RnnStepGraph, rnn_caches
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
-from dragoman.export.packing import is_packed
-from dragoman.export.tensors import Tensors
+from dragoman.export.graphs.transformer import EncoderGraph, MemoryProjection, ScorerGraph, StepGraph
+from dragoman.export.tensors import Cache, Tensors, attention_caches, is_packed, text_caches
 from dragoman.export.tracing import GraphModule
 from dragoman.model.config import Architecture as Name
 from dragoman.model.config import ModelConfig
+from dragoman.model.networks.transformer import DecoderLayer, Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What is known of products beforehand."""
+
+    # Weights that a graph has in one piece, `[n·M, K]`, and their first piece as the model has it, `[M, K]`.
+    joint: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    # Weights of products whose last columns are keys and values, and what those two caches are called.
+    caches: Mapping[Tensor, tuple[str, str]] = field(default_factory=dict)
+
+
+def transformer_products(model: Transformer) -> Products:
+    """Return a Transformer's: its encoder's graph makes one product of those of all layers, which read the same memory."""
+    joint = MemoryProjection(model.decoder).weight
+    caches: dict[Tensor, tuple[str, str]] = {}
+    for i, layer in enumerate(model.decoder.layers):
+        own, cross = cast(DecoderLayer, layer).self_attention, cast(DecoderLayer, layer).cross_attention
+        caches[own.input.weight] = f"self_k_{i}", f"self_v_{i}"
+        caches[cross.input.weight[cross.width :]] = f"cross_k_{i}", f"cross_v_{i}"
+    return Products([(joint, joint[: len(joint) // model.config.num_decoder_layers])], caches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

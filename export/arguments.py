@@ -11,8 +11,7 @@ import msgspec
 
 from dragoman.export import manifest
 from dragoman.export.fields import CachePrecision, Precision, WeightBits
-from dragoman.export.generation_checks import num_forced
-from dragoman.export.manifest import MANIFEST_FILE, Dimensions
+from dragoman.export.manifest import MANIFEST_FILE, Dimensions, num_forced
 from dragoman.model.config import UNUSED, ModelConfig
 from dragoman.model.errors import InputError
 from dragoman.model.generation import Defaults, Language, Languages, LanguageTable, Template

@@ -10,22 +10,20 @@ import onnx_ir
 
 from dragoman.export.architectures import Architecture, architecture_of
 from dragoman.export.arguments import QualityTexts
-from dragoman.export.cache_quantize import quantize_given_caches, quantize_step_caches
 from dragoman.export.calibration import Calibration, calibrate
-from dragoman.export.choice import choose_one_in_blocks
-from dragoman.export.cpu import keep_sums_apart, keep_time_axis
 from dragoman.export.fields import CachePrecision, Precision, WeightBits
 from dragoman.export.half import DTYPES, halved, store_halved
-from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress
-from dragoman.export.quality import verify_quantized
-from dragoman.export.quantize import ScaleCounts, quantize, weight_key
-from dragoman.export.short_head import shortened
-from dragoman.export.shortlist_parity import verify_shortlist
+from dragoman.export.proof.cases import greedy_sources
+from dragoman.export.proof.quality import verify_quantized
+from dragoman.export.proof.report import ParityReport
+from dragoman.export.proof.shortlist import verify_shortlist
+from dragoman.export.proof.verify import verify
+from dragoman.export.quantize import ScaleCounts, quantize, quantize_given_caches, quantize_step_caches, weight_key
+from dragoman.export.rewriting import choose_one_in_blocks, keep_sums_apart, keep_time_axis
+from dragoman.export.shortlist import shortened
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import GraphModule, trace
-from dragoman.export.verify import greedy_sources, verify
-from dragoman.export.verify_half import verify_half
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.networks.network import Network
 from dragoman.model.networks.transformer import transformer_of
@@ -83,13 +81,11 @@ def _build_whole(
     if recipe.precision != "int8":
         graphs = write_graphs(prepared, directory)
         progress.done("write the graphs")
-        if recipe.precision in DTYPES:
-            return graphs, verify_half(checkpoint, directory, recipe.precision, recipe.quality, progress), Calibration({}, {})
-        return graphs, verify(checkpoint, directory, progress=progress), Calibration({}, {})
+        return graphs, verify(checkpoint, directory, recipe.precision, recipe.quality, progress), Calibration({}, {})
     with tempfile.TemporaryDirectory(prefix="fp32.", dir=directory.parent) as single:
         graphs = write_graphs(prepared, Path(single))
         progress.done("write the graphs")
-        report = verify(checkpoint, Path(single), progress=progress)
+        report = verify(checkpoint, Path(single), "fp32", None, progress)
         calibration = calibrate(model, recipe.calibration or greedy_sources(checkpoint)[-NUM_CALIBRATION_SOURCES:])
         progress.done("calibrate")
         counts = ScaleCounts()

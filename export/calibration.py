@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from dragoman.export.architectures import architecture_of
-from dragoman.export.graphs.products import Products
+from dragoman.export.architectures import Products, architecture_of
 from dragoman.export.quantize import ActivationRange, weight_key
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search

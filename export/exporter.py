@@ -25,9 +25,7 @@ from dragoman.export.arguments import (
 )
 from dragoman.export.building import STEP, Recipe, build_graphs
 from dragoman.export.bundle import SHORTLIST_FILE, Bundle, hash_file
-from dragoman.export.caches import Cache
 from dragoman.export.calibration import calibration_sources
-from dragoman.export.evidence import Origin
 from dragoman.export.manifest import (
     CARD_FILE,
     MANIFEST_FILE,
@@ -36,16 +34,15 @@ from dragoman.export.manifest import (
     TOKENIZER_DIRECTORY,
     FileEntry,
     Manifest,
+    Origin,
     content_version,
     told,
 )
-from dragoman.export.packing import is_packed
-from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress, Say, steps_of
+from dragoman.export.proof.report import ParityReport
 from dragoman.export.samples import Samples
 from dragoman.export.shortlist import choose_shortlist
-from dragoman.export.tensor_names import STEP_INPUTS
-from dragoman.export.tensors import Tensors
+from dragoman.export.tensors import STEP_INPUTS, Cache, Tensors, is_packed
 from dragoman.export.tracing import input_output_names
 from dragoman.model.card import domain_of, is_of_one_sentence, read_card
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint

@@ -1,19 +1,19 @@
-"""The manifest of a bundle, `bundle.json`: its fields, and how they fit together.
+"""The manifest of a bundle, `bundle.json`: its fields, how they fit together, and how it is read.
 
-Export and server both ask here what a manifest may say, so that nothing is exported that a server would refuse. What each field may
-hold is in `fields`, the caches are in `caches`, what was proved is in `evidence`, and whether the model can do what is said of
-generation in `generation_checks`. `bundle.py` compares a manifest with the files that it lists.
+Export and server both use these checks, so nothing is exported that a server would refuse. `bundle.py` compares a manifest with the
+files that it lists.
 """
 
 import hashlib
+import json
 import re
-from typing import Annotated, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 from msgspec import Meta, Struct
 
-from dragoman.export.caches import CacheList, check_caches, names_of
-from dragoman.export.evidence import Origin, Parity
 from dragoman.export.fields import (
     MAX_BUNDLE_BYTES,
     MAX_FILES,
@@ -23,6 +23,7 @@ from dragoman.export.fields import (
     MAX_PATH_CHARACTERS,
     MAX_PATH_PARTS,
     MAX_SAMPLES_BYTES,
+    BundleError,
     Digest,
     Layers,
     Length,
@@ -34,14 +35,15 @@ from dragoman.export.fields import (
     WeightBits,
     Width,
     listed,
+    one_line,
     shown,
 )
-from dragoman.export.generation_checks import check_defaults, check_ids, check_room, num_forced
-from dragoman.export.packing import is_packed
-from dragoman.export.tensors import Tensors, check_tensors
+from dragoman.export.proof.report import Parity
+from dragoman.export.tensors import CacheList, Tensors, check_caches, check_tensors, is_packed, names_of
 from dragoman.model.card import MAX_CARD_BYTES
 from dragoman.model.config import Architecture
-from dragoman.model.generation import Defaults, Languages, Template
+from dragoman.model.files import read_bounded
+from dragoman.model.generation import Affixes, Defaults, Languages, Template
 from dragoman.model.text.tokenizer import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
 FORMAT_VERSION = 4
@@ -59,6 +61,9 @@ RESERVED_PREFIXES = ("dragoman.v", "grpc.")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PATH_PART = re.compile(r"[A-Za-z0-9._+@=-]+")
+# Fields that are left out where they have their default values, so that the bundles of a Transformer are what they ever were.
+_LATER_FIELDS = ("architecture", "has_prompts", "num_attention_layers", "one_sentence")
+MAX_MANIFEST_BYTES = 1 << 20
 
 
 class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,6 +71,14 @@ class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
 
     size: Annotated[int, Meta(ge=0, le=MAX_BUNDLE_BYTES)]
     sha256: Digest
+
+
+class Origin(Struct, frozen=True, forbid_unknown_fields=True):
+    """Origin of a bundle: the SHA-256 of the checkpoint's weights and the libraries that exported them."""
+
+    weights_sha256: Digest
+    torch: Line
+    onnx: Line
 
 
 class Dimensions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -266,10 +279,6 @@ def _check_entry(path: str, entry: FileEntry) -> None:
         raise ValueError(f"files says that {path} has {entry.size} bytes; at most {limit} are allowed")
 
 
-# Fields that are left out where they have their default values, so that the bundles of a Transformer are what they ever were.
-_LATER_FIELDS = ("architecture", "has_prompts", "num_attention_layers", "one_sentence")
-
-
 def told(manifest: Manifest) -> dict[str, Any]:
     """Return what `bundle.json` says, ready for JSON."""
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
@@ -290,3 +299,173 @@ def content_version(manifest: Manifest) -> str:
     for field in ("name", "version", "files", "origin", "parity", "domain", "one_sentence"):
         settings.pop(field, None)
     return hashlib.sha256(msgspec.json.encode([settings, files], order="sorted")).hexdigest()[:12]
+
+
+def check_ids(template: Template, languages: Languages | None, source_vocab_size: int, target_vocab_size: int) -> None:
+    """Refuse tokens that the model does not have.
+
+    Raises:
+        ValueError: Naming the field, the language and the id.
+    """
+    named: list[tuple[str, Affixes]] = [("template", template)]
+    if languages is not None:
+        named += [(f"source language {language.code!r}", language) for language in languages.source]
+        named += [(f"target language {language.code!r}", language) for language in languages.target]
+    for name, affixes in named:
+        _check_below(f"source_prefix of {name}", affixes.source_prefix, source_vocab_size)
+        _check_below(f"source_suffix of {name}", affixes.source_suffix, source_vocab_size)
+        _check_below(f"target_prefix of {name}", affixes.target_prefix, target_vocab_size)
+        start = affixes.decoder_start_id
+        _check_below(f"decoder_start_id of {name}", [] if start is None else [start], target_vocab_size)
+
+
+def check_room(template: Template, languages: Languages | None, max_source_tokens: int, max_target_tokens: int) -> None:
+    """Refuse what is said around a text where it leaves no room for one token and end-of-sequence, or an answer of one token.
+
+    Raises:
+        ValueError: With both lengths.
+    """
+    source = num_said_of_source(template, languages)
+    if source and source + 2 > max_source_tokens:
+        raise ValueError(f"template and languages put {source} tokens around a source, which may have {max_source_tokens}")
+    target = num_forced(template, languages)
+    if target + 1 > max_target_tokens:
+        raise ValueError(f"template and languages force {target} tokens of a target, which may have {max_target_tokens}")
+
+
+def num_said_of_source(template: Template, languages: Languages | None) -> int:
+    """Return how many tokens may be put around a source, end-of-sequence not counted."""
+    read, written = ([], []) if languages is None else (languages.source, languages.target)
+    of_read = max((len(language.source_prefix) + len(language.source_suffix) for language in read), default=0)
+    of_written = max((len(language.source_prefix) for language in written), default=0)
+    return len(template.source_prefix) + len(template.source_suffix) + of_read + of_written
+
+
+def num_forced(template: Template, languages: Languages | None) -> int:
+    """Return how many tokens an answer may be forced to begin with."""
+    written = [] if languages is None else languages.target
+    return len(template.target_prefix) + max((len(language.target_prefix) for language in written), default=0)
+
+
+def check_defaults(
+    defaults: Defaults, *, num_forced_tokens: int, max_target_tokens: int, target_vocab_size: int, num_choices: int, limit: int
+) -> None:
+    """Refuse defaults that a request could not ask for.
+
+    Args:
+        defaults: The model's.
+        num_forced_tokens: Tokens that an answer may be forced to begin with.
+        max_target_tokens: Longest target, end-of-sequence included.
+        target_vocab_size: V.
+        num_choices: Tokens that a step chooses from.
+        limit: Tokens generated at the most where neither the request nor the defaults say.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    room = max_target_tokens - num_forced_tokens
+    for name, most in (("max_new_tokens", room), ("no_repeat_ngram_size", max_target_tokens), ("top_k", target_vocab_size)):
+        value = getattr(defaults, name)
+        if value is not None and value > most:
+            raise ValueError(f"{name} of defaults is {value}; at most {most} are possible")
+    min_new_tokens = defaults.min_new_tokens or 0
+    if min_new_tokens >= (most := limit if defaults.max_new_tokens is None else defaults.max_new_tokens):
+        raise ValueError(f"min_new_tokens of defaults is {min_new_tokens}, which is not less than max_new_tokens, {most}")
+    suppressed = set(defaults.suppressed_tokens)
+    _check_below("suppressed_tokens of defaults", suppressed, target_vocab_size)
+    if len(suppressed) + (min_new_tokens > 0) >= num_choices:
+        raise ValueError(f"suppressed_tokens of defaults leave nothing of {num_choices} tokens")
+
+
+def _check_below(field: str, ids: Iterable[int], vocab_size: int) -> None:
+    if (largest := max(ids, default=-1)) >= vocab_size:
+        raise ValueError(f"{field} has {largest}, which is outside the vocabulary of {vocab_size}")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read `bundle.json`.
+
+    Raises:
+        BundleError: If it is missing, of another format version, or not a manifest; it names the field.
+    """
+    return parse_manifest(read_manifest_bytes(path), path)
+
+
+def read_manifest_bytes(path: Path) -> bytes:
+    """Return what `bundle.json` holds, for one who checks or compares it before it is believed.
+
+    Raises:
+        BundleError: If it is missing, cannot be read, or is larger than any manifest.
+    """
+    try:
+        return read_bounded(path, MAX_MANIFEST_BYTES)
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}") from error
+
+
+def parse_manifest(content: bytes, path: Path | str) -> Manifest:
+    """Return what the bytes of a manifest say.
+
+    Args:
+        content: The bytes.
+        path: Where they were read, for messages.
+
+    Raises:
+        BundleError: If they are of another format version, or not a manifest; it names the field.
+    """
+    try:
+        fields = _parse(content)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
+        raise BundleError(f"{path}: not a bundle's manifest: {reason}") from error
+    found = fields.get("format_version")
+    if type(found) is not int or found != FORMAT_VERSION:
+        raise BundleError(f"{path}: format version {shown(found)}, but this release reads {FORMAT_VERSION}{_advice(found)}")
+    try:
+        return msgspec.convert(fields, Manifest)
+    except msgspec.ValidationError as error:
+        raise BundleError(f"{path}: not a bundle's manifest: {_explain(error, fields)}") from error
+
+
+def _advice(found: object) -> str:
+    """Return what to do about another format version."""
+    return "; export the checkpoint again" if type(found) is int and 0 < found < FORMAT_VERSION else ""
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    """Return what a JSON object holds.
+
+    Raises:
+        ValueError: If it is none, or says something twice, or holds a number that JSON does not have.
+        RecursionError: If it is nested too deeply.
+    """
+    fields = json.loads(content.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    if not isinstance(fields, dict):
+        raise ValueError("not a JSON object")
+    return fields
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ValueError(f"{shown(name)} is said twice")
+        if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+            raise ValueError(f"{shown(name)} is no Unicode text")
+        fields[name] = value
+    return fields
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _explain(error: msgspec.ValidationError, fields: dict[str, Any]) -> str:
+    """Return what is wrong; msgspec does not say of which file."""
+    for path, entry in fields["files"].items() if "$.files[...]" in str(error) else ():
+        try:
+            msgspec.convert(entry, FileEntry)
+        except msgspec.ValidationError as reason:
+            wrong, _, field = str(reason).partition(" - at `$")
+            return f"{one_line(wrong)} - at `$.files[{shown(path)}]{field or '`'}"
+    return one_line(str(error))

@@ -1,8 +1,13 @@
-"""Batch-invariant int8: a pass over a traced graph that turns its products with weights into integer arithmetic.
+"""Batch-invariant int8: passes over traced graphs for integer products and for caches in 8 bits.
 
 Weights get a scale per output channel. Activations get a scale that does not depend on other rows: a constant one, from the ranges
-that `calibration` has seen, or where rows differ too much for that, one per row. Sums of integers are exact, so a row's bits are
-the same in every batch. Token embeddings are stored in 8 bits, too, with a scale per token. What lies between products stays fp32.
+that `calibration` has measured, or where rows differ too much, one per row. Sums of integers are exact, so a row's bits are
+the same in every batch. Token embeddings are stored in 8 bits, too, with a scale per token. Everything between products stays fp32.
+
+Caches in 8 bits take a quarter of the memory. A channel of a head has one constant scale, so that a row does not depend on others;
+values beyond the calibrated range, with headroom, are clipped. Attention reads the integers itself
+(`com.microsoft.GroupQueryAttention`). On the CPU it outputs an integer cache even where it adds nothing to it, so the decode step
+has the encoder's keys and values as outputs, too, bound to the same buffers.
 """
 
 import hashlib
@@ -17,12 +22,13 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from dragoman.export.fields import WeightBits
 from dragoman.export.rewriting import Writer, constant_of, only_user
+from dragoman.export.tensors import cross_kv_names, output_name
 
 CONTRIB = "com.microsoft"
 WEIGHT_LEVELS: dict[WeightBits, int] = {7: 63, 8: 127}
 ROW_LEVELS = 127
 ACTIVATION_LEVELS = 255
-# A constant scale leaves room above the calibrated range: values beyond are clipped.
+# A constant scale leaves room above the calibrated range, of products and of caches: values beyond are clipped.
 HEADROOM = 1.1
 # Where the range is this many times a usual row's, a constant scale would leave that row too few levels.
 MAX_SPREAD = 8.0
@@ -31,6 +37,11 @@ TOKEN_TABLES = ("embedding.tokens.weight", "encoder.tokens.weight", "decoder.emb
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int8]
+CACHE_LEVELS = 127
+NUM_INPUTS = 14
+PAST_INPUTS = (3, 4)
+Ranges = Mapping[str, NDArray[np.float32]]
+"""The largest magnitude that a cache was seen to hold in each channel, `[H, Dh]`, by the cache's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,3 +252,73 @@ def _drop_redundant_relus(graph: Graph) -> None:
             assert source is not None
             onnx_ir.convenience.replace_all_uses_with(node.outputs[0], source)
             graph.remove(node, safe=True)
+
+
+def scale_name(cache: str) -> str:
+    """Name the constant that holds a cache's scales, `[1, H, 1, Dh]`."""
+    return f"{cache}.scale"
+
+
+def scales_of(ranges: Ranges, cache: str) -> NDArray[np.float32]:
+    """Return what a level of a cache stands for, `[1, H, 1, Dh]`."""
+    scales = np.maximum(ranges[cache] * (HEADROOM / CACHE_LEVELS), SMALLEST_SCALE).astype(np.float32)
+    return np.ascontiguousarray(scales[None, :, None, :])
+
+
+def scales_of_columns(ranges: Ranges) -> NDArray[np.float32]:
+    """Return the same for all that an encoder gives of a token, `[n·H·Dh]`: keys, then values, layer by layer."""
+    names = cross_kv_names(sum(name.startswith("cross_k_") for name in ranges))
+    return np.concatenate([scales_of(ranges, name).ravel() for name in names])
+
+
+def quantize_given_caches(model: Model, ranges: Ranges) -> None:
+    """Let an encoder give the keys and values of all layers, `[P, n·H·Dh]`, in 8 bits; rewrites it in place.
+
+    They are multiplied first and rounded then: ONNX Runtime takes 45 times as long to quantise columns that have a scale each
+    (1.31, 256 rows of 6,144, one thread: 29.5 ms instead of 0.65 ms).
+    """
+    graph = model.graph
+    (output,) = graph.outputs
+    name = str(output.name)
+    writer = Writer(graph, graph[-1])
+    levels = _after(graph, "Mul", output, writer.constant(f"{name}.levels", 1 / scales_of_columns(ranges)))
+    result = _after(graph, "QuantizeLinear", levels, writer.scalar(1.0), writer.scalar(0, np.int8))
+    result.shape, result.dtype = output.shape, onnx_ir.DataType.INT8
+    output.name, result.name = f"{name}.float", name
+    graph.outputs[0] = result
+
+
+def quantize_step_caches(model: Model, ranges: Ranges) -> None:
+    """Let a decode step keep its caches in 8 bits; rewrites it in place."""
+    graph = model.graph
+    given: list[Value] = []
+    for node in list(graph):
+        if node.op_type != "GroupQueryAttention":
+            continue
+        past = [node.inputs[place] for place in PAST_INPUTS]
+        writer = Writer(graph, node)
+        node.resize_inputs(NUM_INPUTS)
+        node.resize_outputs(3)
+        for i, cache in enumerate(past):
+            assert cache is not None and cache.is_graph_input()
+            name, present = str(cache.name), node.outputs[1 + i]
+            node.replace_input_with(NUM_INPUTS - 2 + i, writer.constant(scale_name(name), scales_of(ranges, name)))
+            if not present.is_graph_output():
+                present.name = output_name(name)
+                given.append(present)
+            for value in (cache, present):
+                value.shape, value.dtype = cache.shape, onnx_ir.DataType.INT8
+        for part in "kv":
+            node.attributes.add(onnx_ir.AttrString(f"{part}_quant_type", "PER_CHANNEL"))
+        node.attributes.add(onnx_ir.AttrInt64("kv_cache_bit_width", 8))
+    graph.outputs.extend(given)
+
+
+def _after(graph: Graph, op_type: str, *inputs: Value) -> Value:
+    """Write a node at the end of a graph and return what it gives."""
+    node = onnx_ir.node(op_type, inputs)
+    first = inputs[0]
+    node.name = f"{op_type}_{first.name}"
+    node.outputs[0].name = f"{node.name}.out"
+    graph.append(node)
+    return node.outputs[0]

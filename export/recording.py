@@ -2,7 +2,7 @@
 
 A `Recorded` stands for a tensor that will be there when the graph runs. Whatever is done with it writes a node; what is done with
 weights alone is done at once, in PyTorch. Sizes that are known at run time only are `Size`s. What is not known here is refused by
-name, never guessed, and the gate compares every graph with PyTorch (see `verify`).
+name, never guessed, and the gate compares every graph with PyTorch (see `proof.verify`).
 
 PyTorch's own exporter writes the same graphs in 25 times as long: it takes each operator apart, checks every size with a computer
 algebra system, and optimises what it has made by matching patterns.

@@ -1,11 +1,20 @@
-"""Small tools for passes over ONNX graphs: read constants, write nodes. What a pass is for, it says itself."""
+"""Rewrites of traced graphs for ONNX Runtime on the CPU, with the same results, and helpers for rewriting graphs.
+
+Where a decode step is asked for one candidate it searches in blocks. ONNX Runtime compares one number after the other in TopK and
+ArgMax; its ReduceMax is several times as fast, but returns no place. So it returns the largest of every block, and ArgMax searches
+those and one block: for 64 rows of 32,000 tokens that takes a seventh of the time. The result is the same: the likeliest token, of
+equals the lowest id.
+"""
 
 from typing import Any
 
 import numpy as np
 import onnx_ir
 from numpy.typing import DTypeLike, NDArray
-from onnx_ir import Graph, Node, Value
+from onnx_ir import Graph, Model, Node, Value
+
+# Blocks of fewer numbers, or fewer blocks, gain nothing.
+MIN_BLOCK = 8
 
 
 class Writer:
@@ -51,3 +60,152 @@ def only_user(value: Value) -> Node | None:
     """Return the one node that reads a value, or None where there are others or the graph gives it out."""
     users = [use.node for use in value.uses()]
     return users[0] if len(users) == 1 and not value.is_graph_output() else None
+
+
+def keep_sums_apart(model: Model) -> None:
+    """Write the residual sum before a layer norm as `Sum`, which ONNX Runtime does not fuse with it.
+
+    The fused operator, SkipLayerNormalization, takes 8 times as long as the two on the CPU (ONNX Runtime 1.31: 165 µs instead of
+    20 µs for 64 rows of 512, one thread).
+    """
+    for node in model.graph:
+        if node.op_type == "LayerNormalization" and node.inputs[0] is not None:
+            add = node.inputs[0].producer()
+            if add is not None and add.op_type == "Add":
+                add.op_type = "Sum"
+
+
+def keep_time_axis(model: Model) -> None:
+    """Give all rows of a decode step the time axis that attention asks for, `[N, 1, …]`, instead of adding and dropping it there.
+
+    Every axis added or dropped is a node, and a node costs 2 µs even where it moves nothing. Products must be of a kind that takes
+    inputs of any rank; Gemm does not.
+    """
+    graph = model.graph
+    axis = _drop_axis_changes(graph)
+    if axis is None:
+        return
+    longer: dict[Value, Value] = {}
+    for node in list(graph):
+        index = node.inputs[1] if node.op_type == "Gather" else None
+        if index is None or index.shape is None or len(index.shape) != 1:
+            continue
+        if index not in longer:
+            longer[index] = Writer(graph, node).node("Unsqueeze", index, axis)
+        node.replace_input_with(1, longer[index])
+    for node in list(graph):
+        if node.op_type == "LogSoftmax":
+            logits = node.inputs[0]
+            assert logits is not None
+            last = logits.producer()
+            assert last is not None, "logits are computed"
+            # What a row's own scale is multiplied with has to keep the axis that the scale has.
+            reader = node if last.op_type == "Mul" else last
+            longer_value = reader.inputs[0]
+            assert longer_value is not None
+            reader.replace_input_with(0, Writer(graph, reader).node("Squeeze", longer_value, axis))
+    _forget_shapes(graph)
+
+
+def _drop_axis_changes(graph: Graph) -> Value | None:
+    """Take out every node that adds or drops axis 1, but of positions; return the constant that says which axis."""
+    axis = None
+    for node in list(graph):
+        if node.op_type not in ("Unsqueeze", "Squeeze"):
+            continue
+        if len(node.inputs) == 1:  # the size of an axis
+            continue
+        source, axes = node.inputs
+        assert source is not None and axes is not None
+        array = constant_of(axes)
+        if array is not None and array.tolist() == [1] and not source.is_graph_input():
+            axis = axes
+            onnx_ir.convenience.replace_all_uses_with(node.outputs[0], source)
+            graph.remove(node, safe=True)
+    return axis
+
+
+def _forget_shapes(graph: Graph) -> None:
+    """Drop the shapes of what lies between inputs and outputs, which are no longer those that tracing saw."""
+    for node in graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None
+
+
+def choose_one_in_blocks(model: Model) -> None:
+    """Give a decode step's TopK a second way, for K = 1; a vocabulary that cannot be cut into equal blocks is left as it is."""
+    graph = model.graph
+    top = next(node for node in graph if node.op_type == "TopK")
+    log_probs, num_candidates = top.inputs
+    assert log_probs is not None and num_candidates is not None and log_probs.shape is not None
+    num_choices = log_probs.shape[1]
+    assert isinstance(num_choices, int), "the vocabulary is known"
+    size = block_size(num_choices)
+    if size is None:
+        return
+    writer = Writer(graph, top)
+    is_one = writer.node("Equal", num_candidates, writer.constant("one_candidate", np.array([1], np.int64)))
+    one, many = _one(writer, log_probs, num_choices, size), _many(log_probs, num_candidates)
+    choice = onnx_ir.node("If", [is_one], {"then_branch": one, "else_branch": many}, num_outputs=2, name="If_0")
+    for old, new in zip(top.outputs, choice.outputs, strict=True):
+        new.name, new.shape, new.type = old.name, old.shape, old.type
+        old.name = f"{old.name}.former"
+    graph.insert_before(top, choice)
+    onnx_ir.convenience.replace_all_uses_with(list(top.outputs), list(choice.outputs), replace_graph_outputs=True)
+    graph.remove(top, safe=True)
+
+
+def block_size(num_choices: int) -> int | None:
+    """Return the divisor of the number of choices that is nearest to its root, or None where none is near enough."""
+    divisors = [size for size in range(MIN_BLOCK, num_choices // MIN_BLOCK + 1) if num_choices % size == 0]
+    return min(divisors, key=lambda size: size + num_choices // size, default=None)
+
+
+def _one(writer: Writer, log_probs: Value, num_choices: int, size: int) -> Graph:
+    """Return the graph that finds the likeliest token of each row `[N, V]`: its log-probability and its id, `[N, 1]` each."""
+    shape = writer.constant("blocks", np.array([0, num_choices // size, size], np.int64))
+    first, last = (writer.constant(f"axis_{axis}", np.array([axis], np.int64)) for axis in (1, 2))
+    length = writer.constant("block_size", np.array(size, np.int64))
+    branch = _Branch("one")
+    blocks = branch.node("Reshape", log_probs, shape)
+    block = branch.node("ArgMax", branch.node("ReduceMax", blocks, last, keepdims=0), axis=1)
+    within = branch.node("GatherND", blocks, block, batch_dims=1)
+    place = branch.node("ArgMax", within, axis=1)
+    ids = branch.node("Add", branch.node("Mul", block, length), place)
+    return branch.graph(branch.node("ReduceMax", within, first), ids)
+
+
+def _many(log_probs: Value, num_candidates: Value) -> Graph:
+    """Return the graph that finds any number of candidates."""
+    node = onnx_ir.node("TopK", [log_probs, num_candidates], {"axis": -1}, num_outputs=2, name="TopK_0")
+    for output, name in zip(node.outputs, ("values", "ids"), strict=True):
+        output.name = f"many.{name}"
+    return _typed(Graph([], list(node.outputs), nodes=[node], name="many"))
+
+
+class _Branch:
+    """Writes the nodes of one branch."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+
+    def node(self, op_type: str, *inputs: Value, **attributes: int) -> Value:
+        """Write a node with one output and return that."""
+        name = f"{self.name}.{len(self.nodes)}"
+        node = onnx_ir.node(op_type, inputs, attributes, name=name)
+        node.outputs[0].name = f"{name}.out"
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def graph(self, log_probs: Value, ids: Value) -> Graph:
+        """Return the branch, which gives log-probabilities and ids."""
+        return _typed(Graph([], [log_probs, ids], nodes=self.nodes, name=self.name))
+
+
+def _typed(graph: Graph) -> Graph:
+    """Say of what type a branch's outputs are; a branch has to."""
+    for value, dtype in zip(graph.outputs, (onnx_ir.DataType.FLOAT, onnx_ir.DataType.INT64), strict=True):
+        value.type = onnx_ir.TensorType(dtype)
+    return graph

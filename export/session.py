@@ -1,4 +1,4 @@
-"""How a graph is opened on the CPU: by the server, by the gate that proves a bundle, and by tests, so that all compute alike.
+"""ONNX Runtime sessions of graphs, opened alike by the server, by the parity check of an export and by tests.
 
 The server imports this file, so it imports neither torch nor ONNX.
 """
@@ -8,9 +8,13 @@ from typing import TypeAlias
 
 import onnxruntime
 
-from dragoman.export.attention_kernels import KERNEL_OPTIONS
 from dragoman.export.bundle import BundleError
 from dragoman.export.processor import Platform, overflows_in_8_bits, platform_of
+
+# ONNX Runtime's provider option: flash attention (1), else memory-efficient attention (2). Its own choice is cuDNN (8) on compute
+# capability 9 and later, which plans anew for each new shape; unfused products (16) remain where no other kernel can be used.
+KERNEL_OPTIONS = {"sdpa_kernel": str(1 | 2)}
+
 
 Session: TypeAlias = onnxruntime.InferenceSession
 PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"

@@ -1,18 +1,25 @@
-"""Which tokens a model with a shortlist chooses from: those of a text, and what any other text can be said with.
+"""Shortlists: the tokens that a model may choose from, and a decoder with an output projection for those alone.
 
 A step of a model with a large vocabulary spends most of its time on tokens that a language never uses. A list that is fixed at
-export is exact for what it holds, and the same whatever else is in the batch. It imports neither torch nor ONNX.
+export is exact for the tokens it has, and independent of the batch.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import nn
 
 from dragoman.export.arguments import ExportError
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Languages, Template
+from dragoman.model.networks.layers import Predictor
 from dragoman.model.text.tokenizer import Tokenizer
 
 BATCH_LINES = 1024
+_Decoder = TypeVar("_Decoder", bound=Predictor)
 
 
 def choose_shortlist(
@@ -74,3 +81,26 @@ def _count(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[int]:
 def _add(counts: Counter[int], texts: Sequence[str], tokenizer: Tokenizer) -> None:
     for ids in tokenizer.encode_batch(texts):
         counts.update(ids)
+
+
+def shortened(decoder: _Decoder, ids: Sequence[int]) -> _Decoder:
+    """Return a decoder with the same layers whose logits are those of some tokens.
+
+    Their values are the bits of the whole projection's; log-probabilities are normalised over these tokens alone.
+
+    Args:
+        decoder: Of a model in evaluation mode; it stays as it is.
+        ids: Rising; padding is among them.
+    """
+    rows = torch.tensor(ids)
+    short = copy.copy(decoder)
+    for registry in ("_parameters", "_buffers", "_modules"):  # a copied module shares these
+        short.__dict__[registry] = dict(decoder.__dict__[registry])
+    weight = decoder.output_weight.detach()[rows]
+    short.projection = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    short.projection.weight = nn.Parameter(weight, requires_grad=False)
+    if decoder.output_bias is not None:
+        short.output_bias = nn.Parameter(decoder.output_bias.detach()[rows], requires_grad=False)
+    short.padding_logits = decoder.padding_logits[rows]
+    short.pad_ids = torch.searchsorted(rows, decoder.pad_ids)
+    return short

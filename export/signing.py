@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dragoman.export.fields import BundleError, Digest, one_line
-from dragoman.export.manifest import MANIFEST_FILE
-from dragoman.export.manifest_file import MAX_MANIFEST_BYTES
+from dragoman.export.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from dragoman.model.errors import InputError
 from dragoman.model.files import read_bounded, write_text
 

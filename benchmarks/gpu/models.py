@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dragoman.export.caches import attention_caches
 from dragoman.export.cuda_contract import check_for_cuda
 from dragoman.export.fields import BundleError
 from dragoman.export.half import DTYPES, halved
+from dragoman.export.tensors import attention_caches
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.transformer import Transformer
 from dragoman.server.runtime.device.device import Device
@@ -45,8 +45,7 @@ def random_model(size: str) -> Transformer:
 
 def make_graphs(model: Transformer, precision: str, folder: Path) -> DeviceModel:
     """Write a model's encoder and decode step in half precision, and their description; see `read_graphs`."""
-    from dragoman.export.graphs.transformer_encoder import EncoderGraph
-    from dragoman.export.graphs.transformer_step import StepGraph
+    from dragoman.export.graphs.transformer import EncoderGraph, StepGraph
     from dragoman.export.half import store_halved
     from dragoman.export.tracing import trace, write
 

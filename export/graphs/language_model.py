@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from dragoman.export.graphs.attention import Heads, KeyValue, group_query_attention
 from dragoman.export.graphs.kinds import Encoding, Scoring, Stepping
 from dragoman.export.recording import Recorder, axis_size, write_node
-from dragoman.export.short_head import shortened
-from dragoman.export.tensor_names import PROMPT_INPUTS, TensorNames, self_kv_names
+from dragoman.export.shortlist import shortened
+from dragoman.export.tensors import PROMPT_INPUTS, TensorNames, self_kv_names
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.language_model import LanguageModel, joined
 from dragoman.model.networks.positions import RelativeBias, angles
@@ -102,7 +102,7 @@ class TextGraph(nn.Module):
     """What the three graphs have in common."""
 
     def __init__(self, model: LanguageModel, shortlist: Sequence[int] | None = None) -> None:
-        """Use a model's own layers; with a shortlist, rising, log-probabilities are of its ids alone, see `short_head`."""
+        """Use a model's own layers; with a shortlist, rising, log-probabilities are of its ids alone, see `shortlist`."""
         super().__init__()
         self.decoder = model.decoder if shortlist is None else shortened(model.decoder, shortlist)
         self.config: ModelConfig = model.config
@@ -156,7 +156,7 @@ class TextStepGraph(Stepping, TextGraph):
     """One token for each of N rows, every row at its own position of its own text, to the likeliest next tokens."""
 
     def __init__(self, model: LanguageModel, shortlist: Sequence[int] | None = None) -> None:
-        """Use a model's own layers; with a shortlist, rising, candidates are its ids alone, see `short_head`."""
+        """Use a model's own layers; with a shortlist, rising, candidates are its ids alone, see `shortlist`."""
         super().__init__(model, shortlist)
         self.shortlist = None if shortlist is None else torch.tensor(shortlist)
 

@@ -1,11 +1,14 @@
-"""The graphs of the recurrent encoder–decoder: what encodes, what decodes a step, and what scores.
+"""Graphs of the recurrent encoder–decoder: encoder, decode step and scorer, computed with the code of `model/networks/rnn.py`.
 
-All compute with `model/networks/rnn.py`'s own code. The encoder's recurrence becomes one ONNX GRU a layer, which knows a length a
-row; the decoder's step is written as it is, once in the graph that decodes and once as what an ONNX Scan does at each position of
-the targets that are scored.
+The encoder's recurrence becomes one ONNX GRU a layer, which takes a length for each row; the decoder's step is written once in the
+decode graph, and once in the scorer as the body of an ONNX Scan over the positions of the targets.
 
-A step at an even position reads the state of even positions and writes that of odd ones, and the other way round: what it reads
-stays as it is, so that the same step can be done again. At position 0 it reads what the encoder gave.
+A step at an even position reads the state of even positions and writes that of odd ones, and the other way round: its inputs stay
+unchanged, so the same step can be run again. At position 0 it reads the encoder's output.
+
+Attention to the source is one node of the Transformer's operator, with one head as wide as a state. Its sums run over a row's own
+source only, so a row has the same bits however long the cache is; a product of plain matrices would sum over the whole cache. Dot
+products are the operator's own; scores of another kind are added to products with a query of zeros.
 """
 
 from collections.abc import Sequence
@@ -14,20 +17,65 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.export.caches import Cache, names_of, state_names
-from dragoman.export.graphs.kinds import Encoding, Scoring, Stepping
-from dragoman.export.graphs.layout import Layout, Packed, Padded
-from dragoman.export.graphs.looking import CachedSource, pad_columns, padded_width
-from dragoman.export.recording import Recorder, write_node
-from dragoman.export.scan import scan
-from dragoman.export.short_head import shortened
-from dragoman.export.tensor_names import TensorNames
+from dragoman.export.functions import scan
+from dragoman.export.graphs.attention import Heads, group_query_attention
+from dragoman.export.graphs.kinds import Encoding, Layout, Packed, Padded, Scoring, Stepping
+from dragoman.export.recording import Recorder, axis_size, write_node
+from dragoman.export.shortlist import shortened
+from dragoman.export.tensors import Cache, TensorNames, names_of, state_names
 from dragoman.model.config import ModelConfig
-from dragoman.model.networks.attention import padding_mask
-from dragoman.model.networks.rnn import Rnn, RnnDecoder, Source
+from dragoman.model.networks.attention import AdditiveAttention, padding_mask
+from dragoman.model.networks.rnn import DotAlignment, Rnn, RnnDecoder, Source
 
+LANES = 8
+"""The operator takes heads of a multiple of so many numbers."""
 GATES = (1, 0, 2)
 """PyTorch's order of a unit's gates is reset, update, new; ONNX's is update, reset, new."""
+
+
+class CachedSource:
+    """Encoded sources in caches with room to spare; see `rnn.Looked`."""
+
+    def __init__(self, alignment: AdditiveAttention | DotAlignment, keys: Tensor, values: Tensor, source_lengths: Tensor) -> None:
+        """Take the caches `[N, S, A]` and `[N, S, padded_width(d_model)]`, and the tokens of each row's source, `[N]`."""
+        self.alignment, self.keys = alignment, keys
+        self.values = values.unsqueeze(1)
+        self.last_positions = (source_lengths - 1).to(torch.int32)
+        self.capacity = axis_size(values, 1)
+
+    def look(self, query: Tensor) -> Tensor:
+        """See `Looked`."""
+        bias, scale, asked = None, 1.0, pad_columns(query).unsqueeze(1)
+        if isinstance(self.alignment, DotAlignment):
+            scale = self.alignment.scale
+        else:
+            bias = self.alignment.scores(query.unsqueeze(1), self.keys).unsqueeze(1)
+            asked = asked * 0.0
+        nothing, past = asked[:, :0], (self.values, self.values)
+        added = nothing, nothing
+        mixed = group_query_attention(asked, added, past, self.last_positions, self.capacity, Heads(1, scale), bias)[0]
+        return drop_columns(mixed.squeeze(1), query.shape[-1])
+
+
+def padded_width(width: int) -> int:
+    """Return how wide states and values are for the operator."""
+    return -(-width // LANES) * LANES
+
+
+def pad_columns(x: Tensor) -> Tensor:
+    """Fill rows `[…, d]` up with zeros, where the operator wants them wider."""
+    width = x.shape[-1]
+    missing = padded_width(width) - width
+    if not missing:
+        return x
+    pads = torch.tensor([0] * len(x.shape) + [0] * (len(x.shape) - 1) + [missing])
+    (wider,) = write_node("Pad", (x, pads), ((*x.shape[:-1], width + missing),), (x.dtype,))
+    return wider  # type: ignore[no-any-return]
+
+
+def drop_columns(x: Tensor, width: int) -> Tensor:
+    """Undo it: rows `[N, …]` → `[N, width]`."""
+    return x if x.shape[-1] == width else x[:, :width]
 
 
 def rnn_caches(config: ModelConfig) -> list[Cache]:
@@ -132,7 +180,7 @@ class RnnStepGraph(Stepping, RnnGraph):
     """One token for each of N rows, every row at its own position, to the likeliest next tokens."""
 
     def __init__(self, model: Rnn, shortlist: Sequence[int] | None = None) -> None:
-        """Use a model's own layers; with a shortlist, rising, candidates are its ids alone, see `short_head`."""
+        """Use a model's own layers; with a shortlist, rising, candidates are its ids alone, see `shortlist`."""
         super().__init__(model)
         self.decoder = model.decoder if shortlist is None else shortened(model.decoder, shortlist)
         self.shortlist = None if shortlist is None else torch.tensor(shortlist)

@@ -13,8 +13,7 @@ import msgspec
 
 from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.fields import listed, one_line, shown, tellable
-from dragoman.export.manifest import check_name
-from dragoman.export.manifest_file import MAX_MANIFEST_BYTES
+from dragoman.export.manifest import MAX_MANIFEST_BYTES, check_name
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError
 from dragoman.server.models.model_file import MODEL_FILE, ModelFile, check_version_name, natural_key, read_model_file

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.export.caches import Cache, names_of
 from dragoman.export.manifest import Manifest
+from dragoman.export.tensors import Cache, names_of
 
 
 def sparse_zeros(shape: tuple[int, ...], dtype: type[np.number[Any]]) -> NDArray[np.number[Any]]:

@@ -9,8 +9,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle, Manifest
-from dragoman.export.packing import pack
-from dragoman.export.tensor_names import PACKED_OUTPUT, STATES_OUTPUT, output_name
+from dragoman.export.tensors import PACKED_OUTPUT, STATES_OUTPUT, output_name, pack
 from dragoman.server.runtime.cache import Buffer, SlotCache
 from dragoman.server.runtime.runner import Candidates, Held
 from dragoman.server.runtime.weights import Weights

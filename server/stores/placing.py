@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError
-from dragoman.export.manifest_file import read_manifest_bytes
+from dragoman.export.manifest import read_manifest_bytes
 from dragoman.model.files import read_bounded
 
 RECORD_FILE: Final = ".pulled.json"

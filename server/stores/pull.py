@@ -14,7 +14,7 @@ from typing import Final
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, FileEntry, Manifest
 from dragoman.export.fields import MAX_BUNDLE_BYTES, one_line
-from dragoman.export.manifest_file import MAX_MANIFEST_BYTES, parse_manifest
+from dragoman.export.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from dragoman.export.signing import MAX_SIGNATURE_BYTES, SIGNATURE_FILE, SIGNATURE_SUFFIX, Keys
 from dragoman.model.errors import InputError
 from dragoman.model.files import read_bounded as read_file

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dragoman.export.bundle import MANIFEST_FILE, TOKENIZER_DIRECTORY, Bundle, BundleError
-from dragoman.export.manifest_file import parse_manifest, read_manifest_bytes
+from dragoman.export.manifest import parse_manifest, read_manifest_bytes
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ServerConfig
 

@@ -12,11 +12,9 @@ import torch
 from dragoman.export import storage
 from dragoman.export.arguments import Shortlist
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, hash_file
-from dragoman.export.cpu import keep_sums_apart
 from dragoman.export.exporter import export_checkpoint
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
+from dragoman.export.graphs.transformer import EncoderGraph, ScorerGraph, StepGraph
+from dragoman.export.rewriting import keep_sums_apart
 from dragoman.export.tracing import trace
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig

@@ -12,9 +12,7 @@ import torch
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.cuda_contract import RULES, Attention, check_for_cuda, fault_of
 from dragoman.export.graph_file import TensorInfo
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
+from dragoman.export.graphs.transformer import EncoderGraph, ScorerGraph, StepGraph
 from dragoman.export.half import halved
 from dragoman.export.tracing import trace, write
 from dragoman.model.checkpoint import Checkpoint

@@ -13,9 +13,9 @@ from dragoman.export import building
 from dragoman.export.arguments import ExportError
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.exporter import export_checkpoint
-from dragoman.export.parity import ParityError, ParityReport
 from dragoman.export.progress import Progress
-from dragoman.export.verify import verify
+from dragoman.export.proof.report import ParityError, ParityReport
+from dragoman.export.proof.verify import verify
 from dragoman.model.checkpoint import Checkpoint, CheckpointError
 from dragoman.model.generation import Language, Languages
 from dragoman.model.text.byte_level import ByteTokenizer
@@ -125,7 +125,7 @@ def test_bundle_is_replaced_only_when_forced(checkpoint_dir: Path, bundle_dir: P
 def any_report(monkeypatch: pytest.MonkeyPatch, exported: Path) -> None:
     """Skip the gate: what is exported is not compared with the checkpoint."""
     numbers = dict.fromkeys(ParityReport.__struct_fields__[:14], 0) | {"tolerance": 1e-4}
-    monkeypatch.setattr(building, "verify", lambda checkpoint, directory, progress: ParityReport(**numbers))
+    monkeypatch.setattr(building, "verify", lambda *_: ParityReport(**numbers))
 
 
 def test_empty_folder_is_taken_and_name_and_languages_are_those_asked_for(checkpoint_dir, exported, tmp_path, any_report) -> None:
@@ -157,7 +157,7 @@ def test_old_bundle_stays_when_its_successor_cannot_take_its_place(
 def test_export_that_fails_the_gate_or_is_interrupted_leaves_what_was_there(
     checkpoint_dir: Path, bundle_dir: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def verify_another(checkpoint: Checkpoint, directory: Path, progress: Any) -> ParityReport:
+    def verify_another(checkpoint: Checkpoint, directory: Path, *_: Any) -> ParityReport:
         assert (directory / "decoder.weights").is_file()
         checkpoint.model.decoder.embedding.tokens.weight.data *= 1.01  # type: ignore[union-attr,operator]
         return verify(checkpoint, directory)

@@ -7,17 +7,16 @@ import onnx_ir
 import pytest
 import torch
 
-from dragoman.export import verify_half as gate
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import Bundle
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
+from dragoman.export.graphs.transformer import EncoderGraph, ScorerGraph, StepGraph
 from dragoman.export.half import DTYPES, HalfError, halved, store_halved
-from dragoman.export.parity import ParityError, ParityReport
+from dragoman.export.proof import quality as gate
+from dragoman.export.proof.report import ParityError, ParityReport
+from dragoman.export.proof.sessions import WIDENED
+from dragoman.export.proof.verify import verify
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import trace
-from dragoman.export.verify_half import WIDENED, verify_half
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import Start, StepDecoder
 from dragoman.model.networks.transformer import Transformer
@@ -82,16 +81,16 @@ def test_other_graphs_other_answers_and_a_loss_of_quality_do_not_pass(
 ) -> None:
     directory, precision = half_bundle.directory, half_bundle.manifest.precision
     with pytest.raises(ParityError, match="log-probabilities are off"):
-        verify_half(make_checkpoint(4), directory, precision)
+        verify(make_checkpoint(4), directory, precision)
     with monkeypatch.context() as patch:
-        patch.setattr(gate, "MIN_AGREEMENT", {"fp16": 1.01, "bf16": 1.01})
+        patch.setattr(gate, "MIN_HALF_AGREEMENT", {"fp16": 1.01, "bf16": 1.01})
         with pytest.raises(ParityError, match=r"of 64 greedy answers differ from those of single precision"):
-            verify_half(checkpoint, directory, precision)
+            verify(checkpoint, directory, precision)
     pytest.importorskip("sacrebleu")
     texts = QualityTexts(["a dog runs", "two cats"], ["ein Hund läuft", "zwei Katzen"])
     monkeypatch.setattr(gate, "MAX_BLEU_LOSS", -1.0)
     with pytest.raises(ParityError, match=r"half precision costs -?0.00 BLEU; -1 is the most that is accepted"):
-        verify_half(checkpoint, directory, precision, texts)
+        verify(checkpoint, directory, precision, texts)
 
 
 def verified(checkpoint: Checkpoint, half: Transformer, precision: str, directory: Path) -> ParityReport:
@@ -100,7 +99,7 @@ def verified(checkpoint: Checkpoint, half: Transformer, precision: str, director
     for graph in graphs:
         store_halved(graph, DTYPES[precision])
     write_graphs(graphs, directory)
-    return verify_half(checkpoint, directory, precision)
+    return verify(checkpoint, directory, precision)
 
 
 @pytest.mark.parametrize(

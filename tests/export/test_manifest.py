@@ -20,12 +20,10 @@ from dragoman.export.bundle import (
     Manifest,
     content_version,
 )
-from dragoman.export.caches import Cache, attention_caches
-from dragoman.export.evidence import Parity, Quality
 from dragoman.export.fields import MAX_LAYERS, MAX_TOKENS, MAX_VOCABULARY, MAX_WIDTH
-from dragoman.export.manifest import told
-from dragoman.export.manifest_file import MAX_MANIFEST_BYTES, parse_manifest, read_manifest
-from dragoman.export.tensors import Tensors
+from dragoman.export.manifest import MAX_MANIFEST_BYTES, parse_manifest, read_manifest, told
+from dragoman.export.proof.report import Parity, Quality
+from dragoman.export.tensors import Cache, Tensors, attention_caches
 from dragoman.model.config import ModelConfig
 from dragoman.server.protocols.grpc.health import LIVENESS, OVERALL
 

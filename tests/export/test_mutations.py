@@ -16,10 +16,10 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from dragoman.export.bundle import BundleError
 from dragoman.export.exporter import export_checkpoint
-from dragoman.export.parity import ParityError
-from dragoman.export.quality import verify_quantized
+from dragoman.export.proof.quality import verify_quantized
+from dragoman.export.proof.report import ParityError
+from dragoman.export.proof.verify import verify
 from dragoman.export.quantize import ScaleCounts
-from dragoman.export.verify import verify
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import Padding
 from tests.export.conftest import KINDS, Export, MakeCheckpoint, WriteGraphs

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.export.eager_pass import EagerPass, Given
-from dragoman.export.encoder_parity import check_sources_apart
-from dragoman.export.packing import is_packed, pack
-from dragoman.export.parity import Comparison, EagerReference, Floats, Ints, ParityError, drive, stretches
-from dragoman.export.prompt_parity import check_pieces
-from dragoman.export.row import Row
-from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
+from dragoman.export.proof.batching import check_pieces, check_sources_apart, drive
+from dragoman.export.proof.cases import EagerReference, Pair, Row, padded, stretches
+from dragoman.export.proof.comparison import Comparison, ScorerComparison, check_scorer
+from dragoman.export.proof.eager import EagerPass, Floats, Given, Ints
+from dragoman.export.proof.report import ParityError
+from dragoman.export.tensors import is_packed, pack
 from dragoman.model.checkpoint import Checkpoint
 from tests.export.conftest import MakeCheckpoint
 

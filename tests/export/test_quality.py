@@ -8,25 +8,24 @@ import numpy as np
 import onnx
 import pytest
 
-from dragoman.export import quality as gate
 from dragoman.export import quantize as quantization
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import Bundle
-from dragoman.export.cache_quantize import quantize_given_caches, quantize_step_caches
 from dragoman.export.calibration import calibrate
-from dragoman.export.cpu import keep_sums_apart, keep_time_axis
 from dragoman.export.exporter import export_checkpoint
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
-from dragoman.export.parity import Floats, Ints, ParityError, drive
+from dragoman.export.graphs.transformer import EncoderGraph, ScorerGraph, StepGraph
 from dragoman.export.processor import overflows_in_8_bits
-from dragoman.export.quality import Divergence, answer_rows, check_rows_apart, verify_quantized
-from dragoman.export.quantize import ScaleCounts, quantize
-from dragoman.export.running import OnnxRunner, OnnxSlots
+from dragoman.export.proof import quality as gate
+from dragoman.export.proof.batching import check_rows_apart, drive
+from dragoman.export.proof.cases import forced_rows
+from dragoman.export.proof.eager import Floats, Ints
+from dragoman.export.proof.quality import Divergence, answer_rows, verify_quantized
+from dragoman.export.proof.report import ParityError
+from dragoman.export.proof.sessions import OnnxRunner, OnnxSlots
+from dragoman.export.quantize import ScaleCounts, quantize, quantize_given_caches, quantize_step_caches
+from dragoman.export.rewriting import keep_sums_apart, keep_time_axis
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import trace
-from dragoman.export.verify import forced_rows
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.errors import InputError
 from dragoman.model.text.tokenizers import Tokenizers

@@ -10,16 +10,12 @@ import pytest
 from numpy.typing import NDArray
 from onnx_ir import Graph, Model, Value
 
-from dragoman.export import cache_quantize
-from dragoman.export.cache_quantize import LEVELS, quantize_given_caches, scales_of
 from dragoman.export.calibration import calibrate, calibration_sources
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
-from dragoman.export.packing import pack
+from dragoman.export.graphs.transformer import EncoderGraph, ScorerGraph, StepGraph
 from dragoman.export.processor import overflows_in_8_bits
 from dragoman.export.quantize import (
     ACTIVATION_LEVELS,
+    CACHE_LEVELS,
     HEADROOM,
     MAX_SPREAD,
     WEIGHT_LEVELS,
@@ -28,10 +24,12 @@ from dragoman.export.quantize import (
     find_products,
     quantize,
     quantize_columns,
+    quantize_given_caches,
+    scales_of,
 )
 from dragoman.export.rewriting import constant_of
 from dragoman.export.session import PRECISION_OPTION, Session, open_session
-from dragoman.export.tensor_names import cross_kv_names
+from dragoman.export.tensors import cross_kv_names, pack
 from dragoman.export.tracing import trace, write
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.errors import InputError
@@ -269,16 +267,16 @@ def test_encoder_gives_the_nearest_level_of_the_calibrated_range_and_clips(check
     found = encoded(tmp_path / "encoder.onnx")
     assert found.dtype == np.int8 and found.shape == expected.shape
     levels = expected / np.concatenate([scales_of(ranges, name).ravel() for name in names])
-    is_inside = np.abs(levels) <= LEVELS
+    is_inside = np.abs(levels) <= CACHE_LEVELS
     assert np.abs(found - levels)[is_inside].max() <= 0.501
-    assert (np.abs(found.astype(int))[~is_inside] >= LEVELS).all() and (np.sign(found) == np.sign(levels))[~is_inside].all()
+    assert (np.abs(found.astype(int))[~is_inside] >= CACHE_LEVELS).all() and (np.sign(found) == np.sign(levels))[~is_inside].all()
     assert not is_inside.all(), "half of the range is not enough for everything"
 
 
 def test_scales_leave_headroom_and_are_never_zero() -> None:
     scales = scales_of({"x": np.array([[1.0, 0.0], [2.0, 4.0]], np.float32)}, "x")
     assert scales.shape == (1, 2, 1, 2) and (scales > 0).all()
-    assert scales[0, 1, 0, 1] == pytest.approx(cache_quantize.HEADROOM * 4 / LEVELS)
+    assert scales[0, 1, 0, 1] == pytest.approx(HEADROOM * 4 / CACHE_LEVELS)
 
 
 def test_manifest_has_the_bits_of_caches_and_weights(export: Export, exported: Path) -> None:

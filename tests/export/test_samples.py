@@ -17,9 +17,9 @@ from dragoman.export.bundle import MANIFEST_FILE, SAMPLES_FILE, Bundle, read_man
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.fields import MAX_SAMPLES_BYTES, BundleError
 from dragoman.export.processor import Platform
+from dragoman.export.proof.sessions import WIDENED
 from dragoman.export.samples import Samples, read_samples
 from dragoman.export.session import this_platform
-from dragoman.export.verify_half import WIDENED
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.generation import Language, Languages, Template
 from dragoman.server.service.languages import PromptTemplates

@@ -13,13 +13,14 @@ import torch
 from dragoman.export.arguments import ExportError, Shortlist
 from dragoman.export.building import Recipe, build_graphs
 from dragoman.export.bundle import SHORTLIST_FILE, Bundle
-from dragoman.export.graphs.transformer_step import StepGraph
-from dragoman.export.parity import ParityError, drive
+from dragoman.export.graphs.transformer import StepGraph
 from dragoman.export.progress import Progress, steps_of
-from dragoman.export.row import Row
-from dragoman.export.running import OnnxRunner
+from dragoman.export.proof.batching import drive
+from dragoman.export.proof.cases import Row
+from dragoman.export.proof.report import ParityError
+from dragoman.export.proof.sessions import OnnxRunner
+from dragoman.export.proof.shortlist import verify_shortlist
 from dragoman.export.shortlist import choose_shortlist, needed_ids
-from dragoman.export.shortlist_parity import verify_shortlist
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Language, Languages, Template

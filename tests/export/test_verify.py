@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.export import verify as gate
 from dragoman.export.architectures import check_architecture
 from dragoman.export.arguments import ExportError
 from dragoman.export.bundle import BundleError
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
-from dragoman.export.greedy_parity import greedy_rows
-from dragoman.export.parity import Floats, Ints, ParityError
-from dragoman.export.running import OnnxRunner, OnnxSlots
+from dragoman.export.graphs.transformer import EncoderGraph, ScorerGraph, StepGraph
+from dragoman.export.proof import cases
+from dragoman.export.proof import verify as gate
+from dragoman.export.proof.cases import NUM_RANDOM_CHECKED, SENTENCES, forced_rows, greedy_rows, greedy_sources
+from dragoman.export.proof.eager import Floats, Ints
+from dragoman.export.proof.report import ParityError
+from dragoman.export.proof.sessions import OnnxRunner, OnnxSlots
+from dragoman.export.proof.verify import verify
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import trace
-from dragoman.export.verify import NUM_RANDOM_CHECKED, SENTENCES, forced_rows, greedy_sources, verify
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.networks.transformer import Transformer
 from tests.export.conftest import MakeCheckpoint
@@ -113,8 +113,8 @@ def test_drawn_rows_reach_the_limits_and_stay_within_them(make_checkpoint: MakeC
 @pytest.fixture
 def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat 300 tokens as a large vocabulary."""
-    monkeypatch.setattr(gate, "LARGE_VOCABULARY", 299)
-    monkeypatch.setattr(gate, "NUM_BEST", 20)
+    monkeypatch.setattr(cases, "LARGE_VOCABULARY", 299)
+    monkeypatch.setattr(cases, "NUM_BEST", 20)
 
 
 @pytest.mark.usefixtures("as_if_large")

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.export.evidence import Origin, Parity
+from dragoman.export.manifest import Origin
+from dragoman.export.proof.report import Parity
 from dragoman.model.generation import Defaults, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from dragoman.export.attention_kernels import KERNEL_OPTIONS
+from dragoman.export.session import KERNEL_OPTIONS
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
 from dragoman.server.runtime.device.memory import is_out_of_memory
 from dragoman.server.runtime.providers import CUDA_PROVIDER

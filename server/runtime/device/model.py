@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from dragoman.export.caches import Cache, Role
 from dragoman.export.graph_file import BFLOAT16, GraphFile
+from dragoman.export.tensors import Cache, Role
 from dragoman.server.runtime.device.device import DeviceError
 
 # Beyond 64 rows a step's time grows with its rows, so that gaps of a third are worth a graph.

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from dragoman.export.tensor_names import output_name
+from dragoman.export.tensors import output_name
 from dragoman.server.runtime.device.cache import DeviceCache
 from dragoman.server.runtime.device.device import Device, OutOfDeviceMemory
 from dragoman.server.runtime.device.memory import step_input_bytes, step_output_bytes

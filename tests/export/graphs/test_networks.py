@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from dragoman.export.building import Recipe, build_graphs
-from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress, steps_of
-from dragoman.export.running import OnnxRunner, OnnxSlots, bind_caches
-from dragoman.export.tensor_names import output_name
+from dragoman.export.proof.report import ParityReport
+from dragoman.export.proof.sessions import OnnxRunner, OnnxSlots, bind_caches
+from dragoman.export.tensors import output_name
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.export.conftest import MakeCheckpoint

@@ -9,15 +9,14 @@ import pytest
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Tensors
-from dragoman.export.choice import block_size, choose_one_in_blocks
-from dragoman.export.choice_parity import check_one_candidate
-from dragoman.export.cpu import keep_sums_apart, keep_time_axis
-from dragoman.export.graphs.transformer_step import StepGraph
-from dragoman.export.parity import ParityError, drive
+from dragoman.export.graphs.transformer import StepGraph
+from dragoman.export.proof.batching import check_one_candidate, drive
+from dragoman.export.proof.cases import Row
+from dragoman.export.proof.report import ParityError
+from dragoman.export.proof.sessions import OnnxRunner
 from dragoman.export.quantize import quantize
 from dragoman.export.recording import OPSET_VERSION
-from dragoman.export.row import Row
-from dragoman.export.running import OnnxRunner
+from dragoman.export.rewriting import block_size, choose_one_in_blocks, keep_sums_apart, keep_time_axis
 from dragoman.export.session import open_session
 from dragoman.export.tracing import IR_VERSION, trace, write
 from dragoman.model.checkpoint import Checkpoint

@@ -11,7 +11,7 @@ import pytest
 from google.rpc.error_details_pb2 import RequestInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from dragoman.export.evidence import Parity
+from dragoman.export.proof.report import Parity
 from dragoman.model.generation import Defaults, Language, Languages
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers

@@ -8,10 +8,8 @@ import onnxruntime
 import pytest
 
 from dragoman.export.bundle import Bundle
-from dragoman.export.cpu import keep_sums_apart
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
+from dragoman.export.graphs.transformer import EncoderGraph, ScorerGraph, StepGraph
+from dragoman.export.rewriting import keep_sums_apart
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import trace
 from dragoman.model.checkpoint import Checkpoint

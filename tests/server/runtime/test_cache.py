@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from dragoman.export.bundle import Bundle
-from dragoman.export.caches import Cache, attention_caches
 from dragoman.export.manifest import Manifest
-from dragoman.export.tensors import Tensors
+from dragoman.export.tensors import Cache, Tensors, attention_caches
 from dragoman.server.runtime import cache as cache_module
 from dragoman.server.runtime.cache import SlotCache
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dragoman.export.bundle import Bundle, BundleError
-from dragoman.export.eager_pass import EagerPass
+from dragoman.export.proof.eager import EagerPass
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.server.runtime.onnx import OnnxScorer
 

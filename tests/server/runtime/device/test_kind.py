@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dragoman.export.caches import Cache, attention_caches
+from dragoman.export.tensors import Cache, attention_caches
 from dragoman.server.runtime.device.device import DeviceError, HostDevice, OutOfDeviceMemory
 from dragoman.server.runtime.device.model import NO_GRAPH, Buckets, CacheKind, at_least, padded_sizes
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.export.caches import attention_caches
 from dragoman.export.cuda_contract import DOMAIN, INPUTS, OPERATOR
 from dragoman.export.graph_file import GraphFile, NodeInfo
+from dragoman.export.tensors import attention_caches
 from dragoman.server.runtime.device.device import DeviceError
 from dragoman.server.runtime.device.memory import DEFAULT_SHARE, MIN_ACTIVATION_BYTES, MemoryPlan
 from dragoman.server.runtime.device.model import Buckets, DeviceModel

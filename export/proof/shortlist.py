@@ -1,28 +1,26 @@
-"""What export must prove of a shortlist: the decode step gives its tokens as the whole one does, normalised over the list.
+"""Parity of a shortlist: its decode step gives the listed tokens as the whole one does, normalised over the list.
 
-The whole step has been compared with PyTorch before (see `verify`), in the same arithmetic that the short one has. So what is left
-to differ is the normalisation, and the rounding of it.
+The whole step has been compared with PyTorch (see `verify`) in the same arithmetic, so only the normalisation and its rounding can
+differ.
 """
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE
-from dragoman.export.evidence import ShortlistParity
 from dragoman.export.fields import Precision
-from dragoman.export.parity import LONG_ROW, Floats, Ints, ParityError, drive, is_ordered
-from dragoman.export.row import Row
-from dragoman.export.running import OnnxRunner
-from dragoman.export.scorer_parity import pair_of
-from dragoman.export.verify import NUM_ROWS_ALONE, NUM_SLOTS, TOLERANCE, check_alone, forced_rows
-from dragoman.export.verify_half import HalfRunner, widen
+from dragoman.export.proof.batching import NUM_SLOTS, check_alone, drive
+from dragoman.export.proof.cases import LONG_ROW, Row, forced_rows, pair_of
+from dragoman.export.proof.comparison import is_ordered
+from dragoman.export.proof.eager import Floats, Ints
+from dragoman.export.proof.report import ParityError, ShortlistParity
+from dragoman.export.proof.sessions import open_runner
+from dragoman.export.proof.verify import NUM_ROWS_ALONE, TOLERANCES
 from dragoman.model.config import ModelConfig
 
 NUM_SHORT_ROWS = 12
+TOLERANCE = TOLERANCES["fp32"]
 
 
 def verify_shortlist(whole: Path, short: Path, ids: Sequence[int], config: ModelConfig, precision: Precision) -> ShortlistParity:
@@ -40,14 +38,14 @@ def verify_shortlist(whole: Path, short: Path, ids: Sequence[int], config: Model
         ParityError: Naming the figure that is off.
     """
     expected, rows = _Recording(ids, config), _rows(config)
-    with _opened(whole, config, precision) as (runner, is_exact_alone):
+    with open_runner(whole, config, precision) as runner:
         drive(runner, rows, NUM_SLOTS, config.target_vocab_size, False, expected.observe)
         pairs = [pair_of(row, config.eos_id) for row in rows[:NUM_ROWS_ALONE]]
         scores = runner.score(pairs)
     comparison, rows = _Comparison(ids, expected), _rows(config)
-    with _opened(short, config, precision) as (runner, _):
+    with open_runner(short, config, precision) as runner:
         drive(runner, rows, NUM_SLOTS, len(ids), False, comparison.observe)
-        alone = rows[: NUM_ROWS_ALONE * is_exact_alone]
+        alone = rows[: NUM_ROWS_ALONE * (runner.device != "cuda")]
         for row in alone:
             check_alone(runner, row, len(ids))
         if any(a.tobytes() != b.tobytes() for a, b in zip(scores, runner.score(pairs), strict=True)):
@@ -56,28 +54,13 @@ def verify_shortlist(whole: Path, short: Path, ids: Sequence[int], config: Model
     return ShortlistParity(len(ids), len(rows), num_positions, comparison.max_difference, len(alone))
 
 
-@contextmanager
-def _opened(directory: Path, config: ModelConfig, precision: Precision) -> Iterator[tuple[OnnxRunner, bool]]:
-    """Give graphs that can run here, and whether a row alone must give the bits that it gives in a batch."""
-    if precision == "fp16":
-        runner = HalfRunner(directory, config)
-        yield runner, runner.device == "cpu"
-    elif precision == "bf16":
-        with tempfile.TemporaryDirectory() as folder:
-            for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE):
-                widen(directory / name, Path(folder) / name)
-            yield OnnxRunner(Path(folder), config, is_packed=False), True
-    else:
-        yield OnnxRunner(directory, config), True
-
-
 def _rows(config: ModelConfig) -> list[Row]:
-    """Return short teacher-forced rows that have yet to be driven; the same ones every time."""
+    """Return short teacher-forced rows, not decoded yet; the same ones every time."""
     return [row for row in forced_rows(config) if row.num_steps <= LONG_ROW][:NUM_SHORT_ROWS]
 
 
 class _Recording:
-    """What the whole decode step gives the tokens of a list, normalised over them."""
+    """Log-probabilities of the whole decode step for the tokens of a list, normalised over them."""
 
     def __init__(self, ids: Sequence[int], config: ModelConfig) -> None:
         self.ids = np.array(ids)
@@ -91,7 +74,7 @@ class _Recording:
         np.put_along_axis(table, ids, log_probs.astype(np.float64), 1)
         listed = table[:, self.ids]
         mass = np.exp(listed).sum(1)
-        if self.is_padding_masked:  # it is never a candidate, but what it would be likely to be is missing from the others
+        if self.is_padding_masked:  # it is never a candidate, but its probability is missing from the others
             mass += np.maximum(1 - np.exp(table).sum(1), 0)
         listed -= np.log(mass)[:, None]
         for row, values in zip(rows, listed, strict=True):
@@ -99,7 +82,7 @@ class _Recording:
 
 
 class _Comparison:
-    """Compares every step of the short decode step."""
+    """Comparison of the short decode step with the recorded one."""
 
     def __init__(self, ids: Sequence[int], expected: _Recording) -> None:
         self.ids, self.expected = np.array(ids), expected
