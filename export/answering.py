@@ -43,7 +43,7 @@ PLACES_SCORED = (2, 5)
 
 
 class Made(Protocol):
-    """How the graphs were made, see `building.Recipe`."""
+    """Recipe of the graphs, see `building.Recipe`."""
 
     @property
     def precision(self) -> Precision:

@@ -1,4 +1,4 @@
-"""What export has of an architecture: its graphs, and what follows from them. Nothing else of export asks for its name.
+"""Export's view of an architecture: its graphs and their consequences; no other module of export distinguishes architectures.
 
 The requirements on every architecture are in `proof.verify`.
 """
@@ -23,7 +23,7 @@ from dragoman.model.networks.transformer import DecoderLayer, Transformer
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What is known of products beforehand."""
+    """Properties of products known in advance."""
 
     # Weights that a graph has in one piece, `[n·M, K]`, and their first piece as the model has it, `[M, K]`.
     joint: list[tuple[Tensor, Tensor]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What is asked of an export, checked before anything slow is loaded: this file imports neither torch nor ONNX."""
+"""Arguments of an export, checked before slow imports: this file imports neither torch nor ONNX."""
 
 import os
 from collections.abc import Sequence

@@ -30,13 +30,13 @@ from dragoman.model.networks.transformer import transformer_of
 
 # By default: the last of `greedy_sources`, which are sentences, and random ids before them.
 NUM_CALIBRATION_SOURCES = 64
-# Which of the three graphs decodes a step.
+# Index of the decode step's graph.
 STEP = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How graphs are made of a checkpoint."""
+    """Recipe for the graphs of a checkpoint."""
 
     precision: Precision  # of weights, caches and arithmetic
     # Sources to calibrate int8 with; by default sentences of several languages and random tokens.

@@ -1,4 +1,4 @@
-"""Which values a model's products take in and its caches hold: what scales are made from, seen in the eager model."""
+"""Ranges of the inputs of products and of caches, observed in the eager model, from which scales are computed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def calibration_sources(tokenizer: Tokenizer, texts: Sequence[str], max_source_p
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a model's numbers were seen to be."""
+    """Observed ranges of a model."""
 
     inputs: Mapping[str, ActivationRange]  # the range of every product's input, by `quantize.Product.key`
     # The largest magnitude in each channel of every cache, `[H, Dh]`, by the cache's name.

@@ -1,4 +1,4 @@
-"""What CUDA's kernel of GroupQueryAttention asks of a node, beyond what the operator's schema and the CPU's kernel do.
+"""Requirements of CUDA's kernel of GroupQueryAttention beyond the operator's schema and the CPU's kernel.
 
 A node that breaks one of these rules loads without a word, and then fails when it is run, or goes to the CPU, with copies to and
 fro. So export and loading ask here, for every such node of a bundle that is made for CUDA. The rules are those of ONNX Runtime 1.31

@@ -1,4 +1,4 @@
-"""What the fields of a manifest may hold: bounds far beyond any model there is, and the words that refuse what lies outside.
+"""Bounds of a manifest's fields, far beyond any real model, and messages for values outside them.
 
 With them a damaged or hostile manifest is refused before anything is made of it.
 """
@@ -19,7 +19,7 @@ MAX_FILES = 1024
 MAX_PATH_CHARACTERS = 255
 MAX_PATH_PARTS = 8
 MAX_BUNDLE_BYTES = 1 << 40
-MAX_GRAPH_BYTES = (1 << 31) - 1  # what a protobuf message can be
+MAX_GRAPH_BYTES = (1 << 31) - 1  # limit of a protobuf message
 MAX_SAMPLES_BYTES = 1 << 22
 MAX_COPY_BYTES = 1 << 28
 """Weights of a bundle that a scorer has a copy of, where they are not shared. Larger ones it reads as they are in the bundle's

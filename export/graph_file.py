@@ -1,4 +1,4 @@
-"""What a graph's file says of its nodes and tensors, read with protobuf alone: the server has no ONNX library.
+"""Nodes and tensors of a graph's file, read with protobuf alone: the server has no ONNX library.
 
 Of ONNX's format only the fields are declared that are asked for here; the parser skips the others, weights among them.
 """
@@ -73,8 +73,8 @@ class GraphFile:
     """A graph."""
 
     nodes: tuple[NodeInfo, ...]  # all of them, those of branches and loops too
-    tensors: Mapping[str, TensorInfo]  # what is known of each tensor, by name
-    num_weight_bytes: int  # what its weights take, wherever they lie
+    tensors: Mapping[str, TensorInfo]  # tensors by name
+    num_weight_bytes: int  # size of its weights, wherever they are
 
     @classmethod
     def read(cls, path: Path) -> "GraphFile":

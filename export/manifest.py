@@ -118,7 +118,7 @@ class Dimensions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `bundle.json` holds, beside the model's dimensions."""
+    """Contents of `bundle.json`, beside the model's dimensions."""
 
     format_version: int = FORMAT_VERSION  # of the bundle format
     name: str  # of the model; see `check_name`
@@ -131,19 +131,19 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     has_prompts: bool = False
     # Layers of the attention that the scorer tells; None for as many as the decoder has, 0 where it tells none.
     num_attention_layers: Annotated[int, Meta(ge=0, le=MAX_LAYERS)] | None = None
-    # What a decode step keeps of a row, in the graphs' order: those that steps write, then those that the encoder gives.
+    # Caches of a row, in the graphs' order: those that steps write, then those of the encoder.
     caches: CacheList
     num_choices: Vocabulary  # tokens that a step chooses from: V, or the length of the model's shortlist
     tensors: Tensors  # inputs and outputs of the graphs
     # Every file of the bundle but the manifest, by its path relative to the bundle, with forward slashes.
     files: Annotated[dict[str, FileEntry], Meta(max_length=MAX_FILES)]
     origin: Origin  # where it came from
-    parity: Parity  # how close it is to the checkpoint
-    domain: Line = ""  # what text the model knows, as its card says; empty where it does not
+    parity: Parity  # closeness to the checkpoint
+    domain: Line = ""  # domain of text, from the card; empty where it names none
     one_sentence: bool = False  # whether it knows one sentence at a time, as its card says
-    template: Template = Template()  # what is said to the model around every text
+    template: Template = Template()  # tokens around every text
     languages: Languages | None = None  # those it reads and writes; None where it is not told them
-    defaults: Defaults = Defaults()  # what a request means that does not say
+    defaults: Defaults = Defaults()  # values for fields that a request leaves out
 
     def __post_init__(self) -> None:
         """Refuse a name, paths, sizes and tensors that no bundle can have, and fields that contradict each other.

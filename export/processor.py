@@ -1,4 +1,4 @@
-"""What the processor can do that decides how ONNX Runtime has to compute, and what to call it in a report."""
+"""Features of the processor that decide ONNX Runtime's kernels, and its kind for reports."""
 
 import hashlib
 import platform
@@ -10,11 +10,11 @@ from msgspec import Meta, Struct
 PROCESSOR_FILE = Path("/proc/cpuinfo")
 # Products of 8-bit numbers that are summed in 32 bits; AMX has them, too, and no processor has AMX without VNNI.
 EXACT_FLAGS = ("avx512_vnni", "avx_vnni")
-# What says what a processor can do: on x86, on arm64.
+# Lines of /proc/cpuinfo with features: on x86, on arm64.
 ABILITIES = ("flags", "Features")
 # That, and what else tells one processor from another there.
 IDENTIFYING = (*ABILITIES, "vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU variant", "CPU part")
-# What a kind of processor is called after: the first that it has.
+# Features that name a kind of processor: the first that it has.
 KINDS = (*EXACT_FLAGS, "avx512f", "avx2", "avx", "asimddp", "asimd")
 
 
@@ -35,7 +35,7 @@ def processor_kind(processor_file: Path = PROCESSOR_FILE) -> str:
 
 
 class Platform(Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides the bits that graphs give on a CPU; empty where that is not known."""
+    """Properties that decide the bits of results on a CPU; empty if unknown."""
 
     processor: Annotated[str, Meta(max_length=64)] = ""  # its kind, for people, see `processor_kind`
     runtime: Annotated[str, Meta(max_length=64)] = ""  # version of ONNX Runtime

@@ -1,4 +1,4 @@
-"""How far an export is: a line when a step is done, with its seconds and about how many are left."""
+"""Progress of an export: a line for each finished step, with its seconds and an estimate of the rest."""
 
 import time
 from collections.abc import Callable, Mapping

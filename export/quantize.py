@@ -46,7 +46,7 @@ Ranges = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class ActivationRange:
-    """What a product's input was seen to hold."""
+    """Observed range of a product's input."""
 
     low: float  # smallest value
     high: float  # largest value
@@ -67,7 +67,7 @@ class ActivationRange:
 
 @dataclass(slots=True)
 class ScaleCounts:
-    """How many products got which kind of scale for their inputs."""
+    """Number of products by kind of input scale."""
 
     num_constant: int = 0
     num_row: int = 0
@@ -77,7 +77,7 @@ class ScaleCounts:
 class Product:
     """A product with constant weights, and the bias that is added to it."""
 
-    source: Value  # what is multiplied, `[..., K]`
+    source: Value  # input, `[..., K]`
     weight: Floats  # `[K, M]`
     name: str  # of the weights
     bias: Value | None  # `[M]`, if there is one

@@ -99,7 +99,7 @@ def keep_time_axis(model: Model) -> None:
             assert logits is not None
             last = logits.producer()
             assert last is not None, "logits are computed"
-            # What a row's own scale is multiplied with has to keep the axis that the scale has.
+            # The other factor of a row's scale must keep the scale's axis.
             reader = node if last.op_type == "Mul" else last
             longer_value = reader.inputs[0]
             assert longer_value is not None

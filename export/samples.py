@@ -41,8 +41,8 @@ class Sample(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     log_probs: LogProbs  # of each of them
     # For each of them the likeliest tokens at its position with their log-probabilities, in order, itself the first.
     candidates: Annotated[list[Candidates], Meta(min_length=1, max_length=MAX_TARGET_IDS)]
-    target_prefix: Annotated[list[TokenId], Meta(max_length=MAX_PREFIX_IDS)] = []  # what the answer is forced to begin with
-    decoder_start_id: TokenId | None = None  # what the decoder is fed first; None for the model's
+    target_prefix: Annotated[list[TokenId], Meta(max_length=MAX_PREFIX_IDS)] = []  # forced prefix
+    decoder_start_id: TokenId | None = None  # first decoder token; None for the model's
 
     def __post_init__(self) -> None:
         """Refuse lists that do not belong together.
@@ -88,19 +88,19 @@ class TextSample(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `samples.json` holds."""
+    """Contents of `samples.json`."""
 
     format: Literal[1] = FORMAT  # of the file
-    platform: Platform  # What the answers were computed on. On the same platform the same bits have to come again.
-    device: Line  # what computed them, and what of the graphs did not run, see `Parity`
-    tolerance: Difference  # how far a right log-probability may be from one here on another platform or device; see `answering`
+    platform: Platform  # Platform of the answers, on which the same bits must be reproduced.
+    device: Line  # runtime, and graphs that did not run, see `Parity`
+    tolerance: Difference  # tolerance of log-probabilities on another platform or device; see `answering`
     # Whether scores, too, have the same bits on the same platform. Those of a large bundle need not, for its scorer may have its
     # weights in another order.
     are_scores_exact: bool
     max_new_tokens: Length  # that the answers were allowed
     samples: Annotated[list[Sample], Meta(min_length=1, max_length=MAX_SAMPLES)]  # answers, to sources from short to long
     pairs: Annotated[list[ScoredSample], Meta(max_length=MAX_SAMPLES)]  # scores
-    # What the tokenisers made of texts; bundles of before have none.
+    # Texts with their ids; absent in earlier bundles.
     texts: Annotated[list[TextSample], Meta(max_length=MAX_SAMPLES)] = []
 
     def check(self, manifest: Manifest) -> None:

@@ -58,7 +58,7 @@ def open_session(
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 4  # what fails is raised, too
+    options.log_severity_level = 4  # errors are raised, too
     # Shapes differ from run to run: an arena and memory patterns keep something for each of them and never give it back.
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False

@@ -33,7 +33,7 @@ _BEGIN, _END = "-----BEGIN ", "-----END "
 
 
 class SignatureError(BundleError):
-    """What must be signed is not, or not so."""
+    """A required signature is missing or invalid."""
 
 
 class KeyFileError(InputError):
@@ -41,10 +41,10 @@ class KeyFileError(InputError):
 
 
 class Signature(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a signature's file holds."""
+    """Contents of a signature's file."""
 
     format_version: Literal[1]  # of this file
-    algorithm: Literal["ed25519"]  # which one, by its name
+    algorithm: Literal["ed25519"]  # name of the key
     key: Digest  # SHA-256, in hex, of the public key that checks it, in DER (SubjectPublicKeyInfo)
     signature: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9+/]{86}==\Z")]  # the 64 bytes, in base64
 

@@ -142,7 +142,7 @@ class Cache(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def position_axis(self) -> int | None:
-        """Which axis of a row is indexed by position; None where there is none."""
+        """Axis of a row that is indexed by position; None for none."""
         return next((place for place, size in enumerate(self.shape) if isinstance(size, str)), None)
 
     @property

@@ -25,7 +25,7 @@ PAST_KEY = INPUTS.index("past_key")
 
 
 class GraphModule(Protocol):
-    """What is traced: a module that computes what its graph shall."""
+    """A traced module, which computes the same as its graph."""
 
     @property
     def input_names(self) -> list[str]:

@@ -18,8 +18,8 @@ class Fed:
     """A source as a network takes it."""
 
     source: list[int]  # ids that are encoded
-    first: int  # what the decoder reads first
-    forced: list[int]  # what every answer begins with
+    first: int  # first decoder token
+    forced: list[int]  # tokens at the start of every answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class AttentionMaps:
     read: list[int]  # ids among which the decoder's self-attention is: those that it reads, after the prompt where there is one
     said: list[int]  # ids that the decoder's steps say, one each: the target, as a rule with end-of-sequence
     # Of the network, see `Observation.maps`: `encoder` from source to source, `decoder` from what is read to that, `cross` from
-    # what is said to the source.
+    # tokens around the source.
     maps: Mapping[str, Tensor]
 
 
@@ -60,7 +60,7 @@ def fed(checkpoint: Checkpoint, text: str, source_language: str = "", target_lan
         source = [*said.source_prefix, *ids, *said.source_suffix]
     first = first if said.decoder_start_id is None else said.decoder_start_id
     counted = "end-of-sequence" if config.has_source else "start token"
-    num_tokens = len(source) + (not config.has_source)  # what a prompt ends with is read first
+    num_tokens = len(source) + (not config.has_source)  # the end of a prompt is read first
     if num_tokens > config.max_source_positions:
         raise InputError(f"source: {num_tokens} tokens, {counted} included, where the model takes {config.max_source_positions}")
     return Fed(source, first, said.target_prefix)

@@ -40,7 +40,7 @@ def read_card(directory: Path) -> str:
             content = file.read(MAX_CARD_BYTES)
     except OSError as error:
         raise CardError(f"{path}: {error.strerror}") from error
-    text = content.decode("utf-8-sig", errors="replace")  # what stands for bytes that are no text is longer than they
+    text = content.decode("utf-8-sig", errors="replace")  # replacements of invalid bytes are longer than the bytes
     return text.encode()[:MAX_CARD_BYTES].decode(errors="ignore")
 
 

@@ -30,9 +30,9 @@ class Checkpoint:
     name: str  # of the model, for example `en-de`
     model: Network  # in evaluation mode
     tokenizers: Tokenizers  # its vocabularies
-    template: Template = field(default_factory=Template)  # what is said to it around every text
+    template: Template = field(default_factory=Template)  # tokens around every text
     languages: Languages | None = None  # those it reads and writes; None where it is not told them
-    defaults: Defaults = field(default_factory=Defaults)  # what a request means that does not say
+    defaults: Defaults = field(default_factory=Defaults)  # values for fields that a request leaves out
 
     def save(self, directory: Path, is_half: bool = False) -> None:
         """Write into a directory, made if absent; each file appears whole or not at all.

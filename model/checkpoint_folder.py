@@ -33,9 +33,9 @@ class CheckpointFolder:
     name: str  # of the model
     config: ModelConfig  # its dimensions
     tokenizers: Tokenizers  # its vocabularies
-    template: Template = field(default_factory=Template)  # what is said to it around every text
+    template: Template = field(default_factory=Template)  # tokens around every text
     languages: Languages | None = None  # those it reads and writes; None where it is not told them
-    defaults: Defaults = field(default_factory=Defaults)  # what a request means that does not say
+    defaults: Defaults = field(default_factory=Defaults)  # values for fields that a request leaves out
 
     @classmethod
     def load(cls, directory: Path) -> Self:

@@ -77,7 +77,7 @@ class Hypothesis:
 
     ids: list[int]  # generated ids; neither forced ones nor end-of-sequence are included
     log_probs: list[float]  # log-probability of each generated token; one more than `ids` when end-of-sequence was generated
-    score: float  # what it is ranked by, see `length_normalised`
+    score: float  # rank, see `length_normalised`
 
 
 def _in_step(

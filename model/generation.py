@@ -43,16 +43,16 @@ class Affixes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     source_prefix: Affix = []  # ids before a source's text
     source_suffix: Affix = []  # ids after its end-of-sequence
     target_prefix: Affix = []  # ids that every answer is forced to begin with
-    decoder_start_id: TokenId | None = None  # what the decoder reads first; None for the model's
+    decoder_start_id: TokenId | None = None  # first decoder token; None for the model's
 
 
 class Language(Affixes, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A language a model reads or writes."""
 
-    code: Name  # what the model calls it, for example `deu_Latn`
+    code: Name  # the model's name of it, for example `deu_Latn`
     # Every other spelling that means it, as `spelling` gives them, for example `de` and `german`.
     names: Annotated[list[Name], Meta(max_length=MAX_LANGUAGE_NAMES)] = []
-    label: Label = ""  # what a task calls it, for example `German`; the code where it is empty
+    label: Label = ""  # name in a task, for example `German`; the code where empty
 
     def __post_init__(self) -> None:
         """Refuse names that no question would find.

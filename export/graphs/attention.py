@@ -21,7 +21,7 @@ class Heads(NamedTuple):
     """Attention heads."""
 
     num_heads: int  # H
-    scale: float | None  # what scores are multiplied by; None for the operator's own 1/√Dh
+    scale: float | None  # factor of scores; None for the operator's own 1/√Dh
 
     @classmethod
     def of(cls, config: ModelConfig) -> "Heads":
@@ -30,7 +30,7 @@ class Heads(NamedTuple):
 
 
 class Biases:
-    """What relative positions add to scores, worked out once for all layers that share a table."""
+    """Biases of scores by relative position, computed once for all layers that share a table."""
 
     def __init__(self, queries: Tensor, keys: Tensor) -> None:
         """Take the positions of queries `[N, T]` and of keys `[S]`."""

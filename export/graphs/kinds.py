@@ -79,7 +79,7 @@ class Scoring:
 
 
 class Layout(Protocol):
-    """How tokens lie as rows, and how they are put side by side for attention."""
+    """Layout of tokens: packed as rows, and padded for attention."""
 
     grid: Tensor
     """Any tensor `[B, S]`."""

@@ -99,7 +99,7 @@ class TextAttention:
 
 
 class TextGraph(nn.Module):
-    """What the three graphs have in common."""
+    """Common parts of the three graphs."""
 
     def __init__(self, model: LanguageModel, shortlist: Sequence[int] | None = None) -> None:
         """Use a model's own layers; with a shortlist, rising, log-probabilities are of its ids alone, see `shortlist`."""

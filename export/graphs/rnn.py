@@ -138,7 +138,7 @@ def _remembered(decoder: RnnDecoder, values: Tensor) -> list[Tensor]:
 
 
 class RnnGraph(nn.Module):
-    """What the three graphs have in common."""
+    """Common parts of the three graphs."""
 
     def __init__(self, model: Rnn) -> None:
         """Use a model's own layers."""

@@ -99,7 +99,7 @@ def _compare(checkpoint: Checkpoint, runner: OnnxRunner, model: Network, toleran
         ParityError: Naming the figure that is off.
     """
     config = model.config
-    is_exact_alone = runner.device != "cuda"  # which does not promise the same bits alone as in a batch
+    is_exact_alone = runner.device != "cuda"  # without equal bits alone and in a batch
     reference, rows = EagerReference(model), forced_rows(config)
     driven = [part for row in rows for part in stretches(reference, row)]
     comparison = Comparison(reference, tolerance)

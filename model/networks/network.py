@@ -45,7 +45,7 @@ class Network(nn.Module, ABC):
     """Encoder and decoder, or what stands for them."""
 
     config: ModelConfig  # its dimensions
-    decoder: Predictor  # what predicts tokens from hidden states
+    decoder: Predictor  # predicts tokens from hidden states
 
     @abstractmethod
     def encode(self, source_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, ...]:

@@ -45,8 +45,8 @@ class Preparation:
     tokenizer: ByteLevelTokenizer  # the vocabulary
     sampler: PairSampler  # the training text
     validation: Texts  # the validation text, sources and targets
-    record: RunRecord  # what is written about all this
-    warnings: list[str]  # what is likely to be a mistake, a line each
+    record: RunRecord  # report
+    warnings: list[str]  # warnings, a line each
 
     def summary(self) -> list[str]:
         """Say in a line what is trained on, and in another one what was chosen by rule."""
