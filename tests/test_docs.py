@@ -141,6 +141,14 @@ def test_every_field_of_the_api_is_described() -> None:
         assert [field.name for field in fields if f"`{field.name}`" not in text] == [], name
 
 
+def test_every_threat_names_tests_that_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/threat-model.md").read_text(encoding="utf-8")))
+    there: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        there |= set(re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8")))
+    assert named and named <= there, named - there
+
+
 def test_benchmarks_are_run_by_names_that_exist() -> None:
     """In the documents, in what the benchmarks tell of themselves, and in the table of them all."""
     named = {f"benchmarks.{name}" for name in table_rows("benchmarks.md")}
