@@ -132,7 +132,10 @@ class Session:
         """
         if self._options.report is not None:
             importlib.import_module("dragoman.load.report")
-        with _writable(self._options.output), _writable(self._options.report):  # known now, not after an hour
+        with (
+            _writable(self._options.output, "--output"),
+            _writable(self._options.report, "--report"),
+        ):  # known now, not after an hour
             with asyncio.Runner() as runner:
                 runner.get_loop()  # made first: Ctrl-C meanwhile would leave a coroutine that nobody awaits, which Python reports
                 result = runner.run(self._perform())
@@ -239,13 +242,16 @@ class Session:
 
 
 @contextlib.contextmanager
-def _writable(path: Path | None) -> Iterator[None]:
-    """See that a file can be written, and leave no empty one where nothing came of it."""
+def _writable(path: Path | None, flag: str) -> Iterator[None]:
+    """Raise `InputError` for a file that cannot be written; remove a new one that stayed empty."""
     if path is None:
         yield
         return
     is_new = not path.exists()
-    path.open("ab").close()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise InputError(f"{flag}: {path}: {error.strerror or error}") from error
     try:
         yield
     finally:

@@ -250,3 +250,9 @@ def test_tls_with_certificates_is_spoken_by_the_probe_and_by_the_senders(run_com
             code, out, _ = run_command("load", "--server", address, *authority, *ours, "--concurrency", 2, "--requests", 10)
             assert code == 0 and "errors: none" in out
         assert (len(server.requests), len(server.probes)) == (20, 2)
+
+
+@pytest.mark.parametrize("flag", ["--output", "--report"])
+def test_a_file_that_cannot_be_written_is_named_with_its_flag_before_the_run(flag: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{flag}: .*: Is a directory"), _writable(tmp_path, flag):
+        pass
