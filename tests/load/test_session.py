@@ -253,6 +253,9 @@ def test_tls_with_certificates_is_spoken_by_the_probe_and_by_the_senders(run_com
 
 
 @pytest.mark.parametrize("flag", ["--output", "--report"])
-def test_a_file_that_cannot_be_written_is_named_with_its_flag_before_the_run(flag: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"{flag}: .*: Is a directory"), _writable(tmp_path, flag):
-        pass
+def test_a_file_that_cannot_be_written_is_named_with_its_flag_before_the_run(
+    run_command: Run, server: LoadService, tmp_path: Path, flag: str
+) -> None:
+    code, out, err = run_command("load", "--server", server.address, "--concurrency", 1, "--requests", 1, flag, tmp_path)
+    assert (code, out, server.requests, server.probes) == (2, "", [], [])
+    assert err.endswith(f"{flag}: {tmp_path}: Is a directory\n")
