@@ -19,7 +19,7 @@ from grpc import aio
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.system.harness.callers import CALL_SECONDS, NATIVE, OPTIONS, OTHER_PROTOCOLS, RETRYING, Caller, Callers, Kind, Outcome
-from tests.system.harness.server import LONG, Event, Server, footprint, growth, kill, processes, serving, wait_until
+from tests.system.harness.server import LONG, Event, Server, footprint, kill, processes, serving, wait_until, wait_until_not_grown
 
 pytestmark = pytest.mark.e2e
 
@@ -147,7 +147,7 @@ def test_a_mixed_load_loses_nothing_and_leaves_nothing(topology: tuple[str, ...]
         server.wait_until_idle()
         assert server.metric("dragoman_engine_restarts_total") == has_kills
         assert len(processes(server)) == len(everything)
-        wait_until(lambda: not growth(before), "what lives on holds what it did")
+        wait_until_not_grown(before)
         if not has_kills:  # the counts of a process that is killed are lost with it
             least = len(callers.answers) + len(retrying.answers)
             most = least + sum(answer.kind in ("late", "cancelled", "closed channel") for answer in misbehaving.answers)

@@ -27,7 +27,7 @@ from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.system.harness.grpc_client import OPTIONS
 from tests.system.harness.protocol import Query, Refused
 from tests.system.harness.protocols import PROTOCOLS
-from tests.system.harness.server import Event, Server, footprint, growth, processes, wait_until
+from tests.system.harness.server import Event, Server, footprint, processes, wait_until, wait_until_not_grown
 
 CALL_SECONDS = 60.0
 PATIENT = RetryPolicy(max_attempts=1000, max_backoff_seconds=1.0)
@@ -278,5 +278,5 @@ def unharmed(server: Server, *, max_bytes: int = 64 * 2**20) -> Iterator[None]:
         assert client.is_ready() and client.is_ready("liveness")
     assert answer() == right, "a known request has another answer"
     assert processes(server) == everything, "processes have ended or come"
-    wait_until(lambda: not growth(before, max_bytes), f"processes hold what they did: {growth(before, max_bytes)}")
+    wait_until_not_grown(before, max_bytes)
     assert server.problems() == []

@@ -296,6 +296,13 @@ def growth(before: Mapping[int, Mapping[str, int]], max_bytes: int = 64 * 2**20)
     ]
 
 
+def wait_until_not_grown(before: Mapping[int, Mapping[str, int]], max_bytes: int = 64 * 2**20, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while grown := growth(before, max_bytes):
+        assert time.monotonic() < end, grown
+        time.sleep(0.05)
+
+
 def cpu_seconds(*pids: int) -> float:
     fields = [_stat(pid) for pid in pids]
     return sum(int(each[11]) + int(each[12]) for each in fields if each) / os.sysconf("SC_CLK_TCK")
