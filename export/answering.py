@@ -19,7 +19,7 @@ import torch
 
 from dragoman.export.architectures import architecture_of
 from dragoman.export.arguments import ExportError
-from dragoman.export.fields import MAX_COPY_BYTES, Precision, WeightBits
+from dragoman.export.fields import MAX_COPY_BYTES, Precision
 from dragoman.export.processor import Platform
 from dragoman.export.proof.batching import NUM_SLOTS, drive
 from dragoman.export.proof.cases import SENTENCES, Pair, Row
@@ -53,11 +53,6 @@ class Made(Protocol):
     @property
     def shortlist(self) -> Sequence[int] | None:
         """Ids that a decode step chooses from."""
-        ...
-
-    @property
-    def weight_bits(self) -> WeightBits:
-        """Of the weights of int8."""
         ...
 
 
@@ -104,8 +99,7 @@ def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Made, toleranc
     config, tokenizers = checkpoint.model.config, checkpoint.tokenizers
     rows = _rows(checkpoint)
     num_choices = config.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist)
-    is_precise = None if recipe.precision == "int8" and recipe.weight_bits == 8 else False
-    with open_runner(directory, config, recipe.precision, is_on_cpu=True, is_precise=is_precise) as runner:
+    with open_runner(directory, config, recipe.precision, is_on_cpu=True) as runner:
         drive(runner, rows, NUM_SLOTS, min(NUM_CANDIDATES, num_choices), False)
         samples = [_sample(row, config) for row in rows]
         pairs = [_pair(samples[place], config) for place in PLACES_SCORED]

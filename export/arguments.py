@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 
 from dragoman.export import manifest
-from dragoman.export.fields import CachePrecision, Precision, WeightBits
+from dragoman.export.fields import CachePrecision, Precision
 from dragoman.export.manifest import MANIFEST_FILE, Dimensions, num_forced
 from dragoman.model.config import UNUSED, ModelConfig
 from dragoman.model.errors import InputError
@@ -68,23 +68,18 @@ def check_precision(precision: str, has_calibration: bool, has_quality: bool) ->
     return found
 
 
-def check_bits(precision: Precision, weight_bits: int, cache_precision: str | None) -> tuple[WeightBits, CachePrecision | None]:
-    """Return how many bits weights and caches of a precision are to have.
+def check_cache_precision(precision: Precision, cache_precision: str | None) -> CachePrecision | None:
+    """Return the precision of caches that a precision of weights goes with.
 
     Raises:
-        ExportError: If it has no choice of them, or not this one.
+        ExportError: If it has no choice, or not this one.
     """
-    bits: WeightBits | None = next((known for known in get_args(WeightBits) if known == weight_bits), None)
-    if bits is None:
-        raise ExportError(f"weights of int8 have {' or '.join(map(str, get_args(WeightBits)))} bits, not {weight_bits}")
     caches: CachePrecision | None = next((known for known in get_args(CachePrecision) if known == cache_precision), None)
     if caches is None and cache_precision is not None:
         raise ExportError(f"the precision of caches can be {' or '.join(get_args(CachePrecision))}, not {cache_precision!r}")
-    if precision != "int8" and bits != 8:
-        raise ExportError(f"weights of {bits} bits go with int8, not {precision}")
     if precision != "int8" and caches is not None:
         raise ExportError(f"caches in {caches} go with int8, not {precision}")
-    return bits, caches
+    return caches
 
 
 def check_name(name: str) -> None:

@@ -11,7 +11,7 @@ import onnx_ir
 from dragoman.export.architectures import Architecture, architecture_of
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.calibration import Calibration, calibrate
-from dragoman.export.fields import CachePrecision, Precision, WeightBits
+from dragoman.export.fields import CachePrecision, Precision
 from dragoman.export.half import DTYPES, halved, store_halved
 from dragoman.export.progress import Progress
 from dragoman.export.proof.cases import greedy_sources
@@ -43,7 +43,6 @@ class Recipe:
     calibration: Sequence[list[int]] | None = None
     quality: QualityTexts | None = None  # texts on which another precision must translate as well as fp32
     shortlist: Sequence[int] | None = None  # ids that a decode step chooses from, rising; None for all
-    weight_bits: WeightBits = 8  # of the weights of int8
     cache_precision: CachePrecision | None = None  # of the caches; None for that of the arithmetic between 8-bit products
 
 
@@ -92,8 +91,7 @@ def _build_whole(
         quantized = (_quantized(graph, i, architecture, recipe, calibration, counts) for i, graph in enumerate(graphs))
         write_graphs(quantized, directory)
         progress.done("quantise")
-    is_precise = None if recipe.weight_bits == 8 else False
-    changes = verify_quantized(checkpoint, directory, counts, recipe.quality, progress, is_precise)
+    changes = verify_quantized(checkpoint, directory, counts, recipe.quality, progress)
     return graphs, msgspec.structs.replace(report, quality=changes), calibration
 
 
@@ -101,7 +99,7 @@ def _quantized(
     graph: onnx_ir.Model, place: int, architecture: Architecture, recipe: Recipe, calibration: Calibration, counts: ScaleCounts
 ) -> onnx_ir.Model:
     """Turn the products of encoder, decode step or scorer, in this order, into 8-bit ones; count the first two's scales."""
-    found = quantize(graph, calibration.inputs, recipe.weight_bits)
+    found = quantize(graph, calibration.inputs)
     if place == STEP and architecture.has_time_axis:
         keep_time_axis(graph)
     if recipe.cache_precision is not None and place < 2:

@@ -16,7 +16,7 @@ from dragoman.export.arguments import (
     ExportError,
     QualityTexts,
     Shortlist,
-    check_bits,
+    check_cache_precision,
     check_dimensions,
     check_heads,
     check_name,
@@ -62,7 +62,6 @@ def export_checkpoint(
     say: Say | None = None,
     shortlist: Shortlist | None = None,
     languages: Languages | None = None,
-    weight_bits: int = 8,
     cache_precision: str | None = None,
 ) -> Bundle:
     """Export a checkpoint; the bundle appears whole and verified, or not at all.
@@ -78,7 +77,6 @@ def export_checkpoint(
         say: Told a line when a step is done, see `progress`.
         shortlist: Texts whose tokens the model is to choose from.
         languages: In place of the checkpoint's, where given.
-        weight_bits: Of int8's weights, 8 or 7.
         cache_precision: Of int8's caches: int8, or None for single precision.
 
     Raises:
@@ -88,7 +86,7 @@ def export_checkpoint(
         ParityError: If the graphs do not answer as the checkpoint does.
     """
     chosen = check_precision(precision, calibration is not None, quality is not None)
-    bits, caches_in = check_bits(chosen, weight_bits, cache_precision)
+    caches_in = check_cache_precision(chosen, cache_precision)
     progress = Progress(steps_of(chosen, shortlist is not None), say)
     output = output.resolve()
     check_output(output, is_forced)
@@ -112,7 +110,7 @@ def export_checkpoint(
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as staging:
         directory = Path(staging) / "bundle"
         directory.mkdir()
-        recipe = Recipe(chosen, ids, quality, listed, bits, caches_in)
+        recipe = Recipe(chosen, ids, quality, listed, caches_in)
         graphs, report = build_graphs(checkpoint, directory, recipe, progress)
         caches = _declared_caches(graphs, checkpoint.model.config, recipe)
         samples = make_samples(checkpoint, directory, recipe, report.tolerance)
@@ -185,7 +183,7 @@ def _describe(
         name=name,
         version="unknown",
         precision=recipe.precision,
-        weight_bits=recipe.weight_bits,
+        is_pair_safe=recipe.precision == "int8",
         architecture=config.architecture,
         has_prompts=architecture.has_prompts,
         num_attention_layers=None if num_attention_layers == config.num_decoder_layers else num_attention_layers,

@@ -124,7 +124,9 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     name: str  # of the model; see `check_name`
     version: Version  # see `content_version`
     precision: Precision  # of weights, caches and arithmetic; caches of an int8 bundle say their own
-    weight_bits: WeightBits = 8  # Of the weights of 8-bit products. Those of 7 cannot overflow on any processor.
+    weight_bits: WeightBits = 8  # Of the weights of 8-bit products; 7 in older bundles alone.
+    # Whether the fast 8-bit kernels of every processor are exact with these weights, see `quantize`; older bundles do not say.
+    is_pair_safe: bool = False
     architecture: Architecture = "transformer"  # of the model, for people to read; what follows from it, other fields say
     # Whether a source is a prompt: the encoder's graph writes the caches that steps write, and the room T of a row holds source and
     # answer together.
@@ -193,7 +195,7 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def can_overflow(self) -> bool:
         """Whether its products may overflow on processors that sum pairs in 16 bits: 2 · 255 · 127 is more than they hold."""
-        return self.precision == "int8" and self.weight_bits == 8
+        return self.precision == "int8" and self.weight_bits == 8 and not self.is_pair_safe
 
     def _check_precision(self) -> None:
         """Refuse fewer bits in a bundle that is not of 8-bit products, and several kinds of numbers in an encoder's one output."""
@@ -203,6 +205,8 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
             return
         if self.weight_bits != 8:
             raise ValueError(f"weight_bits {self.weight_bits} go with int8, not {self.precision}")
+        if self.is_pair_safe:
+            raise ValueError(f"is_pair_safe goes with int8, not {self.precision}")
         if any(cache.precision is not None for cache in self.caches):
             raise ValueError(f"caches have precision int8 in a bundle of int8 alone, not in {self.precision}")
 

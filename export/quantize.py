@@ -4,6 +4,10 @@ Weights get a scale per output channel. Activations get a scale that does not de
 that `calibration` has measured, or where rows differ too much, one per row. Sums of integers are exact, so a row's bits are
 the same in every batch. Token embeddings are stored in 8 bits, too, with a scale per token. Everything between products stays fp32.
 
+Weights are pair-safe. x86 without VNNI multiplies unsigned inputs by signed weights and adds the products of two neighbours
+(rows 2i and 2i + 1 of a weight `[K, M]`) in 16 bits (`vpmaddubsw`), which saturate at 255 · 127 · 2. So two neighbouring weights of
+the same sign add up to at most `MAX_PAIR`, for which a column may get fewer levels: the fast kernels of every processor are exact.
+
 Caches in 8 bits take a quarter of the memory. A channel of a head has one constant scale, so that a row does not depend on others;
 values beyond the calibrated range, with headroom, are clipped. Attention reads the integers itself
 (`com.microsoft.GroupQueryAttention`). On the CPU it outputs an integer cache even where it adds nothing to it, so the decode step
@@ -20,14 +24,16 @@ from numpy.typing import NDArray
 from onnx_ir import Graph, Model, Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from dragoman.export.fields import WeightBits
 from dragoman.export.rewriting import Writer, constant_of, only_user
 from dragoman.export.tensors import cross_kv_names, output_name
 
 CONTRIB = "com.microsoft"
-WEIGHT_LEVELS: dict[WeightBits, int] = {7: 63, 8: 127}
+WEIGHT_LEVELS = 127
 ROW_LEVELS = 127
 ACTIVATION_LEVELS = 255
+# Largest sum of neighbouring weights of one sign whose products with the largest inputs fit into 16 bits.
+MAX_PAIR = (2**15 - 1) // ACTIVATION_LEVELS
+BLOCK_COLUMNS = 4096  # quantised at once, which bounds memory
 # A constant scale leaves room above the calibrated range, of products and of caches: values beyond are clipped.
 HEADROOM = 1.1
 # Where the range is this many times a usual row's, a constant scale would leave that row too few levels.
@@ -99,19 +105,17 @@ def find_products(graph: Graph) -> list[Product]:
     return [product for node in graph if (product := _as_product(node)) is not None]
 
 
-def quantize(model: Model, ranges: Mapping[str, ActivationRange], weight_bits: WeightBits = 8) -> ScaleCounts:
+def quantize(model: Model, ranges: Mapping[str, ActivationRange]) -> ScaleCounts:
     """Rewrite a traced graph in place, and count.
 
     Args:
         model: The encoder, the decode step or the scorer.
         ranges: By `Product.key`; a product without one gets a scale for every row.
-        weight_bits: Of the weights. Two products of 8 bits and 7, at most 2 · 255 · 63 = 32,130, are summed in 16 bits without
-            overflow, which is how x86 without VNNI is fast; of 8 bits and 8 they are not.
     """
     graph = model.graph
     products = find_products(graph)
     graph.opset_imports.setdefault(CONTRIB, 1)
-    quantizer = _Quantizer(graph, ranges, WEIGHT_LEVELS[weight_bits])
+    quantizer = _Quantizer(graph, ranges)
     for product in products:
         quantizer.replace(product)
     for node in list(graph):
@@ -122,19 +126,47 @@ def quantize(model: Model, ranges: Mapping[str, ActivationRange], weight_bits: W
     return quantizer.counts
 
 
-def quantize_columns(weight: Floats, levels: int = WEIGHT_LEVELS[8]) -> tuple[Integers, Floats]:
-    """Return weights `[K, M]` as integers of so many levels each way, and the scale of each column, `[M]`."""
-    scales = np.maximum(np.abs(weight).max(0), SMALLEST_SCALE).astype(np.float32) / np.float32(levels)
-    integers = np.clip(np.rint(weight / scales), -levels, levels).astype(np.int8)
-    return np.ascontiguousarray(integers), scales
+def quantize_columns(weight: Floats) -> tuple[Integers, Floats]:
+    """Return weights `[K, M]` as pair-safe integers, and the scale of each column, `[M]`.
+
+    A column has the most levels each way, at most `WEIGHT_LEVELS`, with which no pair of its weights is over `MAX_PAIR`.
+    """
+    starts = range(0, weight.shape[1], BLOCK_COLUMNS)
+    blocks = [_quantize_block(weight[:, start : start + BLOCK_COLUMNS]) for start in starts]
+    return np.concatenate([integers for integers, _ in blocks], 1), np.concatenate([scales for _, scales in blocks])
+
+
+def _quantize_block(weight: Floats) -> tuple[Integers, Floats]:
+    peaks = np.maximum(np.abs(weight).max(0), SMALLEST_SCALE).astype(np.float32)
+    levels = np.full(weight.shape[1], WEIGHT_LEVELS, np.float32)
+    integers = np.empty(weight.shape, np.int8)
+    columns = np.arange(weight.shape[1])
+    while columns.size:
+        integers[:, columns] = _rounded(weight[:, columns], peaks[columns] / levels[columns])
+        pairs = largest_pairs(integers[:, columns])
+        columns, pairs = columns[pairs > MAX_PAIR], pairs[pairs > MAX_PAIR]
+        # Rounding changes a sum by 1 at most, so that no more levels than the second term can do for this pair.
+        levels[columns] = np.minimum(levels[columns] - 1, np.floor(levels[columns] * (MAX_PAIR + 1) / (pairs - 1)))
+    return integers, peaks / levels
+
+
+def largest_pairs(integers: Integers) -> NDArray[np.int16]:
+    """Return the largest magnitude of a sum of neighbouring weights of one sign, `[K, M]` → `[M]`."""
+    pairs = np.pad(integers, ((0, len(integers) % 2), (0, 0))).astype(np.int16).reshape(-1, 2, integers.shape[1])
+    sums: NDArray[np.int16] = np.stack([pairs.clip(min=0), -pairs.clip(max=0)]).sum(2, dtype=np.int16).max((0, 1))
+    return sums
+
+
+def _rounded(weight: Floats, scales: Floats) -> Integers:
+    integers: Integers = np.clip(np.rint(weight / scales), -WEIGHT_LEVELS, WEIGHT_LEVELS).astype(np.int8)
+    return integers
 
 
 class _Quantizer:
     """Replaces one product after the other; products of the same input share its quantisation."""
 
-    def __init__(self, graph: Graph, ranges: Mapping[str, ActivationRange], weight_levels: int) -> None:
+    def __init__(self, graph: Graph, ranges: Mapping[str, ActivationRange]) -> None:
         self.graph = graph
-        self.weight_levels = weight_levels
         self.ranges = ranges
         self.counts = ScaleCounts()
         self.constant_inputs: dict[tuple[Value, float, int], Value] = {}
@@ -181,7 +213,7 @@ class _Quantizer:
         return result if product.bias is None else writer.node("Add", result, product.bias)
 
     def _weight(self, writer: Writer, product: Product) -> tuple[Value, Value]:
-        integers, scales = quantize_columns(product.weight, self.weight_levels)
+        integers, scales = quantize_columns(product.weight)
         return writer.constant(f"{product.name}.int8", integers), writer.constant(f"{product.name}.scale", scales)
 
 
@@ -223,7 +255,8 @@ def _quantize_table(graph: Graph, gather: Node) -> None:
         return
     array = constant_of(table)
     assert array is not None
-    integers, scales = quantize_columns(array.T)
+    scales = np.maximum(np.abs(array).max(1), SMALLEST_SCALE).astype(np.float32) / np.float32(WEIGHT_LEVELS)
+    integers = _rounded(array, scales[:, None])
     output = gather.outputs[0]
     name = str(table.name)
     multiply = only_user(output)
@@ -234,7 +267,7 @@ def _quantize_table(graph: Graph, gather: Node) -> None:
             scales, output = scales * scalar.reshape(()), multiply.outputs[0]
             name = f"{name}.times"
     writer = Writer(graph, gather)
-    rows = writer.node("Gather", writer.constant(f"{table.name}.int8_rows", np.ascontiguousarray(integers.T)), ids)
+    rows = writer.node("Gather", writer.constant(f"{table.name}.int8_rows", integers), ids)
     scale = writer.node("Gather", writer.constant(f"{name}.row_scale", scales[:, None]), ids)
     result = writer.node("Mul", writer.node("Cast", rows, to=int(onnx_ir.DataType.FLOAT)), scale)
     onnx_ir.convenience.replace_all_uses_with(output, result)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import onnxruntime
 
 from dragoman.export.bundle import BundleError
-from dragoman.export.processor import Platform, overflows_in_8_bits, platform_of
+from dragoman.export.processor import Platform, platform_of
 
 # ONNX Runtime's provider option: flash attention (1), else memory-efficient attention (2). Its own choice is cuDNN (8) on compute
 # capability 9 and later, which plans anew for each new shape; unfused products (16) remain where no other kernel can be used.
@@ -28,7 +28,7 @@ def open_session(
     path: str | Path,
     num_threads: int,
     *,
-    is_precise: bool | None = None,
+    is_precise: bool = False,
     is_spinning: bool = True,
     is_packed: bool = True,
     is_written: bool = False,
@@ -39,8 +39,8 @@ def open_session(
     Args:
         path: The graph; its weights lie beside it.
         num_threads: Threads of the session's pool, the calling one included.
-        is_precise: Whether products of 8-bit numbers are computed the way that cannot overflow on x86 without VNNI. It costs
-            processors with VNNI half of their speed, so by default only processors that may overflow compute so.
+        is_precise: Whether products of 8-bit numbers are computed the way that cannot overflow on x86 without VNNI: for weights
+            that are not pair-safe (see `quantize`), and processors that may overflow. It costs those a fifth of their speed.
         is_spinning: Whether the pool's threads stay awake for a moment when they have nothing to do.
         is_packed: Whether the session keeps weights of products in an order of its own, a copy in memory for each session. Without
             it they are read where the file is mapped, once for all sessions and processes; small batches then take up to twice as
@@ -66,7 +66,7 @@ def open_session(
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
     else:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if overflows_in_8_bits() if is_precise is None else is_precise:
+    if is_precise:
         options.add_session_config_entry(PRECISION_OPTION, "1")
     if not is_packed:
         options.add_session_config_entry("session.disable_prepacking", "1")

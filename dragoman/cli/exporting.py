@@ -40,7 +40,6 @@ class BundleOptions:
         list[Path] | None, _option("Text in the target language: choose from its tokens alone. May be given several times.")
     ] = None
     shortlist_size: Annotated[int | None, _option("Keep so many of these tokens, the most frequent.")] = None
-    weight_bits: Annotated[int, _option("For int8: 7 makes products fast on x86 without VNNI, and weights a little coarser.")] = 8
     cache_precision: Annotated[
         str | None, _option("For int8: int8 keeps keys and values in a quarter of the memory; by default fp32.")
     ] = None
@@ -52,14 +51,14 @@ class BundleOptions:
 
     def check(self) -> None:
         """Raise `InputError` if they do not go together."""
-        from dragoman.export.arguments import check_bits, check_precision
+        from dragoman.export.arguments import check_cache_precision, check_precision
 
         if (self.quality_source is None) != (self.quality_reference is None):
             raise InputError("--quality-source and --quality-reference go together")
         if self.shortlist_size is not None and not self.shortlist:
             raise InputError("--shortlist-size goes with --shortlist")
         precision = check_precision(self.precision, self.calibration is not None, self.quality_source is not None)
-        check_bits(precision, self.weight_bits, self.cache_precision)
+        check_cache_precision(precision, self.cache_precision)
 
     def read(self) -> "tuple[Sequence[str] | None, QualityTexts | None, Shortlist | None]":
         """Read the texts: to calibrate with, to judge quality by, to choose tokens from.
@@ -115,9 +114,7 @@ def import_(
     from dragoman.model.importers.hub import fetch, is_name
 
     if export is None and not bundle.is_default:
-        raise InputError(
-            "--precision, --calibration, --quality-…, --shortlist…, --weight-bits and --cache-precision go with --export"
-        )
+        raise InputError("--precision, --calibration, --quality-…, --shortlist… and --cache-precision go with --export")
     if export is not None:  # what the export would refuse after the import
         from dragoman.export.arguments import check_output
 
@@ -218,7 +215,6 @@ def _export(
         lambda line: typer.echo(line, err=True),
         listed,
         languages,
-        options.weight_bits,
         options.cache_precision,
     )
     manifest = bundle.manifest

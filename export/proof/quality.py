@@ -53,9 +53,8 @@ def verify_quantized(
     counts: ScaleCounts,
     texts: QualityTexts | None = None,
     progress: Progress | None = None,
-    is_precise: bool | None = None,
 ) -> Quality:
-    """Check quantised graphs whose originals `verify` has passed, opened as they will be served; see `open_session`.
+    """Check quantised graphs whose originals `verify` has passed.
 
     Raises:
         BundleError: If the graphs cannot be loaded or have other inputs and outputs.
@@ -67,11 +66,11 @@ def verify_quantized(
     forced = forced_rows(config)
     reference = EagerReference(checkpoint.model)
     parts = [part for row in forced for part in stretches(reference, row)]
-    runners = [OnnxRunner(directory, config, number, is_precise) for number in THREADS]
+    runners = [OnnxRunner(directory, config, number) for number in THREADS]
     check_sources(runners, forced)
     check_rows_apart(runners, parts)
     progress.done("compare batches in 8 bits")
-    divergence, rows, runner = Divergence(checkpoint), answer_rows(checkpoint), OnnxRunner(directory, config, is_precise=is_precise)
+    divergence, rows, runner = Divergence(checkpoint), answer_rows(checkpoint), OnnxRunner(directory, config)
     num_candidates = max_candidates(config.target_vocab_size)
     drive(runner, rows, NUM_SLOTS, num_candidates, False, divergence.observe)
     quality = Quality(

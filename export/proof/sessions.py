@@ -38,9 +38,7 @@ CacheBuffer = NDArray[np.number[Any]]
 
 
 @contextmanager
-def open_runner(
-    directory: Path, config: ModelConfig, precision: Precision, *, is_on_cpu: bool = False, is_precise: bool | None = None
-) -> "Iterator[OnnxRunner]":
+def open_runner(directory: Path, config: ModelConfig, precision: Precision, *, is_on_cpu: bool = False) -> "Iterator[OnnxRunner]":
     """Open the graphs of a directory as a precision is run on this machine.
 
     Args:
@@ -48,7 +46,6 @@ def open_runner(
         config: Of their model.
         precision: Of the graphs.
         is_on_cpu: Run fp16 on the CPU even where there is a CUDA device.
-        is_precise: See `open_session`.
 
     Raises:
         BundleError: If ONNX Runtime cannot load them, or their inputs and outputs are not those of the bundle format.
@@ -63,7 +60,7 @@ def open_runner(
             runner.device = WIDENED
             yield runner
     else:
-        yield OnnxRunner(directory, config, is_precise=is_precise)
+        yield OnnxRunner(directory, config)
 
 
 class OnnxRunner:
@@ -76,7 +73,7 @@ class OnnxRunner:
         directory: Path,
         config: ModelConfig,
         num_threads: int | None = None,
-        is_precise: bool | None = None,
+        is_precise: bool = False,
         is_packed: bool = True,
     ) -> None:
         """Load encoder and decode step; the default number of threads is PyTorch's.

@@ -116,9 +116,9 @@ def _graphs(bundle: Bundle) -> tuple[Path, ...]:
     return bundle.encoder_path, bundle.decoder_path, bundle.scorer_path
 
 
-def _is_precise(bundle: Bundle) -> bool | None:
-    """Return False if the bundle's products cannot overflow; else None: the processor decides."""
-    return None if bundle.manifest.can_overflow else False
+def _is_precise(bundle: Bundle) -> bool:
+    """Return whether the bundle's products have to be computed the slower way here, see `open_session`."""
+    return bundle.manifest.can_overflow and overflows_in_8_bits()
 
 
 def _key(bundle: Bundle) -> str:
@@ -126,7 +126,7 @@ def _key(bundle: Bundle) -> str:
     if not (processor := processor_identity()):
         raise CacheError("this processor does not say what it can do")
     files = {name: entry.sha256 for name, entry in bundle.manifest.files.items() if name.endswith((".onnx", ".weights"))}
-    runtime = onnxruntime.__version__, onnxruntime.get_build_info(), bundle.manifest.can_overflow and overflows_in_8_bits()
+    runtime = onnxruntime.__version__, onnxruntime.get_build_info(), _is_precise(bundle)
     return hashlib.sha256(msgspec.json.encode([FORMAT, processor, runtime, files], order="sorted")).hexdigest()[:16]
 
 

@@ -49,7 +49,7 @@ def test_a_folder_becomes_a_checkpoint_and_a_report(run_command: Run, folder: Pa
 def test_it_is_exported_at_once_under_its_folders_name(run_command: Run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("the server answers\n", encoding="utf-8")
     (tmp_path / "T5 (small)!").symlink_to(folder)
-    options = ["--precision", "int8", "--weight-bits", "7", "--cache-precision", "int8", "--max-source-tokens", "40"]
+    options = ["--precision", "int8", "--cache-precision", "int8", "--max-source-tokens", "40"]
     asked = ("import", tmp_path / "T5 (small)!", tmp_path / "out", "--export")
     code, out, _ = run_command(*asked, tmp_path / "quantised", *options)
     assert code == 0 and f"wrote {tmp_path / 'quantised'}: T5-small" in out
@@ -60,7 +60,12 @@ def test_it_is_exported_at_once_under_its_folders_name(run_command: Run, folder:
     assert "T5 (model_type t5)" in imported["found"][0] and exported["parity"]["num_token_mismatches"] == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["name"] == "T5-small"
     manifest = Bundle.open(tmp_path / "quantised").manifest
-    assert (manifest.name, manifest.precision, manifest.weight_bits, manifest.cache_precision) == ("T5-small", "int8", 7, "int8")
+    assert (manifest.name, manifest.precision, manifest.is_pair_safe, manifest.cache_precision) == (
+        "T5-small",
+        "int8",
+        True,
+        "int8",
+    )
     manifest = Bundle.open(tmp_path / "choosing").manifest
     assert 0 < manifest.num_choices < manifest.target_vocab_size
 

@@ -92,6 +92,7 @@ WRONG: dict[str, list[Any]] = {
     "version": ["", "a b", "a\n", "x" * 65, "../x", "\x1b", 1, None],
     "precision": ["", "fp12", "FP32", "x" * 100_000, "\ud800", 1, None],
     "weight_bits": [*NOT_COUNTS, 6, 7, 9],  # 7 goes with int8 alone
+    "is_pair_safe": [*NOT_FLAGS, None, True],  # likewise
     "architecture": ["", "Transformer", "lstm", 1, None],
     "has_prompts": [*NOT_FLAGS, None, True],  # True is what no bundle with an encoder has
     "num_attention_layers": [-1, 10**30, 1.5, True, "1", [], MAX_LAYERS + 1],

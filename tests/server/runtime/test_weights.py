@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,13 @@ import pytest
 import structlog
 
 from dragoman.export.bundle import Bundle
+from dragoman.export.manifest import MANIFEST_FILE
 from dragoman.server.engine.loading import load_runner, load_scorer
 from dragoman.server.engine.settings import DeviceSettings, Limits
 from dragoman.server.runtime import weights as weights_module
 from dragoman.server.runtime.onnx import OnnxRunner, OnnxScorer
 from dragoman.server.runtime.weights import WEIGHTS_FILE, Weights
+from tests.export.conftest import edit
 
 MAX_ROWS = 17
 Patch = pytest.MonkeyPatch
@@ -126,11 +129,13 @@ def test_files_depend_on_processor_version_and_overflow(
             patch.setattr(f"dragoman.server.runtime.weights.{name}", value)
             kept.append(Weights.of(tiny, str(tmp_path)))
         assert len(entries(tmp_path)) == len(kept), name
-    for precision, num_entries in (("fp32", 1), ("int8", 2)):  # products of whole numbers may overflow
-        bundle, folder = Bundle.open(shipped_bundle("en-de", precision)), tmp_path / precision
+    quantised = shipped_bundle("en-de", "int8")
+    older = shutil.copytree(quantised, tmp_path / "older")
+    edit(older / MANIFEST_FILE, lambda manifest: manifest.pop("is_pair_safe"))
+    for directory, num_entries in ((quantised, 1), (older, 2)):
+        bundle, folder = Bundle.open(directory), tmp_path / f"weights of {directory.name}"
         for may_overflow in (False, True):
-            for module in ("server.runtime.weights", "export.session"):
-                monkeypatch.setattr(f"dragoman.{module}.overflows_in_8_bits", lambda may_overflow=may_overflow: may_overflow)
+            monkeypatch.setattr(weights_module, "overflows_in_8_bits", lambda may_overflow=may_overflow: may_overflow)
             kept.append(Weights.of(bundle, str(folder)))
         assert len(entries(folder)) == num_entries and all(weights.is_shared for weights in kept)
 
