@@ -232,9 +232,9 @@ class ServerConfig(BaseSettings):
         1, description="Frontend processes that share the ports; more than one where the engines are faster than one frontend."
     )
     replicas: Replicas = Field(
-        0, description="Engines of each model on the CPU; 0 chooses by the number of cores, and is 1 if num_threads is set."
+        0, description="Engines of each model on the CPU; 0 for as many as are measured to be fastest, and 1 if num_threads is set."
     )
-    num_threads: CountOrUsual = Field(0, description="Compute threads of each engine; 0 chooses by the number of cores.")
+    num_threads: CountOrUsual = Field(0, description="Compute threads of each engine; 0 for as many as are measured to be fastest.")
     pin_engines: bool = Field(
         False, description="Whether each engine is bound to cores of its own; for machines that serve nothing else."
     )

@@ -38,6 +38,7 @@ def load_engine(
         limits = replace(limits, prefill_tokens_per_step=max(limits.prefill_tokens_per_step // PROMPT_PART, 1))
     runner = load_runner(bundle, limits, num_threads, device or DeviceSettings(), is_warmed_up=is_warmed_up)
     costs = warm_up(runner, manifest) if is_warmed_up else usual_costs(manifest)
+    runner.rest()
     log.info("encoder measured", model=manifest.name, is_measured=is_warmed_up, **asdict(costs))
     target = TargetSide(
         manifest.target_vocab_size, manifest.eos_id, manifest.decoder_start_id, manifest.max_target_tokens, manifest.num_choices
@@ -53,11 +54,14 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
     manifest = bundle.manifest
     choice = choose_device(device.name, manifest.precision)
     if choice.ordinal is None:
+        from dragoman.server.runtime.elastic import open_elastic
         from dragoman.server.runtime.onnx import OnnxRunner
         from dragoman.server.runtime.weights import Weights
 
         log.info("device chosen", model=manifest.name, device="cpu", asked_for=device.name, reason=choice.reason)
-        return OnnxRunner(bundle, limits.max_slots, num_threads, Weights.of(bundle, device.weights_cache))
+        weights = Weights.of(bundle, device.weights_cache)
+        elastic = open_elastic(weights.folder, device.wide) if weights.folder is not None else None
+        return OnnxRunner(bundle, limits.max_slots, num_threads, weights, elastic)
     from dragoman.server.runtime.device.cuda import CudaDevice
     from dragoman.server.runtime.device.model import Buckets, DeviceModel
     from dragoman.server.runtime.device.runner import DeviceRunner

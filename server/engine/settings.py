@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dragoman.server.runtime.elastic import WideSteps
 from dragoman.server.telemetry.logs import LogFormat
 
 # Bounds the stall of running requests; with 2,048, CPU throughput was the same and stalls were longer.
@@ -20,6 +21,7 @@ class DeviceSettings(msgspec.Struct, frozen=True):
     name: str = "auto"  # `auto`, `cpu`, `cuda` or `cuda:N`
     max_memory_bytes: int = 0  # limit on a CUDA device; 0 for nine tenths of the free memory
     weights_cache: str = ""  # folder through which engines on the CPU share weights; empty for copies of their own
+    wide: WideSteps = WideSteps()  # steps on the CPU with more threads, where weights are shared
 
 
 @dataclass(frozen=True, slots=True)

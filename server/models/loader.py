@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -20,7 +21,7 @@ from dragoman.server.models.version import Cause, Opened, Refused
 from dragoman.server.service.languages import PromptTemplates
 from dragoman.server.system import read_process, trim_memory_soon
 from dragoman.server.telemetry.metrics import Metrics
-from dragoman.server.workers.engines import EnginePlan, engine_settings, make_engine, plan_engine
+from dragoman.server.workers.engines import EnginePlan, engine_settings, make_engine, measure_engines, plan_engine
 from dragoman.server.workers.pool import ReplicaPool
 
 log = structlog.get_logger("dragoman.repository")
@@ -45,6 +46,7 @@ class VersionLoader:
         self._config, self._keys, self._num_models, self._on_change = config, keys, num_models, on_change
         self._pinned: Mapping[str, EnginePlan] = {}
         self._measured: dict[str, Measured] = {}
+        self._plans: WeakKeyDictionary[Bundle, EnginePlan] = WeakKeyDictionary()
 
     def pin(self, plans: Mapping[str, EnginePlan]) -> None:
         """Keep the cores assigned to the initial models for all of their versions."""
@@ -67,6 +69,12 @@ class VersionLoader:
         except ConfigError as error:
             raise Refused(Cause.SETTINGS, str(error)) from error
         return opened
+
+    async def measure_engines(self, bundle: Bundle, file: ModelFile) -> None:
+        """Find out the fastest plan of a version's engines, unless settings say it."""
+        config = file.settings.within(self._config)
+        if bundle not in self._plans and (plan := await measure_engines(config, bundle, self._num_models())) is not None:
+            self._plans[bundle] = plan
 
     def num_replicas(self, bundle: Bundle, file: ModelFile) -> int:
         """Return the number of engines of a version."""
@@ -145,7 +153,10 @@ class VersionLoader:
 
     def _plan(self, bundle: Bundle, config: ServerConfig) -> EnginePlan:
         plan = self._pinned.get(bundle.manifest.name)
-        return plan if plan is not None and config.pin_engines else plan_engine(config, bundle, self._num_models())
+        if plan is not None and config.pin_engines:
+            return plan
+        measured = None if config.replicas or config.num_threads else self._plans.get(bundle)
+        return plan_engine(config, bundle, self._num_models()) if measured is None else measured
 
 
 def _resident_sizes(model: LoadedModel) -> list[int]:

@@ -1,5 +1,6 @@
 """CPU runner on ONNX Runtime, and the scorer, which also runs on a device."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.export.tensors import PACKED_OUTPUT, STATES_OUTPUT, output_name, pack
 from dragoman.server.runtime.cache import Buffer, SlotCache
+from dragoman.server.runtime.elastic import Elastic, Sessions
 from dragoman.server.runtime.runner import Candidates, Held
 from dragoman.server.runtime.weights import Weights
 
@@ -36,8 +38,8 @@ MAX_KEPT_BYTES = 2**26
 class PackedEncoder:
     """Encoder without padding: concatenated tokens as input, the numbers of all caches for each token and source as output."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache) -> None:
-        self._session, self._cache = session, cache
+    def __init__(self, sessions: Sessions, cache: SlotCache) -> None:
+        self._sessions, self._cache = sessions, cache
         self._num_columns, self._num_state_columns = cache.token_columns, cache.state_columns
         self._kept: Buffer = np.empty((0, self._num_columns), cache.token_type)
 
@@ -59,13 +61,14 @@ class PackedEncoder:
         inputs = pack(sources)
         tokens = self._results(len(inputs["src_ids"]))
         states = np.empty((len(sources), self._num_state_columns), tokens.dtype)
-        binding = self._session.io_binding()
+        session = self._sessions.choose()
+        binding = session.io_binding()
         for name, array in inputs.items():
             bind_input(binding, name, array)
         for name, output in ((PACKED_OUTPUT, tokens), (STATES_OUTPUT, states)):
             if output.shape[1]:
                 bind_output(binding, name, output)
-        self._session.run_with_iobinding(binding)
+        session.run_with_iobinding(binding)
         return inputs["src_lens"], tokens, states
 
     def _results(self, num_tokens: int) -> Buffer:
@@ -82,23 +85,23 @@ class PackedEncoder:
 class PaddedEncoder:
     """Encoder with padding to the longest source; its outputs are the caches' tensors."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache, pad_id: int) -> None:
-        self._session, self._cache, self._pad_id = session, cache, pad_id
+    def __init__(self, sessions: Sessions, cache: SlotCache, pad_id: int) -> None:
+        self._sessions, self._cache, self._pad_id = sessions, cache, pad_id
 
     def fill(self, sources: Sources, rows: Sequence[int]) -> None:
         lengths = np.array([len(source) for source in sources], np.int64)
         ids = np.full((len(sources), lengths.max()), self._pad_id, np.int64)
         for row, source in zip(ids, sources, strict=True):
             row[: len(source)] = source
-        tensors = self._session.run(self._cache.cross_names, {"src_ids": ids, "src_lens": lengths})
+        tensors = self._sessions.choose().run(self._cache.cross_names, {"src_ids": ids, "src_lens": lengths})
         self._cache.write_cross(rows, lengths, tensors)
 
 
 class PromptReader:
     """Chunked prefill: the graph reads a piece of a row's prompt and appends to the row's caches."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache) -> None:
-        self._session, self._cache = session, cache
+    def __init__(self, sessions: Sessions, cache: SlotCache) -> None:
+        self._sessions, self._cache = sessions, cache
 
     def fill(self, sources: Sources, rows: Sequence[int]) -> None:
         for source, row in zip(sources, rows, strict=True):
@@ -117,13 +120,14 @@ class PromptReader:
             "positions": np.arange(first, stop),
             "src_lens": np.array([stop]),
         }
-        binding = self._session.io_binding()
+        session = self._sessions.choose()
+        binding = session.io_binding()
         for name, array in inputs.items():
             bind_input(binding, name, array)
         for name, buffer in cache.self_kv.items():
             bind_input(binding, name, buffer[row : row + 1])
             bind_output(binding, output_name(name), buffer[row : row + 1])
-        self._session.run_with_iobinding(binding)
+        session.run_with_iobinding(binding)
         cache.note_read(row, stop)
 
 
@@ -140,22 +144,32 @@ class OnnxRunner:
     graphs = None
     memory: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self, bundle: Bundle, max_rows: int, num_threads: int, weights: Weights | None = None) -> None:
-        """Load both graphs, by default from the checked bundle; `num_threads` of each session include the calling one."""
+    def __init__(
+        self,
+        bundle: Bundle,
+        max_rows: int,
+        num_threads: int,
+        weights: Weights | None = None,
+        elastic: Elastic | None = None,
+    ) -> None:
+        """Load both graphs, by default from the checked bundle; `num_threads` of each session include the calling one.
+
+        With `elastic`, sessions with more threads are loaded beside them.
+        """
         manifest = bundle.manifest
         self.max_rows = max_rows
         self.cache = SlotCache(manifest, max_rows)
         self.weights = weights or Weights(bundle)
-        encoder = self.weights.open(bundle.encoder_path, num_threads)
-        self._encoder = _encoder_of(manifest, encoder, self.cache)
+        self._elastic = elastic
+        self._encoder = _encoder_of(manifest, self._open(bundle.encoder_path, num_threads), self.cache)
         self.holder = self._encoder if isinstance(self._encoder, PackedEncoder) else None
         self.reader = self._encoder if isinstance(self._encoder, PromptReader) else None
-        self._decoder = self.weights.open(bundle.decoder_path, num_threads)
+        self._decoder = self._open(bundle.decoder_path, num_threads)
         self._tokens = np.zeros(max_rows, np.int64)
         self._positions = np.zeros(max_rows, np.int64)
         self._num_candidates = np.ones(1, np.int64)
         self._buffers: dict[int, Candidates] = {}
-        self._bindings: dict[tuple[int, int], tuple[onnxruntime.IOBinding, Candidates]] = {}
+        self._bindings: dict[tuple[int, int, bool], tuple[onnxruntime.IOBinding, Candidates]] = {}
         self._num_moves_bound = 0
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
@@ -168,9 +182,20 @@ class OnnxRunner:
         self._tokens[:num_rows] = tokens
         self._positions[:num_rows] = positions
         self._num_candidates[0] = num_candidates
-        binding, candidates = self._bound(num_rows, num_candidates)
-        self._decoder.run_with_iobinding(binding)
+        if self._elastic is None or self._decoder.wide is None:
+            binding, candidates = self._bound(num_rows, num_candidates, False)
+            self._decoder.narrow.run_with_iobinding(binding)
+            return candidates
+        is_wide = self._elastic.is_wide(num_rows)
+        binding, candidates = self._bound(num_rows, num_candidates, is_wide)
+        started = time.perf_counter()
+        (self._decoder.wide if is_wide else self._decoder.narrow).run_with_iobinding(binding)
+        self._elastic.note(num_rows, is_wide, time.perf_counter() - started)
         return candidates
+
+    def rest(self) -> None:
+        if self._elastic is not None:
+            self._elastic.rest()
 
     def refetch(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
         num_rows = len(tokens)
@@ -179,7 +204,7 @@ class OnnxRunner:
         self._num_candidates[0] = num_candidates
         shape = num_rows, num_candidates
         candidates = Candidates(np.empty(shape, np.int64), np.empty(shape, np.float32))
-        self._decoder.run_with_iobinding(self._bind(first_row, candidates))
+        self._decoder.narrow.run_with_iobinding(self._bind(self._decoder.narrow, first_row, candidates))
         return candidates
 
     def copy_row(self, source: int, target: int, length: int) -> None:
@@ -191,25 +216,31 @@ class OnnxRunner:
     def cache_bytes(self) -> tuple[int, int]:
         return self.cache.num_bytes_reserved, self.cache.num_bytes_used
 
-    def _bound(self, num_rows: int, num_candidates: int) -> tuple[onnxruntime.IOBinding, Candidates]:
+    def _open(self, path: Path, num_threads: int) -> Sessions:
+        elastic = self._elastic
+        wide = None if elastic is None else self.weights.open(path, elastic.num_threads)
+        return Sessions(self.weights.open(path, num_threads), wide, elastic)
+
+    def _bound(self, num_rows: int, num_candidates: int, is_wide: bool) -> tuple[onnxruntime.IOBinding, Candidates]:
         """Return a cached binding to the caches' current addresses."""
         if self._num_moves_bound != self.cache.num_moves:
             self._bindings.clear()  # their addresses are invalid
             self._num_moves_bound = self.cache.num_moves
-        key = num_rows, num_candidates
+        key = num_rows, num_candidates, is_wide
         if (bound := self._bindings.get(key)) is None:
             kept = self._candidates(num_candidates)
             kept = Candidates(kept.ids[:num_rows], kept.log_probs[:num_rows])
-            bound = self._bind(0, kept), kept
+            session = self._decoder.wide if is_wide and self._decoder.wide is not None else self._decoder.narrow
+            bound = self._bind(session, 0, kept), kept
             if num_candidates <= MAX_KEPT_CANDIDATES:
                 if len(self._bindings) == MAX_KEPT_BINDINGS:
                     del self._bindings[next(iter(self._bindings))]
                 self._bindings[key] = bound
         return bound
 
-    def _bind(self, first_row: int, candidates: Candidates) -> onnxruntime.IOBinding:
+    def _bind(self, session: onnxruntime.InferenceSession, first_row: int, candidates: Candidates) -> onnxruntime.IOBinding:
         """Bind as many rows of every buffer as `candidates` has."""
-        binding = self._decoder.io_binding()
+        binding = session.io_binding()
         rows = slice(first_row, first_row + len(candidates.ids))
         inputs = {"prev_ids": self._tokens, "positions": self._positions, "src_lens": self.cache.source_lengths}
         for name, vector in inputs.items():
@@ -235,12 +266,10 @@ class OnnxRunner:
         return candidates
 
 
-def _encoder_of(
-    manifest: Manifest, session: onnxruntime.InferenceSession, cache: SlotCache
-) -> PackedEncoder | PaddedEncoder | PromptReader:
+def _encoder_of(manifest: Manifest, sessions: Sessions, cache: SlotCache) -> PackedEncoder | PaddedEncoder | PromptReader:
     if manifest.has_prompts:
-        return PromptReader(session, cache)
-    return PackedEncoder(session, cache) if manifest.is_packed else PaddedEncoder(session, cache, manifest.pad_id)
+        return PromptReader(sessions, cache)
+    return PackedEncoder(sessions, cache) if manifest.is_packed else PaddedEncoder(sessions, cache, manifest.pad_id)
 
 
 class OnnxScorer:

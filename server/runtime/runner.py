@@ -123,5 +123,8 @@ class Runner(Protocol):
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
         """Copy positions `[start, stop)` of a row's self-attention caches to another row with the same source."""
 
+    def rest(self) -> None:
+        """Take note that no run follows until there is another request."""
+
     def cache_bytes(self) -> tuple[int, int]:
         """Return the bytes reserved for caches, and those used by rows of the last step."""

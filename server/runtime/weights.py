@@ -76,6 +76,11 @@ class Weights:
         return cls(bundle, entry)
 
     @property
+    def folder(self) -> Path | None:
+        """The cache's folder, private to this user; None if the weights are not shared."""
+        return None if self._entry is None else self._entry.directory.parent
+
+    @property
     def is_shared(self) -> bool:
         return self._entry is not None
 

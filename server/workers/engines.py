@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -11,13 +11,15 @@ from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
+from dragoman.server.runtime.elastic import WideSteps
+from dragoman.server.runtime.plan import measured_plan
 from dragoman.server.runtime.weights_cache import weights_folder
 from dragoman.server.system import available_cores
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.supervisor import RestartPolicy
 
-# Default threads of an engine: in steps of milliseconds or less, more threads mostly wait for each other.
+# Threads of an engine that is not measured: in steps of milliseconds or less, more threads mostly wait for each other.
 USUAL_THREADS = 4
 # Precisions of bundles that never run on a GPU, see `runtime/providers.py`.
 CPU_PRECISIONS = ("fp32", "int8")
@@ -25,10 +27,11 @@ CPU_PRECISIONS = ("fp32", "int8")
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """Number of a model's engines, their threads, and the cores that each is pinned to (empty for all)."""
+    """Number of a model's engines, their threads, the cores that each is pinned to (empty for all), and steps with more threads."""
 
     num_threads: int
     cores: tuple[tuple[int, ...], ...]
+    wide: WideSteps = field(default_factory=WideSteps)
 
     @property
     def num_replicas(self) -> int:
@@ -36,8 +39,18 @@ class EnginePlan:
         return len(self.cores)
 
 
+async def measure_engines(config: ServerConfig, bundle: Bundle, num_models: int) -> EnginePlan | None:
+    """Return the fastest plan of a model on its part of the cores; None where settings or the device decide, or it is unknown."""
+    num_cores = _part_of_cores(num_models)
+    if config.replicas or config.num_threads or num_cores == 1 or _may_be_on_gpu(config, bundle):
+        return None
+    folder = weights_folder(config.weights_cache, num_cores)
+    plan = await measured_plan(bundle, folder, num_cores, config.max_slots) if folder else None
+    return None if plan is None else EnginePlan(plan.num_threads, ((),) * plan.num_replicas, plan.wide)
+
+
 def plan_engine(config: ServerConfig, bundle: Bundle, num_models: int) -> EnginePlan:
-    """Return the unpinned plan of one model on a machine that `num_models` share; raise `ConfigError` as `plan_engines`."""
+    """Return the usual, unpinned plan of one model on a machine that `num_models` share; raise `ConfigError` as `plan_engines`."""
     num_replicas, num_threads = _size(config, bundle, _part_of_cores(num_models))
     return EnginePlan(num_threads, ((),) * num_replicas)
 
@@ -78,7 +91,7 @@ def _part_of_cores(num_models: int) -> int:
 
 
 def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, int]:
-    may_be_on_gpu = config.device != "cpu" and bundle.manifest.precision not in CPU_PRECISIONS
+    may_be_on_gpu = _may_be_on_gpu(config, bundle)
     if config.replicas > 1 and may_be_on_gpu:
         name, precision = bundle.manifest.name, bundle.manifest.precision
         raise ConfigError(
@@ -91,6 +104,10 @@ def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, in
         return 1, num_cores
     num_replicas = max(1, round(num_cores / USUAL_THREADS))
     return num_replicas, num_cores // num_replicas
+
+
+def _may_be_on_gpu(config: ServerConfig, bundle: Bundle) -> bool:
+    return config.device != "cpu" and bundle.manifest.precision not in CPU_PRECISIONS
 
 
 def make_engine(
@@ -146,7 +163,7 @@ def make_engine(
 
 def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> list[EngineSettings]:
     """Return the settings of each engine of a model."""
-    weights_cache = weights_folder(config.weights_cache, plan.num_replicas)
+    weights_cache = weights_folder(config.weights_cache, 2 if plan.wide.num_threads else plan.num_replicas)
     settings = EngineSettings(
         endpoint="",
         bundle=str(bundle.directory),
@@ -159,6 +176,6 @@ def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> l
         log_format=config.log_format,
         version=bundle.manifest.version,
         digest=bundle.digest,
-        device=DeviceSettings(config.device, config.gpu_memory_bytes, weights_cache),
+        device=DeviceSettings(config.device, config.gpu_memory_bytes, weights_cache, plan.wide),
     )
     return [replace(settings, cores=cores) for cores in plan.cores]

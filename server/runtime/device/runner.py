@@ -150,6 +150,8 @@ class DeviceRunner:
             return ticket.candidates.kept(num_candidates)
         return self._in_parts(tokens, positions, num_candidates, first_row)
 
+    def rest(self) -> None: ...
+
     def cache_bytes(self) -> tuple[int, int]:
         live = self.cache.source_lengths[: self._num_rows]
         pairs = (self.cache.cross_kv.kind, int(live.sum())), (self.cache.self_kv.kind, self._num_positions)

@@ -341,6 +341,8 @@ class FakeRunner:
         self._demand(self.caches[target][start] != self.caches[source][start], "what is copied differs")
         self.caches[target][start:] = self.caches[source][start:stop] + [POISON] * (self.capacity - stop)
 
+    def rest(self) -> None: ...
+
     def cache_bytes(self) -> tuple[int, int]:
         used = sum(token != POISON for row in self.caches for token in row)
         return self.max_rows * self.capacity, used

@@ -15,6 +15,7 @@ from dragoman.server.engine.loading import warm_up
 from dragoman.server.runtime import onnx as encoder_module
 from dragoman.server.runtime.cache import SlotCache
 from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.elastic import Sessions
 from dragoman.server.runtime.onnx import OnnxRunner, PackedEncoder, PaddedEncoder
 from tests.export.conftest import Export
 
@@ -168,7 +169,7 @@ def test_bits_do_not_depend_on_the_room_there_is(
 def test_warm_up_ends_at_the_largest_batch_whatever_it_is(bundle: Bundle, max_rows: int) -> None:
     runner = OnnxRunner(bundle, max_rows, 1)
     warm_up(runner, bundle.manifest)
-    assert max(rows for rows, _ in runner._bindings) == max_rows
+    assert max(rows for rows, *_ in runner._bindings) == max_rows
 
 
 def test_caches_in_8_bits_take_a_quarter_and_change_answers_little(export: Export) -> None:
@@ -196,12 +197,12 @@ def test_packed_and_padded_sources_are_encoded_to_the_same_bits_and_kept(
     """Whether or not results are written where the last ones were."""
     monkeypatch.setattr(encoder_module, "MAX_KEPT_BYTES", max_bytes)
     cache, other = (SlotCache(bundle.manifest, 4) for _ in range(2))
-    packed, sources = PackedEncoder(open_session(str(bundle.encoder_path), 1), cache), sources_of([0, 1, 3, 4])
+    packed, sources = PackedEncoder(Sessions(open_session(str(bundle.encoder_path), 1)), cache), sources_of([0, 1, 3, 4])
     first = packed.encode(sources)
     before = [held.tokens.copy() for held in first]
     packed.encode([[77, 78, 1], [50, 1]])
     packed.fill(sources, ROWS)
-    PaddedEncoder(open_session(str(model.encoder_path), 1), other, 0).fill(sources, ROWS)
+    PaddedEncoder(Sessions(open_session(str(model.encoder_path), 1)), other, 0).fill(sources, ROWS)
     assert cache.source_lengths.tolist() == other.source_lengths.tolist() == [2, 3, 5, 24]
     for ours, theirs in zip(cache.cross_kv.values(), other.cross_kv.values(), strict=True):
         for row, source in zip(ROWS, sources, strict=True):
@@ -213,6 +214,6 @@ def test_packed_and_padded_sources_are_encoded_to_the_same_bits_and_kept(
     limit = 64 * cache.token_columns * 4
     for room, expected in ((limit, 64), (limit - 1, 0)):
         monkeypatch.setattr(encoder_module, "MAX_KEPT_BYTES", room)
-        again = PackedEncoder(open_session(str(bundle.encoder_path), 1), cache)
+        again = PackedEncoder(Sessions(open_session(str(bundle.encoder_path), 1)), cache)
         again.fill(sources, ROWS)
         assert len(again._kept) == expected, "34 tokens, rounded up"

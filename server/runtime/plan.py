@@ -1,0 +1,235 @@
+"""Plan of a model's engines on the CPU: their number, their threads, and the steps that take all cores.
+
+It is measured once for a model's size and a machine, in a process of its own, and kept beside the shared weights:
+
+    python -m dragoman.server.runtime.plan BUNDLE FOLDER NUM_CORES MAX_SLOTS
+"""
+
+import asyncio
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import structlog
+from msgspec import Struct
+
+from dragoman.export.bundle import Bundle, Manifest
+from dragoman.export.processor import processor_identity
+from dragoman.server.runtime.elastic import WideSteps
+from dragoman.server.runtime.weights_cache import Cache, CacheError, Entry
+
+if TYPE_CHECKING:
+    from dragoman.server.runtime.onnx import OnnxRunner
+    from dragoman.server.runtime.runner import Candidates
+    from dragoman.server.runtime.weights import Weights
+
+log = structlog.get_logger("dragoman.engine")
+
+FORMAT = 1
+PLAN_FILE = "plan.json"
+# Time after which a measurement is given up.
+MAX_SECONDS = 120.0
+# Each engine is a process of about 130 MiB.
+MAX_ENGINES = 16
+# Requests under way for each core, of this many tokens, of which so many steps are measured.
+ROWS_PER_CORE, SOURCE_TOKENS, NUM_STEPS = 16, 20, 8
+SECONDS_PER_PLAN = 0.2
+# Fewer threads are chosen unless more give this much: steps of fewer threads suffer less from other processes.
+MIN_GAIN = 1.05
+# Part of a narrow step's time that a wide one may take to be worth it, and the runs of which each time is the median.
+MAX_WIDE_PART, NUM_RUNS = 0.85, 5
+
+
+class Plan(Struct, frozen=True):
+    """Number of engines, threads of each, steps with more threads, and tokens a second by the plans tried (`2 x 1`)."""
+
+    num_replicas: int
+    num_threads: int
+    wide: WideSteps = WideSteps()
+    rates: dict[str, float] = {}
+
+
+def known_plan(manifest: Manifest, folder: str, num_cores: int, max_slots: int) -> Plan | None:
+    """Return the plan that was measured for models of this size; None if there is none."""
+    try:
+        entry = Cache(Path(folder)).find(_name(manifest, num_cores, max_slots))
+        return None if entry is None else _read(entry)
+    except (CacheError, OSError, ValueError):
+        return None
+
+
+async def measured_plan(bundle: Bundle, folder: str, num_cores: int, max_slots: int) -> Plan | None:
+    """Return the plan for a model, measured now if it is not known; log and return None where it cannot be."""
+    manifest = bundle.manifest
+    if (known := await asyncio.to_thread(known_plan, manifest, folder, num_cores, max_slots)) is not None:
+        return known
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "dragoman.server.runtime.plan"),
+        *(str(bundle.directory), folder, str(num_cores), str(max_slots)),
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(MAX_SECONDS):
+            _, errors = await process.communicate()
+    except TimeoutError:
+        errors = f"it took more than {MAX_SECONDS:.0f} s".encode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    plan = await asyncio.to_thread(known_plan, manifest, folder, num_cores, max_slots)
+    if plan is None:
+        reason = errors.decode(errors="replace").strip().rpartition("\n")[2][-300:]
+        log.warning("engines could not be measured, the usual plan is used", model=manifest.name, reason=reason)
+    else:
+        log.info(
+            "engines measured",
+            model=manifest.name,
+            engines_and_threads=f"{plan.num_replicas} x {plan.num_threads}",
+            lone_threads=plan.wide.num_threads or plan.num_threads,
+            tokens_per_second=plan.rates,
+            seconds=round(time.monotonic() - started, 3),
+        )
+    return plan
+
+
+def _name(manifest: Manifest, num_cores: int, max_slots: int) -> str:
+    """Return the name of the entry of models with the same graphs, but for their numbers, on this machine; raise `CacheError`."""
+    if not (processor := processor_identity()):
+        raise CacheError("this processor does not say what it can do")
+    runtimes = []
+    for package in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            runtimes.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    sizes = [manifest.d_model, manifest.num_encoder_layers, manifest.num_decoder_layers, manifest.num_weight_bytes]
+    sizes += [manifest.num_choices, manifest.max_target_tokens, manifest.max_source_tokens, num_cores, max_slots]
+    kind = [manifest.precision, manifest.can_overflow, [cache.shape for cache in manifest.caches], manifest.cache_precision]
+    key = msgspec.json.encode([processor, runtimes, sizes, kind], order="sorted")
+    return f"plan-{hashlib.sha256(key).hexdigest()[:16]}-{FORMAT}"
+
+
+def _read(entry: Entry) -> Plan:
+    return msgspec.json.decode((entry.directory / PLAN_FILE).read_bytes(), type=Plan)
+
+
+def measure(bundle: Bundle, weights: "Weights", num_cores: int, max_slots: int) -> Plan:
+    """Measure plans on all cores."""
+    from dragoman.server.runtime.onnx import OnnxRunner
+
+    rates: dict[int, float] = {}
+    for num_threads in sorted({num_cores, *(1 << i for i in range(num_cores.bit_length() - 1))}):
+        num_engines = min(num_cores // num_threads, MAX_ENGINES)
+        num_rows = min(ROWS_PER_CORE * num_cores // num_engines, max_slots)
+        runners = [OnnxRunner(bundle, num_rows, num_threads, weights) for _ in range(num_engines)]
+        rates[num_threads] = _tokens_per_second(runners, bundle.manifest)
+    best = max(rates.values())
+    chosen = next(num_threads for num_threads, rate in sorted(rates.items()) if rate * MIN_GAIN >= best)
+    wide = WideSteps()
+    if chosen < num_cores:
+        narrow, other = (OnnxRunner(bundle, max_slots, num_threads, weights) for num_threads in (chosen, num_cores))
+        if found := _narrow_seconds(narrow, other, bundle.manifest):
+            wide = WideSteps(num_cores, found)
+    by_plan = {f"{min(num_cores // num, MAX_ENGINES)} x {num}": round(rate, 1) for num, rate in rates.items()}
+    return Plan(min(num_cores // chosen, MAX_ENGINES), chosen, wide, by_plan)
+
+
+def _tokens_per_second(runners: Sequence["OnnxRunner"], manifest: Manifest) -> float:
+    """Return how many tokens engines decode together, with the encoder's part of the time."""
+    together = threading.Barrier(len(runners))
+
+    def run(runner: "OnnxRunner") -> tuple[int, float]:
+        work = _work(runner, manifest)
+        work()
+        together.wait()
+        num_tokens, started = 0, time.perf_counter()
+        while (seconds := time.perf_counter() - started) < SECONDS_PER_PLAN:
+            num_tokens += work()
+        return num_tokens, seconds
+
+    with ThreadPoolExecutor(len(runners)) as pool:
+        return sum(num_tokens / seconds for num_tokens, seconds in pool.map(run, runners))
+
+
+def _work(runner: "OnnxRunner", manifest: Manifest) -> Callable[[], int]:
+    """Return a batch's life: sources are encoded, tokens are decoded; it returns the number of these."""
+    num_rows = runner.max_rows
+    num_steps = min(NUM_STEPS, manifest.max_target_tokens // 2)
+
+    def work() -> int:
+        _prefill(runner, manifest)
+        for position in range(num_steps):
+            _step(runner, manifest, num_rows, position)
+        return num_rows * num_steps
+
+    return work
+
+
+def _narrow_seconds(narrow: "OnnxRunner", wide: "OnnxRunner", manifest: Manifest) -> dict[int, float]:
+    """Return the seconds of narrow steps for the numbers of rows where wide ones are faster; raise if their bits differ."""
+    for runner in (narrow, wide):
+        _prefill(runner, manifest)
+    found: dict[int, float] = {}
+    num_rows = 1
+    while num_rows <= narrow.max_rows:
+        seconds: list[float] = []
+        answers: list[bytes] = []
+        for runner in (narrow, wide):
+            times = []
+            for _ in range(NUM_RUNS):
+                started = time.perf_counter()
+                candidates = _step(runner, manifest, num_rows, 0)
+                times.append(time.perf_counter() - started)
+            seconds.append(sorted(times)[NUM_RUNS // 2])
+            answers.append(candidates.ids.tobytes() + candidates.log_probs.tobytes())
+        if answers[0] != answers[1]:
+            raise CacheError("steps of another number of threads have other bits")
+        if seconds[1] <= MAX_WIDE_PART * seconds[0]:
+            found[num_rows] = seconds[0]
+        num_rows *= 2
+    return found
+
+
+def _prefill(runner: "OnnxRunner", manifest: Manifest) -> None:
+    length = min(SOURCE_TOKENS, manifest.max_source_tokens, max(manifest.max_target_tokens // 2, 1))
+    runner.prefill([[manifest.eos_id] * length] * runner.max_rows, list(range(runner.max_rows)))
+
+
+def _step(runner: "OnnxRunner", manifest: Manifest, num_rows: int, position: int) -> "Candidates":
+    zeros = np.zeros(num_rows, np.int64)
+    return runner.step(zeros + manifest.decoder_start_id, zeros + position, min(4, manifest.num_choices))
+
+
+def main() -> None:
+    """Measure and keep a plan."""
+    from dragoman.server.runtime.weights import Weights
+
+    directory, folder, num_cores, max_slots = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    bundle = Bundle.open(directory)
+    weights = Weights.of(bundle, str(folder))
+    if not weights.is_shared:
+        raise CacheError("weights cannot be shared")
+
+    def make(entry: Path, lock: int) -> None:  # one measurement at a time: they take all cores
+        (entry / PLAN_FILE).write_bytes(msgspec.json.encode(measure(bundle, weights, num_cores, max_slots)))
+
+    Cache(folder).find_or_make(_name(bundle.manifest, num_cores, max_slots), make, MAX_SECONDS)
+
+
+if __name__ == "__main__":
+    main()
