@@ -169,7 +169,7 @@ def _tokens_per_second(runners: Sequence["OnnxRunner"], manifest: Manifest) -> f
 def _work(runner: "OnnxRunner", manifest: Manifest) -> Callable[[], int]:
     """Return a batch's life: sources are encoded, tokens are decoded; it returns the number of these."""
     num_rows = runner.max_rows
-    num_steps = min(NUM_STEPS, manifest.max_target_tokens // 2)
+    num_steps = max(min(NUM_STEPS, manifest.max_target_tokens // 2), 1)
 
     def work() -> int:
         _prefill(runner, manifest)
@@ -206,7 +206,8 @@ def _narrow_seconds(narrow: "OnnxRunner", wide: "OnnxRunner", manifest: Manifest
 
 
 def _prefill(runner: "OnnxRunner", manifest: Manifest) -> None:
-    length = min(SOURCE_TOKENS, manifest.max_source_tokens, max(manifest.max_target_tokens // 2, 1))
+    # A prompt shares the positions of its row with the answer.
+    length = min(SOURCE_TOKENS, manifest.max_target_tokens // 2 if manifest.has_prompts else manifest.max_source_tokens)
     runner.prefill([[manifest.eos_id] * length] * runner.max_rows, list(range(runner.max_rows)))
 
 

@@ -243,3 +243,19 @@ def test_a_model_that_is_needed_and_cannot_be_loaded_stops_the_start(models: Pat
     assert result.returncode == 1
     [reason] = [line for line in result.stderr.splitlines() if f'"event":"{Event.CANNOT_SERVE}"' in line]
     assert "model 'beta': the engine cannot start" in reason
+
+
+def test_engines_are_as_many_as_are_measured_to_be_fastest(bundles: Path, tmp_path: Path, captions: list[str]) -> None:
+    """Once: a server that starts again knows. Answers have the same bits as with other engines and threads."""
+    with serving(bundles / "en-de", "--num-threads", "1") as server, Client(server.address) as client:
+        expected = [client.generate(text, return_log_probs=True) for text in captions[:9]]
+    for num_measured in (1, 0):
+        environment = {"DRAGOMAN_REPLICAS": "0", "DRAGOMAN_WEIGHTS_CACHE": str(tmp_path)}
+        with serving(bundles / "en-de", environment=environment) as server, Client(server.address) as client:
+            assert len(server.logged("engines measured")) == num_measured
+            (engines,) = server.logged(Event.SERVING)[0]["engines_and_threads"].values()
+            num_engines, num_threads = map(int, engines.split(" x "))
+            assert num_engines * num_threads <= max(len(os.sched_getaffinity(0)), 1)
+            wait_until(lambda wanted=num_engines: len(server.engines()) == wanted, "all engines run")
+            found = [client.generate(text, return_log_probs=True) for text in captions[:9]]
+            assert [answer.answers for answer in found] == [answer.answers for answer in expected]

@@ -11,9 +11,11 @@ import pytest
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, load
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
+from dragoman.server.runtime.elastic import WideSteps
+from dragoman.server.runtime.plan import Plan
 from dragoman.server.system import available_cores
 from dragoman.server.workers import engines
-from dragoman.server.workers.engines import EnginePlan, divide_cores, engine_settings, plan_engine, plan_engines
+from dragoman.server.workers.engines import EnginePlan, divide_cores, engine_settings, measure_engines, plan_engine, plan_engines
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -107,6 +109,33 @@ def test_version_that_comes_later_has_its_part_of_the_cores_and_is_pinned_to_non
         assert (plan.num_replicas, plan.num_threads) == expected and plan.cores == ((),) * expected[0]
     own = load({"models": "bundles", "replicas": 3, "num_threads": 2})
     assert plan_engine(own, bundle_of("m"), 1) == EnginePlan(2, ((),) * 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "precision", "num_models"),
+    [
+        ({"replicas": 1}, "int8", 1),
+        ({"num_threads": 1}, "int8", 1),
+        ({"weights_cache": "off"}, "int8", 1),
+        ({}, "fp16", 1),
+        ({}, "int8", 2),
+    ],
+)
+async def test_nothing_is_measured_where_something_else_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any], precision: str, num_models: int
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    async def measured_plan(*arguments: Any) -> Plan | None:
+        asked.append(arguments)
+        return Plan(2, 1, WideSteps(2, {1: 0.5}))
+
+    monkeypatch.setattr(engines, "measured_plan", measured_plan)
+    monkeypatch.setattr(engines, "available_cores", lambda: 2)
+    usual = {"models": "bundles", "weights_cache": str(tmp_path), "max_slots": 9}
+    assert await measure_engines(load(usual | settings), bundle_of("m", precision), num_models) is None and not asked
+    plan = await measure_engines(load(usual), bundle_of("m"), 1)
+    assert plan == EnginePlan(1, ((), ()), WideSteps(2, {1: 0.5})) and asked[0][1:] == (str(tmp_path), 2, 9)
 
 
 def test_engines_are_started_with_the_settings_of_the_device(tiny_bundle: Path) -> None:

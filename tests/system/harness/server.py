@@ -68,12 +68,13 @@ class Server:
     ) -> None:
         """Start it, below a command such as `nohup` and from another checkout if these are given, and wait until it serves."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
-        ports = {"DRAGOMAN_PORT": "0", "DRAGOMAN_HTTP_PORT": "0", "DRAGOMAN_METRICS_PORT": "0", "PYTHONPATH": str(source)}
+        usual = {"DRAGOMAN_PORT": "0", "DRAGOMAN_HTTP_PORT": "0", "DRAGOMAN_METRICS_PORT": "0", "PYTHONPATH": str(source)}
+        usual["DRAGOMAN_REPLICAS"] = "1"  # what is measured to be fastest may be another number each time
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "dragoman", "serve", "--models", str(models), "--host", "127.0.0.1", *flags],
             stderr=subprocess.PIPE,
             cwd=source,
-            env=kept | ports | dict(environment or {}),
+            env=kept | usual | dict(environment or {}),
             text=True,
         )
         self.num_engines, self.num_frontends = (

@@ -1,0 +1,83 @@
+"""Plans of engines: measured once for a size of models, kept, and given up where they cannot be measured."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import structlog
+
+from dragoman.export.bundle import Bundle
+from dragoman.server.runtime import plan as planning
+from dragoman.server.runtime.plan import Plan, known_plan, measured_plan
+from dragoman.server.runtime.runner import Candidates
+from dragoman.server.runtime.weights_cache import CacheError
+from tests.export.conftest import Export
+
+
+def measured(bundle: Bundle, folder: Path, num_cores: int = 2, max_slots: int = 8) -> tuple[Plan | None, list[Any]]:
+    with structlog.testing.capture_logs() as lines:
+        return asyncio.run(measured_plan(bundle, str(folder), num_cores, max_slots)), lines
+
+
+@pytest.mark.parametrize(("name", "precision"), [("tiny", "int8"), ("llama", "fp32"), ("one token", "fp32")])
+def test_plan_is_measured_once_for_every_model_of_its_size(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, precision: str
+) -> None:
+    bundle = export(name, precision)
+    plan, (line,) = measured(bundle, tmp_path)
+    assert plan is not None and (plan.num_replicas, plan.num_threads) in ((1, 2), (2, 1))
+    assert plan.rates.keys() == {"2 x 1", "1 x 2"} and all(rate > 0 for rate in plan.rates.values())
+    assert plan.wide.num_threads in ((0, 2) if plan.num_threads == 1 else (0,))
+    assert (line["event"], line["engines_and_threads"]) == ("engines measured", f"{plan.num_replicas} x {plan.num_threads}")
+    monkeypatch.setattr(planning.sys, "executable", "/bin/false")
+    assert measured(bundle, tmp_path) == (plan, [])
+    assert known_plan(msgspec.structs.replace(bundle.manifest, version="another"), str(tmp_path), 2, 8) == plan
+    assert known_plan(bundle.manifest, str(tmp_path), 3, 8) is None, "another number of cores"
+    none, (line,) = measured(bundle, tmp_path, num_cores=3)
+    assert none is None and line["log_level"] == "warning"
+
+
+def test_reason_is_logged_where_nothing_can_be_measured(export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    none, (line,) = measured(export("tiny", "int8"), tmp_path / "file")
+    assert none is None and "weights cannot be shared" in line["reason"] and line["log_level"] == "warning"
+    monkeypatch.setattr(planning, "MAX_SECONDS", 0.01)
+    none, (line,) = measured(export("tiny", "int8"), tmp_path)
+    assert none is None and line["reason"] == "it took more than 0 s"
+
+
+def test_one_that_is_cancelled_leaves_no_process(export: Export, tmp_path: Path) -> None:
+    async def cancelled() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await measured_plan(export("tiny", "int8"), str(tmp_path), 2, 8)
+
+    asyncio.run(cancelled())
+    children = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
+    assert not any(b"runtime.plan" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
+
+
+class Runner:
+    max_rows = 4
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def prefill(self, sources: object, rows: object) -> None: ...
+
+    def step(self, tokens: Any, positions: Any, num_candidates: int) -> Candidates:
+        return Candidates(np.zeros((len(tokens), 1), np.int64), np.full((len(tokens), 1), self.value, np.float32))
+
+
+def test_threads_that_change_bits_are_refused() -> None:
+    manifest: Any = SimpleNamespace(
+        eos_id=1, has_prompts=False, max_source_tokens=9, max_target_tokens=9, decoder_start_id=0, num_choices=9
+    )
+    narrow, same, other = (Runner(value) for value in (1.0, 1.0, 1.0 + 2**-20))
+    assert planning._narrow_seconds(narrow, same, manifest).keys() <= {1, 2, 4}
+    with pytest.raises(CacheError, match="other bits"):
+        planning._narrow_seconds(narrow, other, manifest)
