@@ -99,6 +99,9 @@ class ModelInfo:
         versions: All versions that requests can get, this one among them; empty where the server does not say.
         architecture: `transformer` or `rnn`, which have an encoder and a decoder, or `decoder`, a language model, whose answers go
             on with the text of a request; empty where the server does not say.
+        num_engines: Engines that run it; 0 where the server does not say.
+        num_threads: Compute threads of each; likewise.
+        num_lone_threads: Threads of a step while no other engine of the machine computes; likewise.
     """
 
     name: str
@@ -125,6 +128,9 @@ class ModelInfo:
     cache_precision: str = ""
     versions: tuple[ModelVersion, ...] = ()
     architecture: str = ""
+    num_engines: int = 0
+    num_threads: int = 0
+    num_lone_threads: int = 0
 
 
 def model_from_proto(message: generation_pb2.Model) -> ModelInfo:

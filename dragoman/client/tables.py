@@ -81,6 +81,9 @@ def _remarks(model: ModelInfo) -> Iterator[str]:
         yield f"Versions of {model.name}: {'; '.join(map(_version, model.versions))}"
     if defaults := ", ".join(_defaults(model)):
         yield f"Defaults of {model.name}: {defaults}"
+    if model.num_engines:
+        alone = f", {model.num_lone_threads} for a lone request" if model.num_lone_threads > model.num_threads else ""
+        yield f"Engines of {model.name}: {model.num_engines}, threads of each: {model.num_threads}{alone}"
     if model.shortlist_tokens:
         yield f"Shortlist of {model.name}: answers are chosen from {model.shortlist_tokens} of {model.target_vocab_size} tokens"
 

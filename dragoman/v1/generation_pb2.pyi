@@ -282,7 +282,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "is_ready", "precision", "device", "max_source_tokens", "max_target_tokens", "default_max_new_tokens", "max_slots", "source_vocab_size", "target_vocab_size", "domain", "max_message_bytes", "max_slots_per_request", "source_languages", "target_languages", "defaults", "shortlist_tokens", "default_source_language", "default_target_language", "weight_bits", "cache_precision", "versions", "architecture")
+    __slots__ = ("name", "version", "is_ready", "precision", "device", "max_source_tokens", "max_target_tokens", "default_max_new_tokens", "max_slots", "source_vocab_size", "target_vocab_size", "domain", "max_message_bytes", "max_slots_per_request", "source_languages", "target_languages", "defaults", "shortlist_tokens", "default_source_language", "default_target_language", "weight_bits", "cache_precision", "versions", "architecture", "num_engines", "num_threads", "num_lone_threads")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
@@ -307,6 +307,9 @@ class Model(_message.Message):
     CACHE_PRECISION_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LONE_THREADS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     is_ready: bool
@@ -331,7 +334,10 @@ class Model(_message.Message):
     cache_precision: str
     versions: _containers.RepeatedCompositeFieldContainer[ModelVersion]
     architecture: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., is_ready: _Optional[bool] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., default_max_new_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ..., source_vocab_size: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., domain: _Optional[str] = ..., max_message_bytes: _Optional[int] = ..., max_slots_per_request: _Optional[int] = ..., source_languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., target_languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., defaults: _Optional[_Union[Defaults, _Mapping]] = ..., shortlist_tokens: _Optional[int] = ..., default_source_language: _Optional[str] = ..., default_target_language: _Optional[str] = ..., weight_bits: _Optional[int] = ..., cache_precision: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[ModelVersion, _Mapping]]] = ..., architecture: _Optional[str] = ...) -> None: ...
+    num_engines: int
+    num_threads: int
+    num_lone_threads: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., is_ready: _Optional[bool] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., default_max_new_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ..., source_vocab_size: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., domain: _Optional[str] = ..., max_message_bytes: _Optional[int] = ..., max_slots_per_request: _Optional[int] = ..., source_languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., target_languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., defaults: _Optional[_Union[Defaults, _Mapping]] = ..., shortlist_tokens: _Optional[int] = ..., default_source_language: _Optional[str] = ..., default_target_language: _Optional[str] = ..., weight_bits: _Optional[int] = ..., cache_precision: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[ModelVersion, _Mapping]]] = ..., architecture: _Optional[str] = ..., num_engines: _Optional[int] = ..., num_threads: _Optional[int] = ..., num_lone_threads: _Optional[int] = ...) -> None: ...
 
 class ModelVersion(_message.Message):
     __slots__ = ("name", "version", "labels", "share", "is_default")

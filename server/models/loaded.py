@@ -112,6 +112,16 @@ class LoadedModel:
         return int(self.engine.num_replicas)
 
     @property
+    def num_threads(self) -> int:
+        """Compute threads of each engine."""
+        return int(self.engine.settings.num_threads)
+
+    @property
+    def num_lone_threads(self) -> int:
+        """Threads of a step while no other engine of the machine computes."""
+        return int(self.engine.settings.device.wide.num_threads or self.num_threads)
+
+    @property
     def max_slots(self) -> int:
         """Decode batch rows of all engines together."""
         return int(self.engine.num_replicas * self.engine.settings.max_slots)

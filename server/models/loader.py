@@ -46,7 +46,7 @@ class VersionLoader:
         self._config, self._keys, self._num_models, self._on_change = config, keys, num_models, on_change
         self._pinned: Mapping[str, EnginePlan] = {}
         self._measured: dict[str, Measured] = {}
-        self._plans: WeakKeyDictionary[Bundle, EnginePlan] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[Bundle, EnginePlan | None] = WeakKeyDictionary()
 
     def pin(self, plans: Mapping[str, EnginePlan]) -> None:
         """Keep the cores assigned to the initial models for all of their versions."""
@@ -73,8 +73,8 @@ class VersionLoader:
     async def measure_engines(self, bundle: Bundle, file: ModelFile) -> None:
         """Find out the fastest plan of a version's engines, unless settings say it."""
         config = file.settings.within(self._config)
-        if bundle not in self._plans and (plan := await measure_engines(config, bundle, self._num_models())) is not None:
-            self._plans[bundle] = plan
+        if bundle not in self._plans:
+            self._plans[bundle] = await measure_engines(config, bundle, self._num_models())
 
     def num_replicas(self, bundle: Bundle, file: ModelFile) -> int:
         """Return the number of engines of a version."""

@@ -42,7 +42,8 @@ class EnginePlan:
 async def measure_engines(config: ServerConfig, bundle: Bundle, num_models: int) -> EnginePlan | None:
     """Return the fastest plan of a model on its part of the cores; None where settings or the device decide, or it is unknown."""
     num_cores = _part_of_cores(num_models)
-    if config.replicas or config.num_threads or num_cores == 1 or _may_be_on_gpu(config, bundle):
+    is_on_cpu = not (config.device.startswith("cuda") or _may_be_on_gpu(config, bundle))
+    if config.replicas or config.num_threads or num_cores == 1 or not is_on_cpu:
         return None
     folder = weights_folder(config.weights_cache, num_cores)
     plan = await measured_plan(bundle, folder, num_cores, config.max_slots) if folder else None

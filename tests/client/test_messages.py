@@ -124,6 +124,10 @@ def test_a_table_has_a_row_for_each_model_and_cuts_nothing() -> None:
     headings, first, second = table(replace(MODEL, architecture="decoder"), replace(long, architecture="rnn"))[0]
     assert headings == [*HEADINGS[:3], "architecture", *HEADINGS[3:]]
     assert first == [*plain[:3], "decoder", *plain[3:]] and second[3] == "rnn"
+    assert table(replace(MODEL, num_engines=2, num_threads=1, num_lone_threads=1))[1] == ["Engines of en-de: 2, threads of each: 1"]
+    assert table(replace(MODEL, num_engines=1, num_threads=2, num_lone_threads=4))[1][0].endswith(
+        "of each: 2, 4 for a lone request"
+    )
     other = replace(MODEL, source_languages=(Language("en"),))
     for source, target, told in (
         ("en", "de fr", "en → de, fr"),

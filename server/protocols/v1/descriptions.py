@@ -71,6 +71,9 @@ class Descriptions:
                 weight_bits=manifest.weight_bits if manifest.precision == "int8" else 0,
                 cache_precision=manifest.cache_precision,
                 architecture=manifest.architecture,
+                num_engines=model.num_engines,
+                num_threads=model.num_threads,
+                num_lone_threads=model.num_lone_threads,
                 versions=[generation_pb2.ModelVersion(**one._asdict()) for one in self._models.served(model.name)],
             )
         )

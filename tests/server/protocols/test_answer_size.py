@@ -200,6 +200,7 @@ def test_models_are_described_with_defaults_and_limits(make_model: Any) -> None:
     assert told.defaults == generation_pb2.Defaults(num_beams=4, early_stopping=False, max_new_tokens=9, top_k=0)
     assert told.defaults.HasField("early_stopping") and not told.defaults.HasField("do_sample")
     assert (told.shortlist_tokens, told.default_max_new_tokens, told.weight_bits, told.cache_precision) == (100, 9, 7, "int8")
+    assert (told.num_engines, told.num_threads, told.num_lone_threads) == (3, 1, 4)
     assert {field.name for field in generation_pb2.Defaults.DESCRIPTOR.fields} == set(Defaults.__struct_fields__)
     model.templates.source_languages, model.engine.is_ready = None, False
     second, (third, other) = descriptions.of(model), descriptions.of_all([model, plain]).models
