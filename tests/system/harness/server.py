@@ -297,7 +297,7 @@ def growth(before: Mapping[int, Mapping[str, int]], max_bytes: int = 64 * 2**20)
     ]
 
 
-def wait_until_not_grown(before: Mapping[int, Mapping[str, int]], max_bytes: int = 64 * 2**20, seconds: float = 60) -> None:
+def wait_until_not_grown(before: Mapping[int, Mapping[str, int]], max_bytes: int = 64 * 2**20, seconds: float = 100) -> None:
     end = time.monotonic() + seconds
     while grown := growth(before, max_bytes):
         assert time.monotonic() < end, grown
