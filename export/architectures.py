@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from dragoman.export.arguments import ExportError
-from dragoman.export.fields import CachePrecision, Precision
+from dragoman.export.fields import Precision
 from dragoman.export.graphs.language_model import PromptGraph, TextScorerGraph, TextStepGraph
 from dragoman.export.graphs.rnn import RnnEncoderGraph, RnnScorerGraph, RnnStepGraph, rnn_caches
 from dragoman.export.graphs.transformer import EncoderGraph, MemoryProjection, ScorerGraph, StepGraph
@@ -120,7 +120,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
     return ARCHITECTURES[config.architecture]
 
 
-def check_architecture(config: ModelConfig, precision: Precision, cache_precision: CachePrecision | None) -> Architecture:
+def check_architecture(config: ModelConfig, precision: Precision, cache_precision: str | None) -> Architecture:
     """Return what export has of a model's architecture, which goes with a precision.
 
     Raises:
@@ -130,7 +130,7 @@ def check_architecture(config: ModelConfig, precision: Precision, cache_precisio
     if precision not in found.precisions:
         known = " and ".join(found.precisions)
         raise ExportError(f"models of the architecture {config.architecture} are exported in {known}, not in {precision}")
-    if cache_precision is not None and not found.has_integer_caches:
+    if cache_precision == "int8" and not found.has_integer_caches:
         raise ExportError(f"caches of the architecture {config.architecture} cannot be in {cache_precision}")
     try:
         found.caches(config)

@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 
 from dragoman.export import manifest
-from dragoman.export.fields import CachePrecision, Precision
+from dragoman.export.fields import Precision
 from dragoman.export.manifest import MANIFEST_FILE, Dimensions, num_forced
 from dragoman.model.config import UNUSED, ModelConfig
 from dragoman.model.errors import InputError
@@ -68,18 +68,16 @@ def check_precision(precision: str, has_calibration: bool, has_quality: bool) ->
     return found
 
 
-def check_cache_precision(precision: Precision, cache_precision: str | None) -> CachePrecision | None:
-    """Return the precision of caches that a precision of weights goes with.
+def check_cache_precision(precision: Precision, cache_precision: str | None) -> None:
+    """Refuse a precision of caches that is none, or that a precision of weights does not go with.
 
     Raises:
-        ExportError: If it has no choice, or not this one.
+        ExportError: If it is one.
     """
-    caches: CachePrecision | None = next((known for known in get_args(CachePrecision) if known == cache_precision), None)
-    if caches is None and cache_precision is not None:
-        raise ExportError(f"the precision of caches can be {' or '.join(get_args(CachePrecision))}, not {cache_precision!r}")
-    if precision != "int8" and caches is not None:
-        raise ExportError(f"caches in {caches} go with int8, not {precision}")
-    return caches
+    if cache_precision not in (None, "int8", "fp32"):
+        raise ExportError(f"the precision of caches can be int8 or fp32, not {cache_precision!r}")
+    if precision != "int8" and cache_precision is not None:
+        raise ExportError(f"caches in {cache_precision} go with int8, not {precision}")
 
 
 def check_name(name: str) -> None:

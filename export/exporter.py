@@ -77,7 +77,7 @@ def export_checkpoint(
         say: Told a line when a step is done, see `progress`.
         shortlist: Texts whose tokens the model is to choose from.
         languages: In place of the checkpoint's, where given.
-        cache_precision: Of int8's caches: int8, or None for single precision.
+        cache_precision: Of int8's caches: int8 or fp32; by default int8 where the architecture can have it.
 
     Raises:
         CheckpointError: If the checkpoint cannot be read.
@@ -86,7 +86,7 @@ def export_checkpoint(
         ParityError: If the graphs do not answer as the checkpoint does.
     """
     chosen = check_precision(precision, calibration is not None, quality is not None)
-    caches_in = check_cache_precision(chosen, cache_precision)
+    check_cache_precision(chosen, cache_precision)
     progress = Progress(steps_of(chosen, shortlist is not None), say)
     output = output.resolve()
     check_output(output, is_forced)
@@ -94,7 +94,8 @@ def export_checkpoint(
     checkpoint = checkpoint if languages is None else replace(checkpoint, languages=languages)
     name = checkpoint.name if name is None else name
     check_name(name)
-    architecture = check_architecture(checkpoint.model.config, chosen, caches_in)
+    architecture = check_architecture(checkpoint.model.config, chosen, cache_precision)
+    has_integer_caches = chosen == "int8" and cache_precision != "fp32" and architecture.has_integer_caches
     if architecture.has_heads:
         check_heads(checkpoint.model.config)
     check_dimensions(checkpoint.model.config, checkpoint.template, checkpoint.languages, checkpoint.defaults)
@@ -110,7 +111,7 @@ def export_checkpoint(
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as staging:
         directory = Path(staging) / "bundle"
         directory.mkdir()
-        recipe = Recipe(chosen, ids, quality, listed, caches_in)
+        recipe = Recipe(chosen, ids, quality, listed, "int8" if has_integer_caches else None)
         graphs, report = build_graphs(checkpoint, directory, recipe, progress)
         caches = _declared_caches(graphs, checkpoint.model.config, recipe)
         samples = make_samples(checkpoint, directory, recipe, report.tolerance)

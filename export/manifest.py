@@ -62,7 +62,7 @@ RESERVED_PREFIXES = ("dragoman.v", "grpc.")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PATH_PART = re.compile(r"[A-Za-z0-9._+@=-]+")
 # Fields that are left out where they have their default values, so that the bundles of a Transformer are what they ever were.
-_LATER_FIELDS = ("architecture", "has_prompts", "num_attention_layers", "one_sentence")
+_LATER_FIELDS = ("architecture", "has_prompts", "is_pair_safe", "num_attention_layers", "one_sentence")
 MAX_MANIFEST_BYTES = 1 << 20
 
 

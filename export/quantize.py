@@ -44,6 +44,8 @@ TOKEN_TABLES = ("embedding.tokens.weight", "encoder.tokens.weight", "decoder.emb
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int8]
 CACHE_LEVELS = 127
+# Inputs of MatMulIntegerToFloat, and of GroupQueryAttention.
+COLUMN_SCALES, BIAS = 3, 6
 NUM_INPUTS = 14
 PAST_INPUTS = (3, 4)
 Ranges = Mapping[str, NDArray[np.float32]]
@@ -307,18 +309,37 @@ def scales_of_columns(ranges: Ranges) -> NDArray[np.float32]:
 def quantize_given_caches(model: Model, ranges: Ranges) -> None:
     """Let an encoder give the keys and values of all layers, `[P, n·H·Dh]`, in 8 bits; rewrites it in place.
 
-    They are multiplied first and rounded then: ONNX Runtime takes 45 times as long to quantise columns that have a scale each
-    (1.31, 256 rows of 6,144, one thread: 29.5 ms instead of 0.65 ms).
+    They are multiplied first, by the product's own scales where it has them, and rounded then: ONNX Runtime takes 45 times as long
+    to quantise columns that have a scale each (1.31, 256 rows of 6,144, one thread: 29.5 ms instead of 0.65 ms).
     """
     graph = model.graph
     (output,) = graph.outputs
     name = str(output.name)
     writer = Writer(graph, graph[-1])
-    levels = _after(graph, "Mul", output, writer.constant(f"{name}.levels", 1 / scales_of_columns(ranges)))
+    factors = (1 / scales_of_columns(ranges)).astype(np.float32)
+    product = output.producer()
+    if product is not None and product.op_type == "MatMulIntegerToFloat":
+        levels = output
+        for place in (COLUMN_SCALES, BIAS):
+            _multiply_constant(graph, product, place, factors)
+    else:
+        levels = _after(graph, "Mul", output, writer.constant(f"{name}.levels", factors))
     result = _after(graph, "QuantizeLinear", levels, writer.scalar(1.0), writer.scalar(0, np.int8))
     result.shape, result.dtype = output.shape, onnx_ir.DataType.INT8
     output.name, result.name = f"{name}.float", name
     graph.outputs[0] = result
+
+
+def _multiply_constant(graph: Graph, node: Node, place: int, factors: Floats) -> None:
+    """Multiply a constant input of a node, if it has this one."""
+    old = node.inputs[place] if place < len(node.inputs) else None
+    if old is None:
+        return
+    array = constant_of(old)
+    assert array is not None
+    node.replace_input_with(place, Writer(graph, node).constant(f"{old.name}.levels", array * factors))
+    if not old.uses():
+        del graph.initializers[str(old.name)]
 
 
 def quantize_step_caches(model: Model, ranges: Ranges) -> None:

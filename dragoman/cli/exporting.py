@@ -41,7 +41,7 @@ class BundleOptions:
     ] = None
     shortlist_size: Annotated[int | None, _option("Keep so many of these tokens, the most frequent.")] = None
     cache_precision: Annotated[
-        str | None, _option("For int8: int8 keeps keys and values in a quarter of the memory; by default fp32.")
+        str | None, _option("For int8: fp32 keeps keys and values in single precision; by default int8.")
     ] = None
 
     @property

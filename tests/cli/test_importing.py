@@ -49,7 +49,7 @@ def test_a_folder_becomes_a_checkpoint_and_a_report(run_command: Run, folder: Pa
 def test_it_is_exported_at_once_under_its_folders_name(run_command: Run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("the server answers\n", encoding="utf-8")
     (tmp_path / "T5 (small)!").symlink_to(folder)
-    options = ["--precision", "int8", "--cache-precision", "int8", "--max-source-tokens", "40"]
+    options = ["--precision", "int8", "--max-source-tokens", "40"]
     asked = ("import", tmp_path / "T5 (small)!", tmp_path / "out", "--export")
     code, out, _ = run_command(*asked, tmp_path / "quantised", *options)
     assert code == 0 and f"wrote {tmp_path / 'quantised'}: T5-small" in out

@@ -92,7 +92,7 @@ WRONG = {
     f"{EXPORT_INT8} --calibration %/folder": "%/folder: Is a directory",
     f"{EXPORT} %/out --quality-source %/two": "go together",
     f"{EXPORT} %/out --quality-source %/two --quality-reference %/more": "texts for quality go with",
-    f"{EXPORT_INT8} --cache-precision fp16": "the precision of caches can be int8, not 'fp16'",
+    f"{EXPORT_INT8} --cache-precision fp16": "the precision of caches can be int8 or fp32, not 'fp16'",
     f"{EXPORT} %/out --precision fp16 --cache-precision int8": "caches in int8 go with int8, not fp16",
     f"{EXPORT} %/out --shortlist-size 5": "--shortlist-size goes with --shortlist",
     f"{SHORT} --shortlist-size 0": "keeps at least 1 token of its text, not 0",

@@ -85,7 +85,7 @@ async def test_on_another_platform_or_device_a_tolerance_is_allowed(tiny_bundle:
     assert not (await proof_of(tiny_bundle, device="cuda:0 (a device)")).is_exact
 
 
-@pytest.mark.parametrize("options", [{"precision": "int8", "cache_precision": "int8"}, {"precision": "fp16"}])
+@pytest.mark.parametrize("options", [{"precision": "int8"}, {"precision": "fp16"}])
 async def test_other_precisions_give_the_bits_of_export_too(
     tiny_checkpoint: Checkpoint, tmp_path: Path, options: dict[str, Any]
 ) -> None:
