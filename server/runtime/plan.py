@@ -41,12 +41,14 @@ MAX_SECONDS = 120.0
 # Each engine is a process of about 130 MiB.
 MAX_ENGINES = 16
 # Requests under way for each core, of this many tokens, of which so many steps are measured.
-ROWS_PER_CORE, SOURCE_TOKENS, NUM_STEPS = 16, 20, 8
-SECONDS_PER_PLAN = 0.2
+ROWS_PER_CORE, SOURCE_TOKENS, NUM_STEPS = 8, 20, 4
+SECONDS_PER_PLAN = 0.1
 # Fewer threads are chosen unless more give this much: steps of fewer threads suffer less from other processes.
 MIN_GAIN = 1.05
 # Part of a narrow step's time that a wide one may take to be worth it, and the runs of which each time is the median.
-MAX_WIDE_PART, NUM_RUNS = 0.85, 5
+MAX_WIDE_PART, NUM_RUNS = 0.85, 3
+# Most rows of a wide step: an engine with more is seldom the only one that computes.
+MAX_WIDE_ROWS = 16
 
 
 class Plan(Struct, frozen=True):
@@ -142,7 +144,8 @@ def measure(bundle: Bundle, weights: "Weights", num_cores: int, max_slots: int) 
     chosen = next(num_threads for num_threads, rate in sorted(rates.items()) if rate * MIN_GAIN >= best)
     wide = WideSteps()
     if chosen < num_cores:
-        narrow, other = (OnnxRunner(bundle, max_slots, num_threads, weights) for num_threads in (chosen, num_cores))
+        num_rows = min(MAX_WIDE_ROWS, max_slots)
+        narrow, other = (OnnxRunner(bundle, num_rows, num_threads, weights) for num_threads in (chosen, num_cores))
         if found := _narrow_seconds(narrow, other, bundle.manifest):
             wide = WideSteps(num_cores, found)
     by_plan = {f"{min(num_cores // num, MAX_ENGINES)} x {num}": round(rate, 1) for num, rate in rates.items()}
@@ -155,7 +158,8 @@ def _tokens_per_second(runners: Sequence["OnnxRunner"], manifest: Manifest) -> f
 
     def run(runner: "OnnxRunner") -> tuple[int, float]:
         work = _work(runner, manifest)
-        work()
+        _prefill(runner, manifest)
+        _step(runner, manifest, runner.max_rows, 0)
         together.wait()
         num_tokens, started = 0, time.perf_counter()
         while (seconds := time.perf_counter() - started) < SECONDS_PER_PLAN:
