@@ -14,7 +14,7 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.engine.settings import slots_per_request
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.loaded import LoadedModel, SleepingEngine
-from dragoman.server.models.memory import Measured, needed_bytes
+from dragoman.server.models.memory import PROCESS_BYTES, Measured, needed_bytes, room
 from dragoman.server.models.model_file import ModelFile
 from dragoman.server.models.self_test import PROOF_SECONDS, ProofFailed, prove
 from dragoman.server.models.version import Cause, Opened, Refused
@@ -25,6 +25,9 @@ from dragoman.server.workers.engines import EnginePlan, engine_settings, make_en
 from dragoman.server.workers.pool import ReplicaPool
 
 log = structlog.get_logger("dragoman.repository")
+
+# Free memory for each engine that is started without being asked for, most of it for caches.
+MEMORY_PER_ENGINE = 4 * PROCESS_BYTES
 
 
 class VersionLoader:
@@ -74,7 +77,8 @@ class VersionLoader:
         """Find out the fastest plan of a version's engines, unless settings say it."""
         config = file.settings.within(self._config)
         if bundle not in self._plans:
-            self._plans[bundle] = await measure_engines(config, bundle, self._num_models())
+            max_engines = max(1, room().num_bytes // MEMORY_PER_ENGINE)
+            self._plans[bundle] = await measure_engines(config, bundle, self._num_models(), max_engines)
 
     def num_replicas(self, bundle: Bundle, file: ModelFile) -> int:
         """Return the number of engines of a version."""

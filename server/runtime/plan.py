@@ -2,7 +2,7 @@
 
 It is measured once for a model's size and a machine, in a process of its own, and kept beside the shared weights:
 
-    python -m dragoman.server.runtime.plan BUNDLE FOLDER NUM_CORES MAX_SLOTS
+    python -m dragoman.server.runtime.plan BUNDLE FOLDER NUM_CORES MAX_ENGINES MAX_SLOTS
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -38,8 +38,6 @@ FORMAT = 1
 PLAN_FILE = "plan.json"
 # Time after which a measurement is given up.
 MAX_SECONDS = 120.0
-# Each engine is a process of about 130 MiB.
-MAX_ENGINES = 16
 # Requests under way for each core, of this many tokens, of which so many steps are measured.
 ROWS_PER_CORE, SOURCE_TOKENS, NUM_STEPS = 8, 20, 4
 SECONDS_PER_PLAN = 0.1
@@ -51,6 +49,14 @@ MAX_WIDE_PART, NUM_RUNS = 0.85, 3
 MAX_WIDE_ROWS = 16
 
 
+class Sizes(NamedTuple):
+    """Limits of a plan."""
+
+    num_cores: int
+    max_engines: int
+    max_slots: int  # of an engine
+
+
 class Plan(Struct, frozen=True):
     """Number of engines, threads of each, steps with more threads, and tokens a second by the plans tried (`2 x 1`)."""
 
@@ -60,24 +66,24 @@ class Plan(Struct, frozen=True):
     rates: dict[str, float] = {}
 
 
-def known_plan(manifest: Manifest, folder: str, num_cores: int, max_slots: int) -> Plan | None:
+def known_plan(manifest: Manifest, folder: str, sizes: Sizes) -> Plan | None:
     """Return the plan that was measured for models of this size; None if there is none."""
     try:
-        entry = Cache(Path(folder)).find(_name(manifest, num_cores, max_slots))
+        entry = Cache(Path(folder)).find(_name(manifest, sizes))
         return None if entry is None else _read(entry)
     except (CacheError, OSError, ValueError):
         return None
 
 
-async def measured_plan(bundle: Bundle, folder: str, num_cores: int, max_slots: int) -> Plan | None:
+async def measured_plan(bundle: Bundle, folder: str, sizes: Sizes) -> Plan | None:
     """Return the plan for a model, measured now if it is not known; log and return None where it cannot be."""
     manifest = bundle.manifest
-    if (known := await asyncio.to_thread(known_plan, manifest, folder, num_cores, max_slots)) is not None:
+    if (known := await asyncio.to_thread(known_plan, manifest, folder, sizes)) is not None:
         return known
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "dragoman.server.runtime.plan"),
-        *(str(bundle.directory), folder, str(num_cores), str(max_slots)),
+        *(str(bundle.directory), folder, *map(str, sizes)),
         env=os.environ | {"PYTHONPATH": path},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
@@ -93,7 +99,7 @@ async def measured_plan(bundle: Bundle, folder: str, num_cores: int, max_slots: 
         if process.returncode is None:
             process.kill()
             await process.wait()
-    plan = await asyncio.to_thread(known_plan, manifest, folder, num_cores, max_slots)
+    plan = await asyncio.to_thread(known_plan, manifest, folder, sizes)
     if plan is None:
         reason = errors.decode(errors="replace").strip().rpartition("\n")[2][-300:]
         log.warning("engines could not be measured, the usual plan is used", model=manifest.name, reason=reason)
@@ -109,7 +115,7 @@ async def measured_plan(bundle: Bundle, folder: str, num_cores: int, max_slots: 
     return plan
 
 
-def _name(manifest: Manifest, num_cores: int, max_slots: int) -> str:
+def _name(manifest: Manifest, sizes: Sizes) -> str:
     """Return the name of the entry of models with the same graphs, but for their numbers, on this machine; raise `CacheError`."""
     if not (processor := processor_identity()):
         raise CacheError("this processor does not say what it can do")
@@ -119,10 +125,10 @@ def _name(manifest: Manifest, num_cores: int, max_slots: int) -> str:
             runtimes.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    sizes = [manifest.d_model, manifest.num_encoder_layers, manifest.num_decoder_layers, manifest.num_weight_bytes]
-    sizes += [manifest.num_choices, manifest.max_target_tokens, manifest.max_source_tokens, num_cores, max_slots]
+    layers = [manifest.d_model, manifest.num_encoder_layers, manifest.num_decoder_layers, manifest.num_weight_bytes]
+    tokens = [manifest.num_choices, manifest.max_target_tokens, manifest.max_source_tokens]
     kind = [manifest.precision, manifest.can_overflow, [cache.shape for cache in manifest.caches], manifest.cache_precision]
-    key = msgspec.json.encode([processor, runtimes, sizes, kind], order="sorted")
+    key = msgspec.json.encode([processor, runtimes, sizes, layers, tokens, kind], order="sorted")
     return f"plan-{hashlib.sha256(key).hexdigest()[:16]}-{FORMAT}"
 
 
@@ -130,13 +136,14 @@ def _read(entry: Entry) -> Plan:
     return msgspec.json.decode((entry.directory / PLAN_FILE).read_bytes(), type=Plan)
 
 
-def measure(bundle: Bundle, weights: "Weights", num_cores: int, max_slots: int) -> Plan:
+def measure(bundle: Bundle, weights: "Weights", sizes: Sizes) -> Plan:
     """Measure plans on all cores."""
     from dragoman.server.runtime.onnx import OnnxRunner
 
+    num_cores, max_engines, max_slots = sizes
     rates: dict[int, float] = {}
     for num_threads in sorted({num_cores, *(1 << i for i in range(num_cores.bit_length() - 1))}):
-        num_engines = min(num_cores // num_threads, MAX_ENGINES)
+        num_engines = min(num_cores // num_threads, max_engines)
         num_rows = min(ROWS_PER_CORE * num_cores // num_engines, max_slots)
         runners = [OnnxRunner(bundle, num_rows, num_threads, weights) for _ in range(num_engines)]
         rates[num_threads] = _tokens_per_second(runners, bundle.manifest)
@@ -148,13 +155,13 @@ def measure(bundle: Bundle, weights: "Weights", num_cores: int, max_slots: int) 
         narrow, other = (OnnxRunner(bundle, num_rows, num_threads, weights) for num_threads in (chosen, num_cores))
         if found := _narrow_seconds(narrow, other, bundle.manifest):
             wide = WideSteps(num_cores, found)
-    by_plan = {f"{min(num_cores // num, MAX_ENGINES)} x {num}": round(rate, 1) for num, rate in rates.items()}
-    return Plan(min(num_cores // chosen, MAX_ENGINES), chosen, wide, by_plan)
+    by_plan = {f"{min(num_cores // num, max_engines)} x {num}": round(rate, 1) for num, rate in rates.items()}
+    return Plan(min(num_cores // chosen, max_engines), chosen, wide, by_plan)
 
 
 def _tokens_per_second(runners: Sequence["OnnxRunner"], manifest: Manifest) -> float:
     """Return how many tokens engines decode together, with the encoder's part of the time."""
-    together = threading.Barrier(len(runners))
+    together = threading.Barrier(len(runners), timeout=MAX_SECONDS / 2)
 
     def run(runner: "OnnxRunner") -> tuple[int, float]:
         work = _work(runner, manifest)
@@ -224,16 +231,16 @@ def main() -> None:
     """Measure and keep a plan."""
     from dragoman.server.runtime.weights import Weights
 
-    directory, folder, num_cores, max_slots = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    directory, folder, sizes = Path(sys.argv[1]), Path(sys.argv[2]), Sizes(*map(int, sys.argv[3:]))
     bundle = Bundle.open(directory)
     weights = Weights.of(bundle, str(folder))
     if not weights.is_shared:
         raise CacheError("weights cannot be shared")
 
     def make(entry: Path, lock: int) -> None:  # one measurement at a time: they take all cores
-        (entry / PLAN_FILE).write_bytes(msgspec.json.encode(measure(bundle, weights, num_cores, max_slots)))
+        (entry / PLAN_FILE).write_bytes(msgspec.json.encode(measure(bundle, weights, sizes)))
 
-    Cache(folder).find_or_make(_name(bundle.manifest, num_cores, max_slots), make, MAX_SECONDS)
+    Cache(folder).find_or_make(_name(bundle.manifest, sizes), make, MAX_SECONDS)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.runtime.elastic import WideSteps
-from dragoman.server.runtime.plan import measured_plan
+from dragoman.server.runtime.plan import Sizes, measured_plan
 from dragoman.server.runtime.weights_cache import weights_folder
 from dragoman.server.system import available_cores
 from dragoman.server.telemetry.metrics import Metrics
@@ -21,6 +21,8 @@ from dragoman.server.workers.supervisor import RestartPolicy
 
 # Threads of an engine that is not measured: in steps of milliseconds or less, more threads mostly wait for each other.
 USUAL_THREADS = 4
+# Most engines of a model that are started without being asked for.
+MAX_ENGINES = 16
 # Precisions of bundles that never run on a GPU, see `runtime/providers.py`.
 CPU_PRECISIONS = ("fp32", "int8")
 
@@ -39,14 +41,18 @@ class EnginePlan:
         return len(self.cores)
 
 
-async def measure_engines(config: ServerConfig, bundle: Bundle, num_models: int) -> EnginePlan | None:
-    """Return the fastest plan of a model on its part of the cores; None where settings or the device decide, or it is unknown."""
+async def measure_engines(config: ServerConfig, bundle: Bundle, num_models: int, max_engines: int) -> EnginePlan | None:
+    """Return the fastest plan of a model on its part of the cores; None where settings or the device decide, or it is unknown.
+
+    It has at most `max_engines`, or less by less than half: free memory, of which that depends, is not the same each time.
+    """
     num_cores = _part_of_cores(num_models)
     is_on_cpu = not (config.device.startswith("cuda") or _may_be_on_gpu(config, bundle))
     if config.replicas or config.num_threads or num_cores == 1 or not is_on_cpu:
         return None
     folder = weights_folder(config.weights_cache, num_cores)
-    plan = await measured_plan(bundle, folder, num_cores, config.max_slots) if folder else None
+    sizes = Sizes(num_cores, min(1 << (max_engines.bit_length() - 1), MAX_ENGINES), config.max_slots)
+    plan = await measured_plan(bundle, folder, sizes) if folder else None
     return None if plan is None else EnginePlan(plan.num_threads, ((),) * plan.num_replicas, plan.wide)
 
 

@@ -12,15 +12,15 @@ import structlog
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.runtime import plan as planning
-from dragoman.server.runtime.plan import Plan, known_plan, measured_plan
+from dragoman.server.runtime.plan import Plan, Sizes, known_plan, measured_plan
 from dragoman.server.runtime.runner import Candidates
 from dragoman.server.runtime.weights_cache import CacheError
 from tests.export.conftest import Export
 
 
-def measured(bundle: Bundle, folder: Path, num_cores: int = 2, max_slots: int = 8) -> tuple[Plan | None, list[Any]]:
+def measured(bundle: Bundle, folder: Path, num_cores: int = 2) -> tuple[Plan | None, list[Any]]:
     with structlog.testing.capture_logs() as lines:
-        return asyncio.run(measured_plan(bundle, str(folder), num_cores, max_slots)), lines
+        return asyncio.run(measured_plan(bundle, str(folder), Sizes(num_cores, 2, 8))), lines
 
 
 @pytest.mark.parametrize(("name", "precision"), [("tiny", "int8"), ("llama", "fp32"), ("one token", "fp32")])
@@ -35,8 +35,8 @@ def test_plan_is_measured_once_for_every_model_of_its_size(
     assert (line["event"], line["engines_and_threads"]) == ("engines measured", f"{plan.num_replicas} x {plan.num_threads}")
     monkeypatch.setattr(planning.sys, "executable", "/bin/false")
     assert measured(bundle, tmp_path) == (plan, [])
-    assert known_plan(msgspec.structs.replace(bundle.manifest, version="another"), str(tmp_path), 2, 8) == plan
-    assert known_plan(bundle.manifest, str(tmp_path), 3, 8) is None, "another number of cores"
+    assert known_plan(msgspec.structs.replace(bundle.manifest, version="another"), str(tmp_path), Sizes(2, 2, 8)) == plan
+    assert known_plan(bundle.manifest, str(tmp_path), Sizes(3, 2, 8)) is None, "another number of cores"
     none, (line,) = measured(bundle, tmp_path, num_cores=3)
     assert none is None and line["log_level"] == "warning"
 
@@ -54,7 +54,7 @@ def test_one_that_is_cancelled_leaves_no_process(export: Export, tmp_path: Path)
     async def cancelled() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await measured_plan(export("tiny", "int8"), str(tmp_path), 2, 8)
+                await measured_plan(export("tiny", "int8"), str(tmp_path), Sizes(2, 2, 8))
 
     asyncio.run(cancelled())
     children = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()

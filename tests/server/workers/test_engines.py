@@ -12,7 +12,7 @@ from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, load
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.runtime.elastic import WideSteps
-from dragoman.server.runtime.plan import Plan
+from dragoman.server.runtime.plan import Plan, Sizes
 from dragoman.server.system import available_cores
 from dragoman.server.workers import engines
 from dragoman.server.workers.engines import EnginePlan, divide_cores, engine_settings, measure_engines, plan_engine, plan_engines
@@ -133,9 +133,9 @@ async def test_nothing_is_measured_where_something_else_decides(
     monkeypatch.setattr(engines, "measured_plan", measured_plan)
     monkeypatch.setattr(engines, "available_cores", lambda: 2)
     usual = {"models": "bundles", "weights_cache": str(tmp_path), "max_slots": 9}
-    assert await measure_engines(load(usual | settings), bundle_of("m", precision), num_models) is None and not asked
-    plan = await measure_engines(load(usual), bundle_of("m"), 1)
-    assert plan == EnginePlan(1, ((), ()), WideSteps(2, {1: 0.5})) and asked[0][1:] == (str(tmp_path), 2, 9)
+    assert await measure_engines(load(usual | settings), bundle_of("m", precision), num_models, 9) is None and not asked
+    plan = await measure_engines(load(usual), bundle_of("m"), 1, 7)
+    assert plan == EnginePlan(1, ((), ()), WideSteps(2, {1: 0.5})) and asked[0][1:] == (str(tmp_path), Sizes(2, 4, 9))
 
 
 def test_engines_are_started_with_the_settings_of_the_device(tiny_bundle: Path) -> None:
