@@ -29,11 +29,13 @@ CPU_PRECISIONS = ("fp32", "int8")
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """Number of a model's engines, their threads, the cores that each is pinned to (empty for all), and steps with more threads."""
+    """Number of a model's engines, their threads, and the cores that each is pinned to (empty for all)."""
 
     num_threads: int
     cores: tuple[tuple[int, ...], ...]
+    # Of a measured plan: steps with more threads, and the folder of weights that were shared to measure it.
     wide: WideSteps = field(default_factory=WideSteps)
+    weights_cache: str = ""
 
     @property
     def num_replicas(self) -> int:
@@ -53,7 +55,7 @@ async def measure_engines(config: ServerConfig, bundle: Bundle, num_models: int,
     folder = weights_folder(config.weights_cache, num_cores)
     sizes = Sizes(num_cores, min(1 << (max_engines.bit_length() - 1), MAX_ENGINES), config.max_slots)
     plan = await measured_plan(bundle, folder, sizes) if folder else None
-    return None if plan is None else EnginePlan(plan.num_threads, ((),) * plan.num_replicas, plan.wide)
+    return None if plan is None else EnginePlan(plan.num_threads, ((),) * plan.num_replicas, plan.wide, folder)
 
 
 def plan_engine(config: ServerConfig, bundle: Bundle, num_models: int) -> EnginePlan:
@@ -170,7 +172,7 @@ def make_engine(
 
 def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> list[EngineSettings]:
     """Return the settings of each engine of a model."""
-    weights_cache = weights_folder(config.weights_cache, 2 if plan.wide.num_threads else plan.num_replicas)
+    weights_cache = plan.weights_cache or weights_folder(config.weights_cache, plan.num_replicas)
     settings = EngineSettings(
         endpoint="",
         bundle=str(bundle.directory),
