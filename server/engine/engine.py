@@ -138,8 +138,6 @@ class Engine:
             started = self._clock()
             if (candidates := self._decode()) is not None:
                 self._search(candidates, started)
-        if not self.has_work:
-            self.runner.rest()
         if self._num_failures >= MAX_CONSECUTIVE_FAILURES:
             self.end_all("draining")
             raise EngineIsBroken(f"{self._num_failures} steps in a row have failed")

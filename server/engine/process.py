@@ -149,6 +149,8 @@ class EngineLoop:
         try:
             while not self._is_stopped:
                 is_generating = engine.has_work
+                if not is_generating:
+                    engine.runner.rest()
                 if is_generating or self._wait(_seconds_to_sleep(engine, scoring)):
                     self._receive(engine, scoring, ready)
                 elif engine.is_unprepared and self._is_quiet(scoring):

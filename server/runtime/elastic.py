@@ -124,5 +124,8 @@ def open_elastic(folder: Path, wide: WideSteps) -> Elastic | None:
     """Return the choice for an engine whose marks are in a folder; None without wide steps, or where marks are impossible."""
     if wide.num_threads:
         with contextlib.suppress(OSError):
-            return Elastic(BusyMark(folder / "busy"), wide)
+            mark = BusyMark(folder / "busy")
+            mark.set()  # not every file system has locks
+            mark.clear()
+            return Elastic(mark, wide)
     return None
