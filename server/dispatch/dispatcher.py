@@ -190,8 +190,8 @@ class Dispatcher(Calls):
             return
         now, entries, requests, scores = self._clock(), self._entries, self._requests, self._scores
         statistics = engine.statistics = report.statistics
-        requests.note_report(index, now, len(statistics.steps))
-        scores.note_report(index, now, 0)
+        requests.note_report(index, now, statistics.steps)
+        scores.note_report(index, now, [])
         if steps := statistics.steps:
             requests.forecast.observe_steps(sum(step.seconds for step in steps), len(steps))
         for prefill in statistics.prefills:

@@ -10,13 +10,13 @@ a request of a caller with less in the queue, by weight, evicts the last request
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from dragoman.server.dispatch.fair_queue import PARTS_PER_TOKEN, TOKENS_PER_PRIORITY, CallerQueue, Entry, FairQueue
 from dragoman.server.dispatch.forecast import Forecast
-from dragoman.server.engine.messages import Request, ScoreRequest, Share
+from dragoman.server.engine.messages import Request, ScoreRequest, Share, Step
 from dragoman.server.engine.settings import QueueLimits
 
 SECONDS_PER_PRIORITY = 1.0
@@ -24,6 +24,10 @@ SECONDS_PER_PRIORITY = 1.0
 SUSPICIOUS_SECONDS = 2.5
 # All engines together have a lookahead of one slot for so many places of the queue.
 WAITING_PER_LOOKAHEAD = 4
+# A step takes as long as this many units of it take beyond the first.
+STEP_UNITS = 8
+# Weight of the latest step in an engine's share of a core, the time after which the share is unknown, and the parts it is told in.
+LATEST_STEP, FORGET_SECONDS, SHARE_STEPS = 0.1, 2.0, 8
 # Deadlines of requests that no longer wait are dropped once they are the majority, and more than this.
 MIN_STALE = 64
 # Only `_evicted` iterates over all waiting callers; other estimates look at so many at most.
@@ -48,18 +52,31 @@ class Load:
     last_heard: float  # time of its last report
     num_units: int = 0
     num_tokens: int = 0  # tokens assigned, an estimate of the answers' lengths
+    core_share: float = 1.0  # part of its steps in which the engine had a core, of late
+    last_stepped: float = 0.0
+
+    def note_steps(self, steps: Iterable[Step], now: float) -> None:
+        """Learn which part of a core other processes leave to the engine."""
+        for step in steps:
+            if step.seconds > 0 < step.cpu_seconds:
+                self.core_share += LATEST_STEP * (min(step.cpu_seconds / step.seconds, 1.0) - self.core_share)
+                self.last_stepped = now
 
     def takes(self, num_units: int, *, has_lookahead: bool) -> bool:
         """Return whether the engine may be assigned a request of this size now, with or without its lookahead."""
         max_units = self.capacity + self.lookahead if has_lookahead else self.capacity
         return self.num_units + num_units <= self.capacity or self.num_units < max_units
 
-    def order(self, num_units: int) -> tuple[int, int, int, int]:
+    def order(self, num_units: int, now: float) -> tuple[int, float, int, int]:
         """Return a sort key, lowest for the engine that is expected to end a request of this size first.
 
-        First come the units still to be freed, then the units in use, since a step with fewer rows is faster.
+        First come the units still to be freed, then the time of a step, which grows with the units in use and where other processes
+        take the engine's core: so few requests all go to the engines that are left alone.
         """
-        return max(self.num_units + num_units - self.capacity, 0), self.num_units, self.num_tokens, self.index
+        core_share = self.core_share if now < self.last_stepped + FORGET_SECONDS else 1.0
+        core_share = max(round(core_share * SHARE_STEPS), 1) / SHARE_STEPS
+        step_time = (STEP_UNITS + self.num_units) / core_share
+        return max(self.num_units + num_units - self.capacity, 0), step_time, self.num_tokens, self.index
 
 
 class RequestQueue:
@@ -116,10 +133,11 @@ class RequestQueue:
         self.capacity -= self._loads.pop(index).capacity
         return lost
 
-    def note_report(self, index: int, now: float, num_steps: int) -> None:
+    def note_report(self, index: int, now: float, steps: Sequence[Step]) -> None:
         """Record a report; callers are charged a tick for every as many steps as there are engines, which step independently."""
         self._loads[index].last_heard = now
-        num_ticks, self._num_steps = divmod(self._num_steps + num_steps, len(self._loads))
+        self._loads[index].note_steps(steps, now)
+        num_ticks, self._num_steps = divmod(self._num_steps + len(steps), len(self._loads))
         self._fair.tick(num_ticks)
 
     def submit(self, entry: Entry, now: float) -> list[Entry]:
@@ -283,7 +301,7 @@ class RequestQueue:
         if len(loads) > 1:
             loads_heard = [load for load in loads if now - load.last_heard <= SUSPICIOUS_SECONDS]
             able = [load for load in loads_heard or loads if load.takes(num_units, has_lookahead=has_lookahead)]
-            return min(able, key=lambda load: load.order(num_units), default=None)
+            return min(able, key=lambda load: load.order(num_units, now), default=None)
         return next((load for load in loads if load.takes(num_units, has_lookahead=has_lookahead)), None)
 
     def _assign_to(self, entry: Entry, load: Load) -> None:

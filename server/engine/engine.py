@@ -135,9 +135,9 @@ class Engine:
         self._retire()
         self._admit()
         if len(self.running) > len(self._prefill.unfilled):
-            started = self._clock()
+            started, cpu_started = self._clock(), time.thread_time()
             if (candidates := self._decode()) is not None:
-                self._search(candidates, started)
+                self._search(candidates, started, cpu_started)
         if self._num_failures >= MAX_CONSECUTIVE_FAILURES:
             self.end_all("draining")
             raise EngineIsBroken(f"{self._num_failures} steps in a row have failed")
@@ -271,7 +271,7 @@ class Engine:
             self._fail(list(self.running.values()), "decode step failed")
             return None
 
-    def _search(self, candidates: Candidates, started: float) -> None:
+    def _search(self, candidates: Candidates, started: float, cpu_started: float) -> None:
         """Advance every sequence with a step's candidates, and end the finished ones."""
         num_rows = len(candidates.ids)
         try:
@@ -306,7 +306,8 @@ class Engine:
         if self._num_steps % STEPS_PER_CACHE_READING == 0:
             self._cache_bytes = self.runner.cache_bytes()
         self._num_steps += 1
-        self._steps.append(Step(num_rows - len(self._prefill.unfilled), self._clock() - started))
+        num_stepped = num_rows - len(self._prefill.unfilled)
+        self._steps.append(Step(num_stepped, self._clock() - started, time.thread_time() - cpu_started))
 
     def _num_candidates(self) -> int:
         """Return the K of the next step, without paused searches."""

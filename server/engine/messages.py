@@ -240,6 +240,7 @@ class Step(Struct, frozen=True, array_like=True):
 
     num_rows: int
     seconds: float
+    cpu_seconds: float = 0.0  # that the engine's own thread had a core meanwhile
 
 
 class Prefill(Struct, frozen=True, array_like=True):

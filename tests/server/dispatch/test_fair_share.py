@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dragoman.server.dispatch.fair_queue import TOKENS_PER_PRIORITY, Entry
 from dragoman.server.dispatch.queue import Load, RequestQueue
-from dragoman.server.engine.messages import Share
+from dragoman.server.engine.messages import Share, Step
 from tests.examples import num_examples
 from tests.server.dispatch.queues import caller_of, entry, numbers, queue
 
@@ -44,7 +44,7 @@ class Service:
             self.policy.open(Load(0, self._slots, 0, 0.0))
         for _ in range(times):
             admitted = self.policy.assign(0.0)
-            self.policy.note_report(0, 0.0, 1)
+            self.policy.note_report(0, 0.0, [Step(1, 0.1)])
             self.admitted += admitted
             for one in admitted:
                 self.served[caller_of(one)] += one.num_tokens

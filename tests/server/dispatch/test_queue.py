@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dragoman.server.dispatch.fair_queue import NUM_KEPT, Entry
 from dragoman.server.dispatch.queue import (
+    FORGET_SECONDS,
     SECONDS_PER_PRIORITY,
     SUSPICIOUS_SECONDS,
     Load,
@@ -15,7 +16,7 @@ from dragoman.server.dispatch.queue import (
     RequestQueue,
     queue_position,
 )
-from dragoman.server.engine.messages import Share
+from dragoman.server.engine.messages import Share, Step
 from dragoman.server.engine.settings import QueueLimits
 from tests.examples import num_examples
 from tests.server.dispatch.queues import caller_of, entry, numbers, queue
@@ -60,10 +61,27 @@ def test_engines_are_given_a_few_requests_beyond_their_slots_and_no_more() -> No
     assert places(policy.assign(0.0)) == [(1, 40)], "one for one, where it has ended"
 
 
+def test_few_requests_go_to_the_engine_that_has_its_core_for_itself() -> None:
+    """One that other processes take half of its core from gets some of many, and its part again when it is not known any more."""
+
+    def divided(num: int, now: float) -> list[int]:
+        policy = queue(slots=16, engines=2)
+        policy.note_report(0, 1.0, [Step(1, 0.01, 0.005)] * 50)
+        policy.note_report(1, 1.0, [Step(1, 0.01, 0.01), Step(1, 0.01), Step(1, 0.0)] * 20)
+        entries = [entry(number) for number in range(num)]
+        for one in entries:
+            policy.submit(one, now)
+        return [sum(one.engine == index for one in entries) for index in (0, 1)]
+
+    assert divided(6, 1.0) == [0, 6]
+    assert divided(16, 1.0)[0] in (2, 3)
+    assert divided(6, 1.0 + FORGET_SECONDS) == [3, 3]
+
+
 def test_an_engine_that_is_silent_is_given_nothing_while_another_reports() -> None:
     policy = queue(slots=2, engines=2, lookahead=2)
     now = 2 * SUSPICIOUS_SECONDS
-    policy.note_report(1, now, 0)
+    policy.note_report(1, now, [])
     for i in range(5):
         policy.submit(entry(i, arrival=i), now)
     assert [index for index, _ in places(policy.assign(now))] == [1] * 4
