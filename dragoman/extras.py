@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -89,6 +89,14 @@ def install_command(*extras: str) -> str:
     except PackageNotFoundError:
         place = f"dragoman{suffix}"
     return f"{_pip()} install {shlex.quote(place)}"
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _modules(extras: Sequence[str]) -> Iterator[str]:

@@ -139,24 +139,29 @@ def quantize_columns(weight: Floats) -> tuple[Integers, Floats]:
 
 
 def _quantize_block(weight: Floats) -> tuple[Integers, Floats]:
-    peaks = np.maximum(np.abs(weight).max(0), SMALLEST_SCALE).astype(np.float32)
+    peaks = _peaks(weight, 0)
     levels = np.full(weight.shape[1], WEIGHT_LEVELS, np.float32)
     integers = np.empty(weight.shape, np.int8)
     columns = np.arange(weight.shape[1])
     while columns.size:
         integers[:, columns] = _rounded(weight[:, columns], peaks[columns] / levels[columns])
-        pairs = largest_pairs(integers[:, columns])
+        pairs = _largest_pairs(integers[:, columns])
         columns, pairs = columns[pairs > MAX_PAIR], pairs[pairs > MAX_PAIR]
         # Rounding changes a sum by 1 at most, so that no more levels than the second term can do for this pair.
         levels[columns] = np.minimum(levels[columns] - 1, np.floor(levels[columns] * (MAX_PAIR + 1) / (pairs - 1)))
     return integers, peaks / levels
 
 
-def largest_pairs(integers: Integers) -> NDArray[np.int16]:
+def _largest_pairs(integers: Integers) -> NDArray[np.int16]:
     """Return the largest magnitude of a sum of neighbouring weights of one sign, `[K, M]` → `[M]`."""
     pairs = np.pad(integers, ((0, len(integers) % 2), (0, 0))).astype(np.int16).reshape(-1, 2, integers.shape[1])
     sums: NDArray[np.int16] = np.stack([pairs.clip(min=0), -pairs.clip(max=0)]).sum(2, dtype=np.int16).max((0, 1))
     return sums
+
+
+def _peaks(weight: Floats, axis: int) -> Floats:
+    peaks: Floats = np.maximum(np.abs(weight).max(axis), SMALLEST_SCALE).astype(np.float32)
+    return peaks
 
 
 def _rounded(weight: Floats, scales: Floats) -> Integers:
@@ -257,7 +262,7 @@ def _quantize_table(graph: Graph, gather: Node) -> None:
         return
     array = constant_of(table)
     assert array is not None
-    scales = np.maximum(np.abs(array).max(1), SMALLEST_SCALE).astype(np.float32) / np.float32(WEIGHT_LEVELS)
+    scales = _peaks(array, 1) / np.float32(WEIGHT_LEVELS)
     integers = _rounded(array, scales[:, None])
     output = gather.outputs[0]
     name = str(table.name)

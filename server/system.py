@@ -83,6 +83,20 @@ def _is_there() -> bool:
     return True
 
 
+def module_command(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment of a child process that runs a module.
+
+    Its import path is exactly this process's: -P keeps the working directory out.
+    """
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return [sys.executable, "-P", "-m", module, *arguments], os.environ | {"PYTHONPATH": path}
+
+
+def last_line(errors: bytes) -> str:
+    """Return the last line that a process wrote, shortened to its end."""
+    return errors.decode(errors="replace").strip().rpartition("\n")[2][-300:]
+
+
 def freeze_heap() -> None:
     """Exempt startup objects from garbage collection."""
     gc.collect()

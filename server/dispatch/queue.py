@@ -24,7 +24,7 @@ SECONDS_PER_PRIORITY = 1.0
 SUSPICIOUS_SECONDS = 2.5
 # All engines together have a lookahead of one slot for so many places of the queue.
 WAITING_PER_LOOKAHEAD = 4
-# A step takes as long as this many units of it take beyond the first.
+# A step without units would take as long as this many units add to one.
 STEP_UNITS = 8
 # Weight of the latest step in an engine's share of a core, the time after which the share is unknown, and the parts it is told in.
 LATEST_STEP, FORGET_SECONDS, SHARE_STEPS = 0.1, 2.0, 8

@@ -105,7 +105,7 @@ def _bucket(num_rows: int) -> int:
 
 
 class Sessions:
-    """A graph's session and its wide one, of which `choose` returns the one for the next run."""
+    """A graph's session and, with `elastic`, one with more threads."""
 
     def __init__(
         self,
@@ -113,11 +113,17 @@ class Sessions:
         wide: "onnxruntime.InferenceSession | None" = None,
         elastic: Elastic | None = None,
     ) -> None:
-        self.narrow, self.wide, self._elastic = narrow, wide, elastic
+        self.narrow, self._wide, self._elastic = narrow, wide, elastic
 
-    def choose(self) -> "onnxruntime.InferenceSession":
-        """Return the wide session if a step of one row would be wide now."""
-        return self.wide if self.wide is not None and self._elastic is not None and self._elastic.is_wide() else self.narrow
+    def choose(self, num_rows: int = 1) -> "onnxruntime.InferenceSession":
+        """Return the session for a run as long as a step of some rows."""
+        is_wide = self._elastic is not None and self._elastic.is_wide(num_rows)
+        return self._wide if is_wide and self._wide is not None else self.narrow
+
+    def note(self, session: "onnxruntime.InferenceSession", num_rows: int, seconds: float) -> None:
+        """Learn from a step."""
+        if self._elastic is not None:
+            self._elastic.note(num_rows, session is self._wide, seconds)
 
 
 def open_elastic(folder: Path, wide: WideSteps) -> Elastic | None:

@@ -169,7 +169,7 @@ class OnnxRunner:
         self._positions = np.zeros(max_rows, np.int64)
         self._num_candidates = np.ones(1, np.int64)
         self._buffers: dict[int, Candidates] = {}
-        self._bindings: dict[tuple[int, int, bool], tuple[onnxruntime.IOBinding, Candidates]] = {}
+        self._bindings: dict[tuple[onnxruntime.InferenceSession, int, int], tuple[onnxruntime.IOBinding, Candidates]] = {}
         self._num_moves_bound = 0
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
@@ -182,15 +182,11 @@ class OnnxRunner:
         self._tokens[:num_rows] = tokens
         self._positions[:num_rows] = positions
         self._num_candidates[0] = num_candidates
-        if self._elastic is None or self._decoder.wide is None:
-            binding, candidates = self._bound(num_rows, num_candidates, False)
-            self._decoder.narrow.run_with_iobinding(binding)
-            return candidates
-        is_wide = self._elastic.is_wide(num_rows)
-        binding, candidates = self._bound(num_rows, num_candidates, is_wide)
+        session = self._decoder.choose(num_rows)
+        binding, candidates = self._bound(session, num_rows, num_candidates)
         started = time.perf_counter()
-        (self._decoder.wide if is_wide else self._decoder.narrow).run_with_iobinding(binding)
-        self._elastic.note(num_rows, is_wide, time.perf_counter() - started)
+        session.run_with_iobinding(binding)
+        self._decoder.note(session, num_rows, time.perf_counter() - started)
         return candidates
 
     def rest(self) -> None:
@@ -221,16 +217,17 @@ class OnnxRunner:
         wide = None if elastic is None else self.weights.open(path, elastic.num_threads)
         return Sessions(self.weights.open(path, num_threads), wide, elastic)
 
-    def _bound(self, num_rows: int, num_candidates: int, is_wide: bool) -> tuple[onnxruntime.IOBinding, Candidates]:
+    def _bound(
+        self, session: onnxruntime.InferenceSession, num_rows: int, num_candidates: int
+    ) -> tuple[onnxruntime.IOBinding, Candidates]:
         """Return a cached binding to the caches' current addresses."""
         if self._num_moves_bound != self.cache.num_moves:
             self._bindings.clear()  # their addresses are invalid
             self._num_moves_bound = self.cache.num_moves
-        key = num_rows, num_candidates, is_wide
+        key = session, num_rows, num_candidates
         if (bound := self._bindings.get(key)) is None:
             kept = self._candidates(num_candidates)
             kept = Candidates(kept.ids[:num_rows], kept.log_probs[:num_rows])
-            session = self._decoder.wide if is_wide and self._decoder.wide is not None else self._decoder.narrow
             bound = self._bind(session, 0, kept), kept
             if num_candidates <= MAX_KEPT_CANDIDATES:
                 if len(self._bindings) == MAX_KEPT_BINDINGS:

@@ -7,13 +7,11 @@ It is measured once for a model's size and a machine, in a process of its own, a
 
 import asyncio
 import hashlib
-import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,8 +22,10 @@ from msgspec import Struct
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.export.processor import processor_identity
+from dragoman.extras import installed_version
 from dragoman.server.runtime.elastic import WideSteps
 from dragoman.server.runtime.weights_cache import Cache, CacheError, Entry
+from dragoman.server.system import last_line, module_command
 
 if TYPE_CHECKING:
     from dragoman.server.runtime.onnx import OnnxRunner
@@ -80,11 +80,10 @@ async def measured_plan(bundle: Bundle, folder: str, sizes: Sizes) -> Plan | Non
     manifest = bundle.manifest
     if (known := await asyncio.to_thread(known_plan, manifest, folder, sizes)) is not None:
         return known
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    command, environment = module_command("dragoman.server.runtime.plan", str(bundle.directory), folder, *map(str, sizes))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "dragoman.server.runtime.plan"),
-        *(str(bundle.directory), folder, *map(str, sizes)),
-        env=os.environ | {"PYTHONPATH": path},
+        *command,
+        env=environment,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
@@ -101,8 +100,7 @@ async def measured_plan(bundle: Bundle, folder: str, sizes: Sizes) -> Plan | Non
             await process.wait()
     plan = await asyncio.to_thread(known_plan, manifest, folder, sizes)
     if plan is None:
-        reason = errors.decode(errors="replace").strip().rpartition("\n")[2][-300:]
-        log.warning("engines could not be measured, the usual plan is used", model=manifest.name, reason=reason)
+        log.warning("engines could not be measured, the usual plan is used", model=manifest.name, reason=last_line(errors))
     else:
         log.info(
             "engines measured",
@@ -119,12 +117,7 @@ def _name(manifest: Manifest, sizes: Sizes) -> str:
     """Return the name of the entry of models with the same graphs, but for their numbers, on this machine; raise `CacheError`."""
     if not (processor := processor_identity()):
         raise CacheError("this processor does not say what it can do")
-    runtimes = []
-    for package in ("onnxruntime", "onnxruntime-gpu"):
-        try:
-            runtimes.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
+    runtimes = [installed_version(package) for package in ("onnxruntime", "onnxruntime-gpu")]
     layers = [manifest.d_model, manifest.num_encoder_layers, manifest.num_decoder_layers, manifest.num_weight_bytes]
     tokens = [manifest.num_choices, manifest.max_target_tokens, manifest.max_source_tokens]
     kind = [manifest.precision, manifest.can_overflow, [cache.shape for cache in manifest.caches], manifest.cache_precision]
@@ -141,22 +134,22 @@ def measure(bundle: Bundle, weights: "Weights", sizes: Sizes) -> Plan:
     from dragoman.server.runtime.onnx import OnnxRunner
 
     num_cores, max_engines, max_slots = sizes
-    rates: dict[int, float] = {}
+    rates: dict[tuple[int, int], float] = {}  # by the numbers of engines and of threads
     for num_threads in sorted({num_cores, *(1 << i for i in range(num_cores.bit_length() - 1))}):
         num_engines = min(num_cores // num_threads, max_engines)
         num_rows = min(ROWS_PER_CORE * num_cores // num_engines, max_slots)
         runners = [OnnxRunner(bundle, num_rows, num_threads, weights) for _ in range(num_engines)]
-        rates[num_threads] = _tokens_per_second(runners, bundle.manifest)
+        rates[num_engines, num_threads] = _tokens_per_second(runners, bundle.manifest)
     best = max(rates.values())
-    chosen = next(num_threads for num_threads, rate in sorted(rates.items()) if rate * MIN_GAIN >= best)
+    num_engines, num_threads = next(plan for plan, rate in rates.items() if rate * MIN_GAIN >= best)
     wide = WideSteps()
-    if chosen < num_cores:
+    if num_threads < num_cores:
         num_rows = min(MAX_WIDE_ROWS, max_slots)
-        narrow, other = (OnnxRunner(bundle, num_rows, num_threads, weights) for num_threads in (chosen, num_cores))
+        narrow, other = (OnnxRunner(bundle, num_rows, num, weights) for num in (num_threads, num_cores))
         if found := _narrow_seconds(narrow, other, bundle.manifest):
             wide = WideSteps(num_cores, found)
-    by_plan = {f"{min(num_cores // num, max_engines)} x {num}": round(rate, 1) for num, rate in rates.items()}
-    return Plan(min(num_cores // chosen, max_engines), chosen, wide, by_plan)
+    by_plan = {f"{engines} x {threads}": round(rate, 1) for (engines, threads), rate in rates.items()}
+    return Plan(num_engines, num_threads, wide, by_plan)
 
 
 def _tokens_per_second(runners: Sequence["OnnxRunner"], manifest: Manifest) -> float:
@@ -164,31 +157,25 @@ def _tokens_per_second(runners: Sequence["OnnxRunner"], manifest: Manifest) -> f
     together = threading.Barrier(len(runners), timeout=MAX_SECONDS / 2)
 
     def run(runner: "OnnxRunner") -> tuple[int, float]:
-        work = _work(runner, manifest)
         _prefill(runner, manifest)
         _step(runner, manifest, runner.max_rows, 0)
         together.wait()
         num_tokens, started = 0, time.perf_counter()
         while (seconds := time.perf_counter() - started) < SECONDS_PER_PLAN:
-            num_tokens += work()
+            num_tokens += _work(runner, manifest)
         return num_tokens, seconds
 
     with ThreadPoolExecutor(len(runners)) as pool:
         return sum(num_tokens / seconds for num_tokens, seconds in pool.map(run, runners))
 
 
-def _work(runner: "OnnxRunner", manifest: Manifest) -> Callable[[], int]:
-    """Return a batch's life: sources are encoded, tokens are decoded; it returns the number of these."""
-    num_rows = runner.max_rows
+def _work(runner: "OnnxRunner", manifest: Manifest) -> int:
+    """Encode a batch of sources, decode tokens, and return the number of these."""
     num_steps = max(min(NUM_STEPS, manifest.max_target_tokens // 2), 1)
-
-    def work() -> int:
-        _prefill(runner, manifest)
-        for position in range(num_steps):
-            _step(runner, manifest, num_rows, position)
-        return num_rows * num_steps
-
-    return work
+    _prefill(runner, manifest)
+    for position in range(num_steps):
+        _step(runner, manifest, runner.max_rows, position)
+    return runner.max_rows * num_steps
 
 
 def _narrow_seconds(narrow: "OnnxRunner", wide: "OnnxRunner", manifest: Manifest) -> dict[int, float]:
@@ -234,7 +221,7 @@ def main() -> None:
     directory, folder, sizes = Path(sys.argv[1]), Path(sys.argv[2]), Sizes(*map(int, sys.argv[3:]))
     bundle = Bundle.open(directory)
     weights = Weights.of(bundle, str(folder))
-    if not weights.is_shared:
+    if weights.folder is None:
         raise CacheError("weights cannot be shared")
 
     def make(entry: Path, lock: int) -> None:  # one measurement at a time: they take all cores

@@ -10,10 +10,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dragoman.extras import install_command
+from dragoman.extras import install_command, installed_version
 from dragoman.server.runtime.device.device import DeviceError
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -139,11 +138,3 @@ def library_obstacle() -> str:
     missing = [line.split()[3].rstrip(":") for line in said.getvalue().splitlines() if line.startswith("Failed to load ")]
     needed = [library for library in missing if library.startswith(NEEDED_LIBRARIES)]
     return f"{', '.join(needed)} cannot be loaded; {install_command('gpu')}" if needed else ""
-
-
-def installed_version(package: str) -> str | None:
-    """Return the version of an installed package; None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -31,6 +31,7 @@ from dragoman.export.fields import MAX_COPY_BYTES
 from dragoman.export.processor import overflows_in_8_bits, processor_identity
 from dragoman.export.session import WRITTEN_SUFFIX, Session, open_session
 from dragoman.server.runtime.weights_cache import Cache, CacheError, Entry
+from dragoman.server.system import last_line, module_command
 
 log = structlog.get_logger("dragoman.engine")
 
@@ -79,10 +80,6 @@ class Weights:
     def folder(self) -> Path | None:
         """The cache's folder, private to this user; None if the weights are not shared."""
         return None if self._entry is None else self._entry.directory.parent
-
-    @property
-    def is_shared(self) -> bool:
-        return self._entry is not None
 
     def open(self, path: Path, num_threads: int, *, is_spinning: bool = True) -> Session:
         if self._entry is not None:
@@ -144,12 +141,11 @@ def _refuse_full(bundle: Bundle, directory: Path) -> None:
 
 def _run_writer(bundle: Bundle, directory: Path, lock: int) -> None:
     """Write the files in a subprocess, whose end frees its memory; raises `CacheError` if it fails."""
-    command = [sys.executable, "-P", "-m", "dragoman.server.runtime.weights", str(bundle.directory), str(directory)]
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    command, environment = module_command("dragoman.server.runtime.weights", str(bundle.directory), str(directory))
     try:
         subprocess.run(
             command,
-            env=os.environ | {"PYTHONPATH": path},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -160,8 +156,8 @@ def _run_writer(bundle: Bundle, directory: Path, lock: int) -> None:
     except subprocess.TimeoutExpired as error:
         raise CacheError(f"writing them took more than {MAKING_SECONDS:.0f} s") from error
     except subprocess.CalledProcessError as error:
-        last = error.stderr.decode(errors="replace").strip().rpartition("\n")[2][-300:]
-        raise CacheError(f"they cannot be written: {last or f'exit code {error.returncode}'}") from error
+        reason = last_line(error.stderr) or f"exit code {error.returncode}"
+        raise CacheError(f"they cannot be written: {reason}") from error
 
 
 class Layout:

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import sys
 import time
 from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
@@ -12,6 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import structlog
+
+from dragoman.server.system import module_command
 
 log = structlog.get_logger("dragoman.supervisor")
 
@@ -220,14 +220,9 @@ def _describe_exit(code: int) -> str:
 async def start_process(module: str, *arguments: str, stdout: int | None = None, pass_fds: Sequence[int] = ()) -> Process:
     """Start a module in a child process, whose standard input closes when this process ends.
 
-    Its import path is exactly this process's: -P keeps the working directory out. Raises `OSError` if no process can be started.
+    Raises `OSError` if no process can be started.
     """
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    command, environment = module_command(module, *arguments)
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", module, *arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=stdout,
-        env=os.environ | {"PYTHONPATH": path},
-        pass_fds=pass_fds,
-        start_new_session=True,
+        *command, stdin=asyncio.subprocess.PIPE, stdout=stdout, env=environment, pass_fds=pass_fds, start_new_session=True
     )

@@ -14,7 +14,7 @@ from dragoman.client.sync import Client
 from tests.client.fake_server import PATIENCE_SECONDS, FakeServer, Service
 
 
-class FakeClock:
+class Clock:
     """Time that passes only in waits, which are recorded and end at once."""
 
     def __init__(self) -> None:
@@ -109,8 +109,8 @@ def service(server: FakeServer) -> Service:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock() -> Clock:
+    return Clock(100.0)
 
 
 @pytest.fixture(params=["sync", "aio"])
@@ -119,7 +119,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def connect(kind: str, server: FakeServer, clock: FakeClock, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+def connect(kind: str, server: FakeServer, clock: Clock, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Make a client of either kind: of the fake server, on the fake clock unless `is_real` says otherwise."""
     loop = request.getfixturevalue("loop") if kind == "aio" else None
     with ExitStack() as stack:
@@ -151,6 +151,6 @@ def call(connect: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def sync_client(server: FakeServer, clock: FakeClock) -> Iterator[Client]:
+def sync_client(server: FakeServer, clock: Clock) -> Iterator[Client]:
     with Client(server.target, clock=clock, wait=clock.wait) as client:
         yield client

@@ -30,7 +30,7 @@ from dragoman.export.quantize import (
     quantize_given_caches,
     scales_of,
 )
-from dragoman.export.session import open_session
+from dragoman.export.session import PRECISION_OPTION, open_session
 from dragoman.export.tensors import cross_kv_names, pack
 from dragoman.export.tracing import trace, write
 from dragoman.model.checkpoint import Checkpoint
@@ -205,6 +205,14 @@ def test_extreme_levels_do_not_overflow_between_two_products(run: Run) -> None:
     assert np.abs(found / expected - 1).max() < 0.01
 
 
+def test_precise_products_are_an_option_of_the_session(tmp_path: Path) -> None:
+    write(network(), tmp_path / "graph.onnx", "graph.weights")
+    fast, precise = (open_session(tmp_path / "graph.onnx", 1, is_precise=is_precise) for is_precise in (False, True))
+    assert precise.get_session_options().get_session_config_entry(PRECISION_OPTION) == "1"
+    with pytest.raises(RuntimeError, match="does not have"):
+        fast.get_session_options().get_session_config_entry(PRECISION_OPTION)
+
+
 @pytest.mark.parametrize(
     "switches",
     [{}, {"norm": "pre", "activation": "gelu", "is_embedding_shared": False, "is_projection_tied": False, "has_output_bias": True}],
@@ -280,6 +288,7 @@ def test_manifest_has_the_bits_of_caches_and_weights(export: Export, exported: P
     assert manifest.parity.quality is not None and manifest.parity.quality.agreement > 0.8
     manifest = export("tiny", "int8", cache_precision="fp32").manifest
     assert manifest.cache_precision == "fp32", "the number format of what lies between products"
+    assert manifest.parity.quality is not None and manifest.parity.quality.mean_scorer_difference < 0.01, "no cache is rounded"
     assert manifest.is_pair_safe and {cache.precision for cache in manifest.caches} == {None}
     older = msgspec.structs.replace(manifest, is_pair_safe=False)
     assert older.can_overflow and not msgspec.structs.replace(older, weight_bits=7).can_overflow

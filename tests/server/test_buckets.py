@@ -5,13 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.server.buckets import Bucket
-
-
-class Clock:
-    now = 5.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def test_bucket_is_full_at_first_fills_at_its_rate_and_may_be_in_debt() -> None:

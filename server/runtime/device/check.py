@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle, BundleError
+from dragoman.extras import installed_version
 from dragoman.server.runtime.device.device import Device, DeviceError
 from dragoman.server.runtime.device.memory import GIB
 from dragoman.server.runtime.device.model import Buckets, DeviceModel
@@ -24,7 +25,6 @@ from dragoman.server.runtime.onnx import OnnxScorer
 from dragoman.server.runtime.providers import (
     driver_obstacle,
     driver_versions,
-    installed_version,
     library_obstacle,
     wheel_obstacle,
 )

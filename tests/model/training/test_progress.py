@@ -9,15 +9,7 @@ from dragoman.model.likelihood import Likelihood
 from dragoman.model.training import log as logs
 from dragoman.model.training.log import CsvLog, Measured, plot_curves, read_rows
 from dragoman.model.training.progress import ProgressLines
-
-
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

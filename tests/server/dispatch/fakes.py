@@ -22,14 +22,14 @@ from dragoman.server.engine.messages import (
     Watch,
 )
 from dragoman.server.engine.settings import QueueLimits
-from tests.server.engine.bench import FakeClock
+from tests.clock import Clock
 
 
 class FakeDispatcher(Dispatcher):
     """A dispatcher for which time passes when a test says so, without an event loop; `readiness` is what it told of that."""
 
     def __init__(self, requests: int = 100, tokens: int = 1000, turn_tokens: int = 64) -> None:
-        self.clock = FakeClock()
+        self.clock = Clock(100.0)
         self.readiness: list[bool] = []
         super().__init__(
             "tiny",

@@ -19,6 +19,7 @@ from dragoman.server.engine.messages import Answer, Finished, Request
 from dragoman.server.engine.search.hypothesis import TargetSide
 from dragoman.server.engine.settings import Limits
 from dragoman.server.runtime.runner import Candidates, Held
+from tests.clock import Clock
 
 PAD, EOS, START, MAX_TARGET, VOCAB = 0, 1, 2, 40, 80
 POISON = -1
@@ -178,16 +179,6 @@ def reference_answers(request: Request, model: Predict = predict, choices: NDArr
     first = Path(request, model, choices)
     paths = beam_reference(first) if request.search.num_beams > 1 else separate_reference(first)
     return [path.answer() for path in paths[: request.search.num_answers]]
-
-
-class FakeClock:
-    """Time that moves when told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class FakeRunner:
@@ -380,7 +371,7 @@ class Bench:
         step_seconds: float = 0.0,
         look_seconds: float = 0.0,
     ) -> None:
-        self.clock = FakeClock()
+        self.clock = Clock(100.0)
         self.runner = FakeRunner(max_slots, has_prompts)
         self.runner.on_step = lambda: self.wait(step_seconds)
         self.runner.on_refetch = lambda: self.wait(look_seconds)

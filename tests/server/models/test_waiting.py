@@ -9,13 +9,7 @@ import pytest
 from dragoman.server.errors import NotReady
 from dragoman.server.models import registry as waiting_module
 from dragoman.server.models.registry import MAX_MARGIN_SECONDS, RETRY_SECONDS, Waiting
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from dragoman.v1.generation_pb2 import (
     GenerateResponse,
     ScoreRequest,
 )
+from tests.clock import Clock
 
 MEGABYTE = 2**20
 
@@ -209,20 +210,13 @@ def test_recent_ids_are_remembered_and_old_ones_forgotten() -> None:
 # The pace of a connection
 
 
-class Clock:
-    seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 def test_a_burst_passes_at_once_and_the_rest_at_the_rate() -> None:
     clock = Clock()
     rate, burst = MessageRate(100, clock), round(100 * MessageRate.BURST_SECONDS)
     waits = [rate.count("a") for _ in range(300)]
     assert waits[:burst] == [0.0] * burst and waits[burst:] == pytest.approx([n / 100 for n in range(1, 301 - burst)])
     assert rate.count("b") == 0, "another connection is not held up"
-    clock.seconds += 100
+    clock.now += 100
     assert [rate.count("a") for _ in range(burst)] == [0.0] * burst
     slow, most = MessageRate(1, clock), MessageRate.MAX_WAIT_SECONDS
     assert [slow.count("a") for _ in range(round(MessageRate.BURST_SECONDS + most))][-1] == most
@@ -230,7 +224,7 @@ def test_a_burst_passes_at_once_and_the_rest_at_the_rate() -> None:
         with pytest.raises(ConnectionLimit, match="max_messages_per_second: 1 on one connection") as caught:
             slow.count("a", 1, most)
         assert caught.value.retry_after_seconds == 1
-    clock.seconds += 1
+    clock.now += 1
     assert slow.count("a", 1, most) == most, "what was refused has not been counted"
     for peer in ("busy", *map(str, range(MessageRate.MAX_CONNECTIONS - 1)), "busy", "one more"):
         slow.count(peer)

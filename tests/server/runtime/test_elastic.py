@@ -12,6 +12,7 @@ import pytest
 from dragoman.export.bundle import Bundle
 from dragoman.server.runtime.elastic import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS, BusyMark, Elastic, WideSteps, open_elastic
 from dragoman.server.runtime.onnx import OnnxRunner
+from tests.clock import Clock
 from tests.export.conftest import Export
 
 HOLD = """
@@ -52,13 +53,6 @@ def test_marks_of_other_processes_are_seen_until_they_are_removed_or_the_process
     for other in others:
         other.kill()
         other.communicate()
-
-
-class Clock:
-    now = 10.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

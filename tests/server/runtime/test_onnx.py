@@ -169,7 +169,7 @@ def test_bits_do_not_depend_on_the_room_there_is(
 def test_warm_up_ends_at_the_largest_batch_whatever_it_is(bundle: Bundle, max_rows: int) -> None:
     runner = OnnxRunner(bundle, max_rows, 1)
     warm_up(runner, bundle.manifest)
-    assert max(rows for rows, *_ in runner._bindings) == max_rows
+    assert max(num_rows for _, num_rows, _ in runner._bindings) == max_rows
 
 
 def test_caches_in_8_bits_take_a_quarter_and_change_answers_little(export: Export) -> None:

@@ -79,7 +79,7 @@ def test_bits_are_those_of_copies_and_no_page_of_the_file_is_copied(
 ) -> None:
     bundle = Bundle.open(shipped_bundle("en-de", precision))
     shared, scores = Weights.of(bundle, str(tmp_path)), []
-    assert shared.is_shared
+    assert shared.folder
     for num_threads, sizes in ((2, (16,)), (1, (1, 2, 7, 17))):
         theirs, ours = OnnxRunner(bundle, MAX_ROWS, num_threads), OnnxRunner(bundle, MAX_ROWS, num_threads, shared)
         for num_rows in sizes:
@@ -98,11 +98,11 @@ def test_engine_and_its_scorer_share_weights_if_settings_say_so(tiny: Bundle, tm
         runner = load_runner(tiny, Limits(3, 99), 1, settings, is_warmed_up=False)
         assert isinstance(runner, OnnxRunner)
         load_scorer(tiny, 1, runner).open()
-        assert runner.weights.is_shared is bool(settings.weights_cache)
+        assert (runner.weights.folder is not None) is bool(settings.weights_cache)
     (entry,) = entries(tmp_path)
     assert mapped(entry).keys() == {WEIGHTS_FILE}
     weights, lines = of(tiny, "")
-    assert not weights.is_shared and not lines
+    assert weights.folder is None and not lines
 
 
 def test_files_are_made_once_private_and_made_again_if_damaged(tiny: Bundle, tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_files_are_made_once_private_and_made_again_if_damaged(tiny: Bundle, tmp
     assert {path.name: path.stat().st_ino for path in entry.iterdir()} == {name: found.st_ino for name, found in made.items()}
     assert not any(found.st_mode & 0o077 for name, found in made.items() if name != "entry.json")
     assert (line["event"], line["log_level"], line["folder"]) == ("weights are shared", "info", str(entry))
-    assert first.is_shared and second.is_shared and works(second, tiny)
+    assert first.folder and second.folder and works(second, tiny)
     before = (entry / WEIGHTS_FILE).read_bytes()
     (entry / WEIGHTS_FILE).write_bytes(bytes(byte ^ 0x55 for byte in before))
     weights, _ = of(tiny, tmp_path)
-    assert weights.is_shared and works(weights, tiny) and (entry / WEIGHTS_FILE).read_bytes() == before
+    assert weights.folder and works(weights, tiny) and (entry / WEIGHTS_FILE).read_bytes() == before
 
 
 def test_files_depend_on_processor_version_and_overflow(
@@ -129,15 +129,15 @@ def test_files_depend_on_processor_version_and_overflow(
             patch.setattr(f"dragoman.server.runtime.weights.{name}", value)
             kept.append(Weights.of(tiny, str(tmp_path)))
         assert len(entries(tmp_path)) == len(kept), name
-    quantised = shipped_bundle("en-de", "int8")
+    single, quantised = (shipped_bundle("en-de", precision) for precision in ("fp32", "int8"))
     older = shutil.copytree(quantised, tmp_path / "older")
     edit(older / MANIFEST_FILE, lambda manifest: manifest.pop("is_pair_safe"))
-    for directory, num_entries in ((quantised, 1), (older, 2)):
-        bundle, folder = Bundle.open(directory), tmp_path / f"weights of {directory.name}"
+    for directory, num_entries in ((single, 1), (quantised, 1), (older, 2)):
+        bundle, folder = Bundle.open(directory), tmp_path / f"weights of {directory.parent.name} {directory.name}"
         for may_overflow in (False, True):
             monkeypatch.setattr(weights_module, "overflows_in_8_bits", lambda may_overflow=may_overflow: may_overflow)
             kept.append(Weights.of(bundle, str(folder)))
-        assert len(entries(folder)) == num_entries and all(weights.is_shared for weights in kept)
+        assert len(entries(folder)) == num_entries and all(weights.folder for weights in kept)
 
 
 OBSTACLES: dict[str, tuple[Callable[[Path, Patch], object], str]] = {
@@ -165,6 +165,6 @@ def test_engines_keep_copies_where_sharing_is_impossible_and_the_log_says_why(
     hinder, reason = OBSTACLES[obstacle]
     hinder(tmp_path / "folder", monkeypatch)
     weights, (line,) = of(tiny, tmp_path / "folder")
-    assert not weights.is_shared and works(weights, tiny)
+    assert weights.folder is None and works(weights, tiny)
     assert line["log_level"] == "warning" and reason in line["reason"]
     assert not entries(tmp_path / "folder")
