@@ -101,6 +101,29 @@ def test_connections_are_bounded_and_one_that_ends_makes_room(port: int) -> None
         assert status(held[1]) == 0, "the others are served all along"
 
 
+def test_connections_over_http_are_bounded_by_themselves(server: Server, port: int) -> None:
+    address = "127.0.0.1", int(server.http_address.rpartition(":")[2])
+    head = b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_connection(address, 30)) for _ in range(MAX_CONNECTIONS)]
+        for each in held:
+            each.sendall(head)  # an idle one would be closed soon
+        with socket.create_connection(address, 30) as refused:
+            assert ends(refused)
+        assert is_served(port), "the other port has its own limit"
+        held.pop().close()
+
+        def has_room() -> bool:
+            with suppress(OSError), socket.create_connection(address, 30) as other:
+                other.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+                return other.recv(64).startswith(b"HTTP/1.1 200")
+            return False
+
+        wait_until(has_room, "there is room again")
+        held[0].sendall(b"}" * 9)
+        assert held[0].recv(64).startswith(b"HTTP/1.1 400"), "the others are served all along"
+
+
 def test_idle_connections_are_closed_and_those_with_calls_are_not(port: int) -> None:
     with Http2(port) as idle, Http2(port) as busy:
         busy.wait_for(DATA, busy.call(WATCH))

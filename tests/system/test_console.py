@@ -430,6 +430,15 @@ def test_hostile_texts_and_cards_are_shown_as_text(tab: Tab) -> None:
     assert tab.page.evaluate("window.hit") is None
 
 
+def test_no_page_can_show_the_console_in_a_frame(browser: Any, server: Server) -> None:
+    page = browser.new_page()
+    page.set_content(f'<iframe src="{server.http_address}/"></iframe>')
+    page.frame_locator("iframe").locator("body").wait_for(state="attached")
+    (frame,) = page.main_frame.child_frames
+    assert frame.url.startswith("chrome-error:") and frame.locator("#go").count() == 0
+    page.close()
+
+
 @pytest.mark.parametrize("view", ["try", "engine", "models"])
 def test_a_phone_shows_the_header_then_a_short_view_and_the_keyboard_begins_there(browser: Any, server: Server, view: str) -> None:
     with Tab(browser, server.http_address, view=view, viewport=PHONE) as tab:
