@@ -7,6 +7,7 @@ models answer, or reads slowly. Unwritten answers are kept in serialised form on
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -21,12 +22,14 @@ from dragoman.server.protocols.grpc.reading import HEAD_BYTES, BulkRequest, Refu
 from dragoman.server.protocols.v1.messages import to_message
 from dragoman.server.service.callers import RETRY_SECONDS
 from dragoman.server.service.context import Call, check_request_id
-from dragoman.server.service.in_flight import REQUESTS_PER_TURN
+from dragoman.server.service.in_flight import REQUESTS_PER_SLOT, REQUESTS_PER_TURN
 from dragoman.server.service.service import Service
 from dragoman.v1 import generation_pb2
 
 # Size limit for answers batched in one GenerateBulk message; a larger answer is sent alone.
 MAX_TOGETHER_BYTES = 64 * 2**10
+# Longest wait of an answer for others of its message, while requests of the stream wait for slots anyway.
+TOGETHER_SECONDS = 0.02
 NUM_REMEMBERED_IDS = 1024
 
 Request = TypeVar("Request")
@@ -45,6 +48,7 @@ class RequestStream(ABC, Generic[Request]):
         self._num_read = 0
         self._answers: list[bytes] = []  # not written yet
         self._is_writing_answers = False
+        self._has_enough = asyncio.Event()
         self._writing = asyncio.Lock()  # gRPC accepts one write at a time
 
     async def serve(self, messages: AsyncIterator[Any]) -> None:
@@ -87,13 +91,20 @@ class RequestStream(ABC, Generic[Request]):
             await self.context.write(message)
 
     async def finish(self, request_bytes: int, data: bytes) -> None:
-        """Write a request's last response, batched with others of the same event loop iteration if messages may have several."""
+        """Write a request's last response, together with others that are finished soon if messages may have several."""
         self.window.answered(request_bytes, len(data))
         self._answers.append(data)
         if self._is_writing_answers:
+            if not self._may_wait:
+                self._has_enough.set()
             return
         self._is_writing_answers = True
         await asyncio.sleep(0)  # collect answers of the same event loop iteration
+        if self._may_wait:
+            self._has_enough.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TOGETHER_SECONDS):
+                    await self._has_enough.wait()
         while self._answers:
             together = self._answers[: self._num_together()]
             del self._answers[: len(together)]
@@ -101,6 +112,12 @@ class RequestStream(ABC, Generic[Request]):
             for answer in together:
                 self.window.end(len(answer))
         self._is_writing_answers = False
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether unanswered requests are more than fit into the slots, so that no engine becomes idle while answers wait."""
+        num_unanswered = self.window.num_requests - len(self._answers)
+        return self._max_together_bytes > 0 and num_unanswered > self.window.max_requests // REQUESTS_PER_SLOT
 
     async def _read(self, messages: AsyncIterator[Any], tasks: asyncio.TaskGroup) -> None:
         async for message in messages:

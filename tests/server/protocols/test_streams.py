@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextvars import copy_context
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -13,8 +13,9 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from dragoman.server.errors import ConnectionLimit, IdleStream, InvalidRequest, QueueFull
 from dragoman.server.protocols.bulk import num_requests
+from dragoman.server.protocols.grpc import streams
 from dragoman.server.protocols.grpc.health import Reflection
-from dragoman.server.protocols.grpc.interceptors import cancellation_code
+from dragoman.server.protocols.grpc.interceptors import cancellation_code, current_call
 from dragoman.server.protocols.grpc.reading import (
     MAX_BYTES,
     MAX_REQUESTS,
@@ -26,7 +27,8 @@ from dragoman.server.protocols.grpc.reading import (
     parser,
     split,
 )
-from dragoman.server.protocols.grpc.streams import NUM_REMEMBERED_IDS, RecentIds
+from dragoman.server.protocols.grpc.streams import NUM_REMEMBERED_IDS, Batch, RecentIds
+from dragoman.server.service.context import Call
 from dragoman.server.service.in_flight import LARGE_BYTES, MAX_UNWRITTEN_BYTES, InFlight, MessageRate, Receiving, Window
 from dragoman.v1.generation_pb2 import (
     GenerateBatchResponse,
@@ -371,6 +373,47 @@ def test_answers_put_together_are_what_protobuf_makes_of_them(length: int) -> No
     answers = [GenerateBatchResponse(index=i, response=GenerateResponse(text="x" * length)) for i in range(3)]
     expected = GenerateBulkResponse(answers=answers).SerializeToString(deterministic=True)
     assert join([answer.SerializeToString() for answer in answers]) == expected and join([]) == b""
+
+
+class Written:
+    """The messages that a stream with a window of eight requests writes."""
+
+    def __init__(self, num_requests: int, max_together_bytes: int = 1000) -> None:
+        self.messages: list[bytes] = []
+        self.window = Windows().open(8)
+        fill(self.window, num_requests, 1)
+        current_call.set(Call("/a/B", cast(Any, None), window=self.window))
+        service: Any = SimpleNamespace(calls=SimpleNamespace(draining=asyncio.Event()))
+        self.stream = Batch(cast(Any, None), service, cast(Any, self), max_together_bytes)
+
+    async def write(self, message: bytes) -> None:
+        self.messages.append(message)
+
+
+async def test_answers_wait_for_others_while_requests_of_their_stream_fill_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "TOGETHER_SECONDS", 60.0)
+    answers = [bytes([i]) for i in range(8)]
+    async with asyncio.TaskGroup() as tasks:
+        written = Written(8)
+        for answer in answers[:3]:
+            tasks.create_task(written.stream.finish(1, answer))
+            await settle()
+        assert not written.messages, "five requests are more than half of the window"
+        tasks.create_task(written.stream.finish(1, answers[3]))
+        await settle()
+        assert written.messages == [join(answers[:4])] and written.window.num_requests == 4
+        for answer in answers[4:]:
+            tasks.create_task(written.stream.finish(1, answer))
+            await settle()
+        assert written.messages[1:] == [join([answer]) for answer in answers[4:]], "the last ones wait for nothing"
+        single = Written(8, max_together_bytes=0)
+        tasks.create_task(single.stream.finish(1, b"a"))
+        await settle()
+        assert single.messages == [b"a"]
+    monkeypatch.setattr(streams, "TOGETHER_SECONDS", 0.01)
+    late = Written(8)
+    await late.stream.finish(1, b"a")
+    assert late.messages == [join([b"a"])], "nobody waits for longer"
 
 
 @pytest.mark.parametrize(
