@@ -44,6 +44,13 @@ class Difference(msgspec.Struct, frozen=True):
         return (self.second - self.first) / self.first if self.first else None
 
     @property
+    def verdict(self) -> str:
+        """`within noise`, or whether the second run is `better` or `worse`."""
+        if not self.is_beyond_noise:
+            return "within noise"
+        return "better" if self.is_better else "worse"
+
+    @property
     def is_time(self) -> bool:
         """Whether it is one in seconds, not a rate."""
         return self.name not in RATES

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from dragoman.load.plan import KINDS, Injections
+from dragoman.load.plan import KINDS, Fields, Injections, Kind
 from dragoman.load.result import Check, Result, Unit
 from dragoman.load.tally import MEASURES
 from dragoman.model.errors import InputError
@@ -28,19 +28,18 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 }
 # Fields of a request that are not for `--field`.
 _OF_FLAGS = ("text", "request_id", "model", "num_beams", "source_language", "target_language")
-_SHARES = ("error_rate", "goodput_share")
-_RATES = ("throughput", "goodput", "tokens_per_second", "knee")
 _PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max", "mean")
-_FIGURES: dict[str, Callable[[Result], float | None]] = {
-    "requests": lambda result: result.total.counts.num,
-    "errors": lambda result: result.total.num_failed,
-    "error_rate": lambda result: result.total.num_failed / result.total.counts.num if result.total.counts.num else None,
-    "retries": lambda result: result.total.counts.num_retries,
-    "throughput": lambda result: result.total.requests_per_second,
-    "goodput": lambda result: result.total.goodput,
-    "goodput_share": lambda result: share_good(result),
-    "tokens_per_second": lambda result: result.total.tokens_per_second,
-    "knee": lambda result: None if result.sweep is None else result.sweep.knee,
+# Figures by name: unit, and value of a result.
+_FIGURES: dict[str, tuple[Unit, Callable[[Result], float | None]]] = {
+    "requests": ("", lambda result: result.total.counts.num),
+    "errors": ("", lambda result: result.total.num_failed),
+    "error_rate": ("share", lambda result: result.total.num_failed / result.total.counts.num if result.total.counts.num else None),
+    "retries": ("", lambda result: result.total.counts.num_retries),
+    "throughput": ("/s", lambda result: result.total.requests_per_second),
+    "goodput": ("/s", lambda result: result.total.goodput),
+    "goodput_share": ("share", lambda result: share_good(result)),
+    "tokens_per_second": ("/s", lambda result: result.total.tokens_per_second),
+    "knee": ("/s", lambda result: None if result.sweep is None else result.sweep.knee),
 }
 
 
@@ -55,7 +54,7 @@ class Condition(msgspec.Struct, frozen=True):
     def check(self, result: Result) -> Check:
         """Compare; what could not be measured fails too."""
         value = _figure(result, self.name)
-        return Check(self.text, value, value is None or _COMPARE[self.sign](value, self.limit), _unit(self.name))
+        return Check(self.text, value, value is None or _COMPARE[self.sign](value, self.limit), unit_of(self.name) or "")
 
 
 def share_good(result: Result) -> float | None:
@@ -66,11 +65,7 @@ def share_good(result: Result) -> float | None:
 
 
 def parse_number(text: str, flag: str) -> float:
-    """Read a number, or a share as a part of 1: `0.5`, `50%`.
-
-    Raises:
-        InputError: If it is not that.
-    """
+    """Read a number, or a share as a part of 1: `0.5`, `50%`; raises `InputError` if it is not that."""
     value, unit = _parse(text, flag)
     if unit in _TIMES:
         raise InputError(f"{flag}: {text}: is a time, where a number is wanted, or one with %")
@@ -78,10 +73,7 @@ def parse_number(text: str, flag: str) -> float:
 
 
 def parse_time(text: str, flag: str) -> float:
-    """Read a time, which has a unit: `500ms`, `0.5s`, `200us`.
-
-    Returns:
-        Seconds.
+    """Read a time, which has a unit: `500ms`, `0.5s`, `200us`; return seconds.
 
     Raises:
         InputError: If it is not that; of a bare number nobody knows whether it is seconds or milliseconds.
@@ -94,6 +86,12 @@ def parse_time(text: str, flag: str) -> float:
     return value
 
 
+def _parse_positive_time(text: str, flag: str) -> float:
+    if value := parse_time(text, flag):
+        return value
+    raise InputError(f"{flag}: {text}: not a time over 0")
+
+
 def _parse(text: str, flag: str) -> tuple[float, str]:
     """Return a number in its unit's base, and the unit."""
     match = _NUMBER.fullmatch(text)
@@ -103,45 +101,39 @@ def _parse(text: str, flag: str) -> tuple[float, str]:
     return value, match[2]
 
 
-def parse_slos(text: str) -> dict[str, float]:
-    """Read `e2e=500ms,ttft=100ms` into limits in seconds.
+def _parts(text: str) -> list[tuple[str, str, str]]:
+    """Split `NAME=VALUE,...` into name, equals sign if any, and value of each part."""
+    return [part.strip().partition("=") for part in text.split(",") if part]
 
-    Raises:
-        InputError: If it is not that.
-    """
+
+def parse_slos(text: str) -> dict[str, float]:
+    """Read `e2e=500ms,ttft=100ms` into limits in seconds; raises `InputError` if it is not that."""
     slos: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.strip().partition("=")
+    for name, _, value in _parts(text):
         if name not in SLO_MEASURES:
             raise InputError(f"--slo: {name}: not one of {', '.join(SLO_MEASURES)}")
         if name in slos:
             raise InputError(f"--slo: {name}: is there twice")
-        slos[name] = parse_time(value.strip(), f"--slo {name}")
-        if not slos[name]:
-            raise InputError(f"--slo: {part}: not a time over 0")
+        slos[name] = _parse_positive_time(value.strip(), f"--slo {name}")
     return slos
 
 
 def parse_conditions(text: str) -> list[Condition]:
-    """Read `errors>0,p95>500ms`: times have a unit.
-
-    Raises:
-        InputError: If it is not that, or names what is not measured.
-    """
+    """Read `errors>0,p95>500ms`: times have a unit; raises `InputError` if it is not that, or names what is not measured."""
     conditions = []
     for part in filter(None, text.split(",")):
         match = _CONDITION.fullmatch(part)
         if match is None:
             raise InputError(f"--fail-on: {part}: not of the form NAME>NUMBER")
         name, sign, number = match.groups()
-        if not _is_known(name):
+        unit, flag = unit_of(name), f"--fail-on {name}"
+        if unit is None:
             raise InputError(
                 f"--fail-on: {name}: not one of {', '.join(_FIGURES)}, a percentile such as p95 or ttft_p99, or a gRPC status"
             )
-        flag = f"--fail-on {name}"
-        limit = parse_time(number, flag) if _time(name) else parse_number(number, flag)
-        if number.endswith("%") and name not in _SHARES:
-            raise InputError(f"{flag}: {number}: not a number; parts of all requests are {' and '.join(_SHARES)}")
+        limit = parse_time(number, flag) if unit == "s" else parse_number(number, flag)
+        if number.endswith("%") and unit != "share":
+            raise InputError(f"{flag}: {number}: not a number; parts of all requests are error_rate and goodput_share")
         conditions.append(Condition(part.strip(), name, sign, limit))
     return conditions
 
@@ -152,14 +144,29 @@ def parse_shares(text: str, flag: str) -> dict[str, float]:
     Raises:
         InputError: If it is not that.
     """
-    shares: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, equals, value = part.strip().partition("=")
-        shares[name] = parse_number(value, flag) if equals else 1.0
+    shares = {name: parse_number(value, flag) if equals else 1.0 for name, equals, value in _parts(text)}
     total = math.fsum(shares.values())
     if not total:
         raise InputError(f"{flag}: {text}: names nothing with a share over 0")
     return {name: share / total for name, share in shares.items() if share}
+
+
+def parse_mix(text: str) -> dict[Kind, float]:
+    """Read the shares of the kinds of call; raises `InputError` if it is not that."""
+    shares = parse_shares(text, "--mix")
+    try:
+        return msgspec.convert(shares, dict[Kind, float])
+    except msgspec.ValidationError as error:
+        raise InputError(f"--mix: {text}: not shares of {', '.join(KINDS)}") from error
+
+
+def parse_beams(text: str) -> dict[int, float]:
+    """Read the shares of widths of beam search; raises `InputError` if it is not that."""
+    shares = parse_shares(text, "--num-beams") if text else {}
+    for width in shares:
+        if not width.isdecimal() or not 0 < int(width) < 2**32:
+            raise InputError(f"--num-beams: {width}: not a width")
+    return {int(width): share for width, share in shares.items()}
 
 
 def parse_injections(text: str) -> Injections:
@@ -169,32 +176,29 @@ def parse_injections(text: str) -> Injections:
         InputError: If it is not that, or the shares are more than 1 together.
     """
     values: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, rest = part.strip().partition("=")
+    for name, _, rest in _parts(text):
         share, colon, seconds = rest.partition(":")
         flag = f"--misbehave {name}"
-        if f"{name}_share" not in Injections.__struct_fields__:
+        if name not in Injections().shares():
             raise InputError(f"--misbehave: {name}: not one of {', '.join(Injections().shares())}")
         values[f"{name}_share"] = parse_number(share, flag)
         if colon and f"{name}_seconds" not in Injections.__struct_fields__:
             raise InputError(f"{flag}: {seconds}: takes no time")
-        if colon and not (value := parse_time(seconds, flag)):
-            raise InputError(f"{flag}: {seconds}: not a time over 0")
         if colon:
-            values[f"{name}_seconds"] = value
+            values[f"{name}_seconds"] = _parse_positive_time(seconds, flag)
     injections = Injections(**values)
     if sum(injections.shares().values()) > 1 + 1e-9:
         raise InputError("--misbehave: the shares are more than 1 together")
     return injections
 
 
-def parse_fields(texts: Iterable[str]) -> dict[str, int | float | bool | str | list[int]]:
+def parse_fields(texts: Iterable[str]) -> Fields:
     """Read fields of a request, `NAME=VALUE` each; a list has commas between its numbers.
 
     Raises:
         InputError: If there is no such field, it has a flag of its own, or the value is of another type.
     """
-    found: dict[str, int | float | bool | str | list[int]] = {}
+    found: Fields = {}
     for text in texts:
         name, _, value = text.partition("=")
         field = GenerateRequest.DESCRIPTOR.fields_by_name.get(name)
@@ -216,17 +220,13 @@ def parse_fields(texts: Iterable[str]) -> dict[str, int | float | bool | str | l
     return found
 
 
-def _unit(name: str) -> Unit:
-    """Return what a figure is measured in."""
+def unit_of(name: str) -> Unit | None:
+    """Return what a figure is measured in; None for no figure."""
+    if name in _FIGURES:
+        return _FIGURES[name][0]
     if _time(name) is not None:
         return "s"
-    if name in _SHARES:
-        return "share"
-    return "/s" if name in _RATES else ""
-
-
-def _is_known(name: str) -> bool:
-    return name in _FIGURES or _time(name) is not None or name.isupper()
+    return "" if name.isupper() else None
 
 
 def _time(name: str) -> tuple[str, str] | None:
@@ -238,11 +238,9 @@ def _time(name: str) -> tuple[str, str] | None:
 
 def _figure(result: Result, name: str) -> float | None:
     if name in _FIGURES:
-        return _FIGURES[name](result)
+        return _FIGURES[name][1](result)
     time = _time(name)
     if time is None:
         return float(result.total.counts.failures.get(name, 0))
     summary = result.total.times.get(time[0])
-    if summary is None:
-        return None
-    return summary.mean if time[1] == "mean" else summary.percentiles[time[1]]
+    return None if summary is None else (summary.percentiles | {"mean": summary.mean})[time[1]]

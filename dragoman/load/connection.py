@@ -1,13 +1,10 @@
 """gRPC targets for one or several servers, and connections to them."""
 
 import ipaddress
-import itertools
 import socket
 import time
 from collections.abc import Callable
 
-import grpc
-import msgspec
 from grpc import aio
 
 from dragoman.client.aio import AsyncClient
@@ -16,28 +13,14 @@ from dragoman.client.settings import Settings, grpc_target, is_grpc_target
 from dragoman.load.plan import Server
 from dragoman.model.errors import InputError
 
-Resolve = Callable[[str, str], list[str]]
-
-
-class Target(msgspec.Struct, frozen=True):
-    """Target of a connection."""
-
-    name: str  # for gRPC
-    authority: str | None = None  # host that a certificate must name; None for the target's own
-
 
 def resolve(host: str, port: str) -> list[str]:
-    """Return the addresses of a host.
-
-    Raises:
-        OSError: If it has none.
-    """
-    found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    """Return the addresses of a host; raises `OSError` if it has none."""
+    return [str(address[0]) for *_, address in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)]
 
 
-def make_target(servers: str, lookup: Resolve = resolve, *, is_secure: bool = False) -> Target:
-    """Return the target for one server as `client.target` reads it, or for several `HOST:PORT` with commas between.
+def make_server(servers: str, lookup: Callable[[str, str], list[str]] = resolve, *, is_secure: bool = False) -> Server:
+    """Return one server as `client.target` reads it, or several `HOST:PORT` with commas between as one target.
 
     One alone is gRPC's to look up, again and again, and so is a target of a gRPC scheme with commas of its own.
 
@@ -54,75 +37,50 @@ def make_target(servers: str, lookup: Resolve = resolve, *, is_secure: bool = Fa
         raise InputError("--server: is empty")
     if len(parts) == 1 or is_grpc_target(parts[0]):
         try:
-            return Target(grpc_target(",".join(parts), is_secure=is_secure))
+            return Server(grpc_target(",".join(parts), is_secure=is_secure))
         except ValueError as error:
             raise InputError(str(error).replace("target", "--server", 1)) from error
-    endpoints: list[tuple[list[str], str]] = []
     hosts = []
+    found: list[dict[int, list[str]]] = []  # targets of each server, by the version of IP
     for part in parts:
         host, separator, port = part.rpartition(":")
         if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise InputError(f"--server: {part}: not HOST:PORT")
         hosts.append(host.strip("[]"))
+        found.append({4: [], 6: []})
         try:
-            endpoints.append((lookup(hosts[-1], port), port))
+            addresses = lookup(hosts[-1], port)
         except OSError as error:
             raise InputError(f"--server: {part}: {error.strerror or error}") from error
+        for address in addresses:
+            version = ipaddress.ip_address(address).version
+            found[-1][version].append(f"{address}:{port}" if version == 4 else f"[{address}]:{port}")
     for version in (4, 6):
-        chosen = [
-            [(address, port) for address in addresses if ipaddress.ip_address(address).version == version]
-            for addresses, port in endpoints
-        ]
-        if all(chosen):
-            pairs = itertools.chain.from_iterable(chosen)
-            texts = [f"{address}:{port}" if version == 4 else f"[{address}]:{port}" for address, port in dict.fromkeys(pairs)]
-            return Target(f"ipv{version}:" + ",".join(texts), hosts[0])
+        if all(targets[version] for targets in found):
+            unique = dict.fromkeys(target for targets in found for target in targets[version])
+            return Server(f"ipv{version}:" + ",".join(unique), hosts[0])
     raise InputError("--server: some have IPv4 addresses only and some IPv6 addresses only")
 
 
-def split_target(name: str) -> list[str]:
-    """Return a target for each address of one that `make_target` made of several; a single one is as it was."""
-    scheme, _, addresses = name.partition(":")
-    if scheme in ("ipv4", "ipv6") and "," in addresses:
-        return [f"{scheme}:{address}" for address in addresses.split(",")]
-    return [name]
+def split_target(target: str) -> list[str]:
+    """Return a target for each address of one that `make_server` made of several; a single one is as it was."""
+    scheme, _, addresses = target.partition(":")
+    return [f"{scheme}:{address}" for address in addresses.split(",")] if scheme in ("ipv4", "ipv6") else [target]
 
 
 def open_channel(server: Server) -> aio.Channel:
     """Return a channel to a server, with the options that the client has; it connects when it is first used."""
-    settings = Settings(server.target, 1.0, RetryPolicy(), server.token, _options(server), time.monotonic)
-    credentials = _credentials(server)
-    if credentials is None:
-        return aio.insecure_channel(server.target, settings.channel_options())
-    return aio.secure_channel(server.target, credentials, settings.channel_options())
+    settings = Settings(server.target, 1.0, RetryPolicy(), server.token, server.options(), time.monotonic, server.pem is not None)
+    channel: aio.Channel = settings.channel(aio, server.credentials())
+    return channel
 
 
 def open_client(server: Server, timeout_seconds: float) -> AsyncClient:
-    """Return a client of a server.
-
-    Raises:
-        InputError: If the token cannot be sent.
-    """
+    """Return a client of a server; raises `InputError` if the token cannot be sent."""
+    credentials, options = server.credentials(), server.options()
     try:
         return AsyncClient(
-            server.target,
-            timeout_seconds=timeout_seconds,
-            credentials=_credentials(server),
-            token=server.token,
-            options=_options(server),
+            server.target, timeout_seconds=timeout_seconds, credentials=credentials, token=server.token, options=options
         )
     except ValueError as error:
         raise InputError(f"--{error}".replace("--target", "--server", 1)) from error
-
-
-def _credentials(server: Server) -> grpc.ChannelCredentials | None:
-    return None if server.pem is None else server.pem.credentials()
-
-
-def _options(server: Server) -> dict[str, str | int]:
-    options: dict[str, str | int] = {}
-    if server.authority is not None:
-        options["grpc.default_authority"] = server.authority
-    if server.server_name:
-        options["grpc.ssl_target_name_override"] = server.server_name
-    return options

@@ -4,15 +4,14 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import TypeVar
 
 from dragoman.client.request import fill
 from dragoman.load.plan import Kind, Plan
 from dragoman.load.schedule import Entry
-from dragoman.load.texts import FileTexts, GeneratedTexts, Source, generate_text
+from dragoman.load.texts import generate_text, read_texts
 from dragoman.v1 import generation_pb2
 
-Injection = Literal["", "cancel", "deadline", "slow", "malformed"]
 T = TypeVar("T")
 
 # Each of them is wrong whatever the model is.
@@ -32,7 +31,7 @@ class Item:
     """One call."""
 
     kind: Kind  # method
-    injection: Injection  # misbehaviour; empty for none
+    injection: str  # misbehaviour: `cancel`, `deadline`, `slow` or `malformed`; empty for none
     requests: list[generation_pb2.GenerateRequest]  # several for a batch
 
     @property
@@ -45,20 +44,16 @@ class Items:
     """Makes calls by their numbers, the same however many processes share them."""
 
     def __init__(self, plan: Plan) -> None:
-        """Read the texts.
-
-        Raises:
-            InputError: If they cannot be read.
-        """
-        work = plan.work
+        """Read the texts; raises `InputError` if they cannot be read."""
         self._plan = plan
-        self._texts: Source = GeneratedTexts(work.words) if work.texts is None else FileTexts(Path(work.texts))
+        self._texts = [] if plan.work.texts is None else read_texts(Path(plan.work.texts))
 
     def make(self, number: int, entry: Entry | None = None) -> Item:
         """Return the call of a number; what the entry of a trace says goes before what is drawn."""
         draws = random.Random(f"{self._plan.seed} {number}")
         work = self._plan.work
-        injection = cast(Injection, _draw(_with_rest(self._plan.injections.shares()), draws))
+        shares = self._plan.injections.shares()
+        injection = _draw({**shares, "": max(0.0, 1.0 - sum(shares.values()))}, draws)
         kind = _draw(work.mix, draws)
         if injection == "slow":
             kind = "stream"
@@ -86,11 +81,7 @@ class Items:
             return entry.text
         if entry is not None and entry.words is not None:
             return generate_text(entry.words, draws)
-        return self._texts.draw(draws)
-
-
-def _with_rest(shares: Mapping[str, float]) -> dict[str, float]:
-    return {**shares, "": max(0.0, 1.0 - sum(shares.values()))}
+        return draws.choice(self._texts) if self._texts else generate_text(self._plan.work.words.draw(draws), draws)
 
 
 def _draw(shares: Mapping[T, float], draws: random.Random) -> T:

@@ -1,18 +1,19 @@
 """Plan of a run: plain data, sent to the sender processes as JSON."""
 
-import math
 from typing import Literal
 
+import grpc
 import msgspec
 
 from dragoman.client.reach import Pem
 from dragoman.client.settings import MAX_TIMEOUT_SECONDS
-from dragoman.load.schedule import Arrivals
+from dragoman.load.schedule import Arrivals, check_positive
 from dragoman.load.texts import Lengths
 from dragoman.model.errors import InputError
 
 Kind = Literal["unary", "stream", "batch"]
 KINDS: tuple[Kind, ...] = ("unary", "stream", "batch")
+Fields = dict[str, int | float | bool | str | list[int]]
 
 
 class Injections(msgspec.Struct, frozen=True):
@@ -35,10 +36,19 @@ class Server(msgspec.Struct, frozen=True):
     """Server that is called."""
 
     target: str  # gRPC target; one with several addresses is balanced call by call
-    authority: str | None = None  # host that calls name; None for the target's
+    authority: str | None = None  # host that calls name, and a certificate; None for the target's
     pem: Pem | None = None  # certificates and keys of TLS; None for plain text
     server_name: str = ""  # name that the certificate must have, where it is another than the host's; empty for that one
     token: str | None = None  # bearer token; None for none
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """Return the credentials of a channel; None for plain text."""
+        return None if self.pem is None else self.pem.credentials()
+
+    def options(self) -> dict[str, str | int]:
+        """Return the options of a channel, by their gRPC names."""
+        named = {"grpc.default_authority": self.authority, "grpc.ssl_target_name_override": self.server_name}
+        return {name: value for name, value in named.items() if value}
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -49,7 +59,7 @@ class Work(msgspec.Struct, frozen=True):
     mix: dict[Kind, float] = msgspec.field(default_factory=lambda: {"unary": 1.0})  # shares of the kinds of call
     batch_size: int = 16  # requests of a batch call
     beams: dict[int, float] = {}  # shares of the widths of beam search; empty leaves the width to the server
-    fields: dict[str, int | float | bool | str | list[int]] = {}  # other fields of every request, by name
+    fields: Fields = {}  # other fields of every request, by name
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -76,21 +86,14 @@ class Plan(msgspec.Struct, frozen=True):
     process: int = 0  # number of the sender process
     num_processes: int = 1  # sender processes
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it is an open loop."""
-        return not self.concurrency
-
     def check(self) -> None:
         """Raise `InputError` for a plan that cannot be carried out, naming the flag."""
         if sum((self.arrivals is not None, self.trace is not None, bool(self.concurrency))) != 1:
             raise InputError("give one of --rate, --trace and --concurrency")
-        if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise InputError(f"--duration: {self.seconds:g} is not a number over 0")
+        check_positive("--duration", self.seconds)
+        check_positive("--timeout", self.timeout_seconds)
         if not 0 <= self.warmup_seconds < self.seconds:
             raise InputError(f"--warmup: {self.warmup_seconds:g} s leave nothing of {self.seconds:g} s to count")
-        if not (math.isfinite(self.timeout_seconds) and self.timeout_seconds > 0):
-            raise InputError(f"--timeout: {self.timeout_seconds:g} is not a number over 0")
         if self.timeout_seconds > MAX_TIMEOUT_SECONDS:
             raise InputError(f"--timeout: {self.timeout_seconds:g} is more than {MAX_TIMEOUT_SECONDS:g}")
         if self.concurrency and self.concurrency < self.num_processes:
@@ -100,8 +103,6 @@ class Plan(msgspec.Struct, frozen=True):
 
     def parts(self) -> list["Plan"]:
         """Return the plan of each sender process: together they send what one alone would."""
-        parts = []
-        for process in range(self.num_processes):
-            callers = self.concurrency // self.num_processes + (process < self.concurrency % self.num_processes)
-            parts.append(msgspec.structs.replace(self, process=process, concurrency=callers))
-        return parts
+        callers, rest = divmod(self.concurrency, self.num_processes)
+        processes = range(self.num_processes)
+        return [msgspec.structs.replace(self, process=number, concurrency=callers + (number < rest)) for number in processes]

@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,7 +13,7 @@ from dragoman.load.calls import Caller
 from dragoman.load.connection import open_channel, open_client, split_target
 from dragoman.load.items import Item, Items
 from dragoman.load.plan import Injections, Plan, Server
-from dragoman.load.schedule import Entry, read_trace
+from dragoman.load.schedule import read_trace
 from dragoman.load.show import one_line
 from dragoman.load.tally import MEANINGS, Outcome
 from dragoman.model.errors import InputError
@@ -30,7 +30,7 @@ _FLAGS = {"model": "--model", "num_beams": "--num-beams", "source_language": "--
 _MISTAKES = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE"})
 
 
-class Findings(msgspec.Struct, frozen=True):
+class Findings(NamedTuple):
     """Findings of a probe."""
 
     models: list[dict[str, str]]  # models by `ListModels`, each once; empty where it is not implemented
@@ -67,18 +67,12 @@ async def probe(plan: Plan) -> Findings:
 def _with_flag(message: str) -> str:
     """Return the server's message with the flag in place of the request's field that it begins with."""
     name, colon, reason = message.partition(": ")
-    if not colon or name == "text" or name not in generation_pb2.GenerateRequest.DESCRIPTOR.fields_by_name:
-        return message
-    return f"{_FLAGS.get(name, f'--field {name}')}: {reason}"
+    is_field = colon and name != "text" and name in generation_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
+    return f"{_FLAGS.get(name, f'--field {name}')}: {reason}" if is_field else message
 
 
 async def list_models(server: Server) -> list[dict[str, str]]:
-    """Return what a server has; nothing for one that cannot say.
-
-    Raises:
-        InputError: If the options of the connection cannot be used.
-        CallError: If it cannot be reached, or fails.
-    """
+    """Return the models of a server, none where it does not implement `ListModels`; raises as `probe`."""
     async with open_client(server, PATIENCE_SECONDS) as client:
         try:
             models = await client.models()
@@ -89,33 +83,19 @@ async def list_models(server: Server) -> list[dict[str, str]]:
 
 
 def probe_items(plan: Plan) -> Iterator[Item]:
-    """Yield a call of each kind and each width of search, with a short one of the plan's sources.
-
-    Raises:
-        InvalidArgument: If a field cannot be put in a message.
-    """
+    """Yield a call of each kind and each width of search, with a short one of the plan's sources."""
     widths: list[dict[int, float]] = [{width: 1.0} for width in plan.work.beams] or [{}]
     for number, (kind, width) in enumerate(itertools.product(plan.work.mix, widths)):
         work = msgspec.structs.replace(plan.work, mix={kind: 1.0}, beams=width)
         one = msgspec.structs.replace(plan, work=work, injections=Injections(), run_id=f"{plan.run_id}-probe-{number}")
         items = Items(one)
-        drawn = [items.make(place, entry) for place, entry in enumerate(_entries(one))]
+        entries = itertools.repeat(None) if plan.trace is None else read_trace(Path(plan.trace))
+        drawn = [items.make(place, entry) for place, entry in enumerate(itertools.islice(entries, _NUM_DRAWN))]
         yield min(drawn, key=lambda item: max(len(request.text) for request in item.requests))
 
 
-def _entries(plan: Plan) -> list[Entry | None]:
-    """Return what the first calls of a trace are; without one, nothing is said of them."""
-    if plan.trace is None:
-        return [None] * _NUM_DRAWN
-    return list(itertools.islice(read_trace(Path(plan.trace)), _NUM_DRAWN))
-
-
 async def _try(plan: Plan, item: Item) -> None:
-    """Make a call as the run will make it, but with more patience.
-
-    Raises:
-        CallError: If one of its requests fails.
-    """
+    """Make a call as the run will make it, but with more patience; raises `CallError` if one of its requests fails."""
     patient = msgspec.structs.replace(
         plan, injections=Injections(), num_retries=NUM_RETRIES, timeout_seconds=max(plan.timeout_seconds, PATIENCE_SECONDS)
     )

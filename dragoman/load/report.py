@@ -1,20 +1,34 @@
 """HTML reports of one run and of two runs compared: one file from `page.html`, which loads nothing from elsewhere."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dragoman.load.charts import Chart, latency_charts, request_charts, server_charts, sweep_charts
+from dragoman.load.compare import Comparison
 from dragoman.load.conditions import share_good
 from dragoman.load.result import Result
 from dragoman.load.show import duration, milliseconds, number, share
-from dragoman.load.table import Table, checks_table, error_tables, groups_table, sender_table, sweep_table, times_table
+from dragoman.load.table import (
+    Table,
+    checks_table,
+    differences_table,
+    error_tables,
+    groups_table,
+    sender_table,
+    sweep_table,
+    times_table,
+)
 
 TIMES_TEXT = (
     "Times count from when a call was due, and are of answers to calls that did not misbehave on purpose; rows by kind are of that "
     "kind alone. Queue and server's total are as the server reports them."
+)
+
+INTERVALS_TEXT = (
+    "The interval is of the second figure less the first, by a block bootstrap over the seconds of each run; a difference is "
+    "beyond noise if the interval leaves zero out. Noise from run to run is not in it: repeat runs to see that."
 )
 
 
@@ -36,11 +50,6 @@ class Section(NamedTuple):
     text: str = ""
 
 
-def write_report(path: Path, result: Result) -> None:
-    """Write the report of a run."""
-    path.write_text(report_page(result), encoding="utf-8")
-
-
 def report_page(result: Result) -> str:
     """Return the report of a run."""
     sections = [
@@ -60,6 +69,22 @@ def report_page(result: Result) -> str:
     checks = [checks_table(result)] if result.checks else []
     title = f"Load on {result.settings.get('--server', 'a server')}"
     return render(title, sections, _subtitle(result), result.warnings, checks, _tiles(result))
+
+
+def comparison_page(comparison: Comparison, results: tuple[Result, Result], names: tuple[str, str]) -> str:
+    """Return a comparison as one HTML page."""
+    runs = [
+        (name, result.created, f"{result.counted_seconds:.1f} s", f"{result.total.counts.num:,}", f"{result.total.num_failed:,}")
+        for name, result in zip(names, results, strict=True)
+    ]
+    head = ("", "began", "counted", "requests", "failed")
+    sections = [
+        Section("Differences", [differences_table(comparison, "Times in milliseconds")], text=INTERVALS_TEXT),
+        Section("Runs", [Table("First and second", head, runs)]),
+    ]
+    if comparison.unlike:
+        sections.append(Section("Settings that differ", [Table("By flag", ("", "first", "second"), comparison.unlike)]))
+    return render("Two runs compared", sections, warnings=comparison.warnings)
 
 
 def render(

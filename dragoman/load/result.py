@@ -134,14 +134,9 @@ class _Head(msgspec.Struct):
     version: int = 0
 
 
-def percentile_name(percent: float) -> str:
-    """Return what a percentile is called."""
-    return f"p{percent:g}"
-
-
 def summarise(histogram: Histogram) -> Summary:
     """Return a histogram in figures."""
-    values = dict(zip(map(percentile_name, PERCENTS), histogram.percentiles(PERCENTS), strict=True))
+    values = {f"p{percent:g}": histogram.percentile(percent) for percent in PERCENTS}
     return Summary(histogram.num, histogram.mean, values | {"max": histogram.largest if histogram.num else None})
 
 
@@ -160,9 +155,17 @@ def summarise_group(group: Group, seconds: float) -> GroupResult:
     )
 
 
-def write_result(path: Path, result: Result) -> None:
-    """Write a result as JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+def encode(value: msgspec.Struct) -> bytes:
+    """Return a result or a comparison as the content of a JSON file."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file; raises `InputError` naming it where it cannot be written to the end."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
 
 
 def read_result(path: Path) -> Result:

@@ -15,6 +15,12 @@ from dragoman.model.errors import InputError
 Shape = Literal["poisson", "constant", "gamma"]
 
 
+def check_positive(flag: str, value: float) -> None:
+    """Raise `InputError` naming the flag if a value is not a finite number over 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{flag}: {value:g} is not a number over 0")
+
+
 class Arrivals(msgspec.Struct, frozen=True):
     """An open loop: calls that come whatever has been answered."""
 
@@ -26,11 +32,10 @@ class Arrivals(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raise `InputError` for values that mean nothing."""
-        for flag, value in (("--rate", self.rate), ("--burstiness", self.burstiness)):
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"{flag}: {value:g} is not a number over 0")
-        if self.ramp_to is not None and not (math.isfinite(self.ramp_to) and self.ramp_to > 0):
-            raise InputError(f"--ramp-to: {self.ramp_to:g} is not a number over 0")
+        check_positive("--rate", self.rate)
+        check_positive("--burstiness", self.burstiness)
+        if self.ramp_to is not None:
+            check_positive("--ramp-to", self.ramp_to)
         if self.burstiness != 1 and self.shape != "gamma":
             raise InputError("--burstiness goes with --arrivals gamma")
 
@@ -41,9 +46,14 @@ def due_times(arrivals: Arrivals, seconds: float, seed: int) -> Iterator[float]:
     A ramp is the same process on a clock that runs faster as the rate grows: of unit arrivals at u, one is due when the rate's
     integral is u.
     """
+    slope = 0.0 if arrivals.ramp_to is None else (arrivals.ramp_to - arrivals.rate) / seconds
     for units in _unit_arrivals(arrivals, random.Random(f"arrivals {seed}")):
-        due = _when(arrivals, seconds, units)
-        if due is None or due >= seconds:
+        under_root = arrivals.rate**2 + 2 * slope * units
+        if under_root < 0:  # a falling ramp has no more
+            return
+        # Not (root - rate) / slope: that cancels where slope is small.
+        due = 2 * units / (arrivals.rate + math.sqrt(under_root)) if slope else units / arrivals.rate
+        if due >= seconds:
             return
         yield due
 
@@ -59,17 +69,6 @@ def _unit_arrivals(arrivals: Arrivals, draws: random.Random) -> Iterator[float]:
         yield units
 
 
-def _when(arrivals: Arrivals, seconds: float, units: float) -> float | None:
-    """Return when so many arrivals are expected; None for never, where a falling ramp has too few."""
-    if arrivals.ramp_to is None or arrivals.ramp_to == arrivals.rate:
-        return units / arrivals.rate
-    slope = (arrivals.ramp_to - arrivals.rate) / seconds
-    under_root = arrivals.rate**2 + 2 * slope * units
-    if under_root < 0:
-        return None
-    return 2 * units / (arrivals.rate + math.sqrt(under_root))  # not (root - rate) / slope: that cancels where slope is small
-
-
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One call."""
 
@@ -78,13 +77,6 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     words: int | None = None  # words of a generated source
     num_beams: int | None = None  # width of its beam search; None draws as for every other call
     max_new_tokens: int | None = None  # tokens of its answer at the most; None for the run's
-
-
-class Extent(msgspec.Struct, frozen=True):
-    """Extent of a trace."""
-
-    num_calls: int  # calls
-    seconds: float  # when the last is due
 
 
 def read_trace(path: Path) -> Iterator[Entry]:
@@ -109,14 +101,13 @@ def read_trace(path: Path) -> Iterator[Entry]:
         raise InputError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 after line {number}") from error
-    except RecursionError as error:
-        raise InputError(f"{path}, line {number}: brackets too deep") from error
-    except ValueError as error:
-        raise InputError(f"{path}, line {number}: {error}") from error
+    except (RecursionError, ValueError) as error:
+        reason = "brackets too deep" if isinstance(error, RecursionError) else error
+        raise InputError(f"{path}, line {number}: {reason}") from error
 
 
-def measure_trace(path: Path) -> Extent:
-    """Read a trace through, so that what is wrong with it is known before the first call.
+def measure_trace(path: Path) -> tuple[int, float]:
+    """Return the number of calls of a trace and when the last is due; what is wrong with it is known before the first call.
 
     Raises:
         InputError: As `read_trace`; also if it has no calls.
@@ -126,7 +117,7 @@ def measure_trace(path: Path) -> Extent:
         num_calls, seconds = num_calls + 1, entry.at
     if not num_calls:
         raise InputError(f"{path}: has no calls")
-    return Extent(num_calls, seconds)
+    return num_calls, seconds
 
 
 def _parse(line: str) -> Entry:

@@ -57,13 +57,10 @@ class ServerSeries(msgspec.Struct):
 class Scraper:
     """Reads one address once a second on a thread of its own, until it is told to stop.
 
-    Args:
-        url: Address of the metrics.
-        clock: Seconds of the run.
-        read: Returns the text of an address.
+    `clock` returns seconds of the run, `read` the text of an address.
 
     Attributes:
-        series: What was read.
+        series: The readings.
         last_failure: Why the last reading that failed did.
     """
 
@@ -74,7 +71,7 @@ class Scraper:
         self._read = read or read_url
         self._stopped = threading.Event()
         self._last: tuple[float, dict[str, float]] | None = None
-        self._stride = self._num_skipped = 1
+        self._num_read, self._stride = 0, 1  # every `stride`th reading is kept
         self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
 
     def start(self) -> None:
@@ -90,23 +87,16 @@ class Scraper:
         """Read once. What cannot be read is counted: a server that is being restarted has no metrics for a while."""
         try:
             totals = parse(self._read(self.series.url))
-        except UNREADABLE as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:  # the last where something else than HTTP is spoken
             self.series.num_failures += 1
             self.last_failure = one_line(str(error), 200) or type(error).__name__
             self._last = None
             return
         now = self._clock()
-        values = _values(totals, self._last, now)
+        if self._num_read % self._stride == 0:
+            self.series.points.append(Point(now, _values(totals, self._last, now)))
+        self._num_read += 1
         self._last = now, totals
-        self._keep(Point(now, values))
-
-    def _keep(self, point: Point) -> None:
-        """Keep every `stride`th point; when there are too many, drop every second one."""
-        self._num_skipped += 1
-        if self._num_skipped < self._stride:
-            return
-        self._num_skipped = 0
-        self.series.points.append(point)
         if len(self.series.points) > MAX_POINTS:
             self.series.points = self.series.points[::2]
             self._stride *= 2
@@ -144,10 +134,6 @@ def parse(text: str) -> dict[str, float]:
     return totals
 
 
-# Where an address cannot be read; the last where something else than HTTP is spoken.
-UNREADABLE = (OSError, ValueError, http.client.HTTPException)
-
-
 def read_url(url: str) -> str:
     """Return what an address serves."""
     with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
@@ -166,27 +152,28 @@ def full_url(text: str) -> str:
     return url if "/" in url.partition("://")[2] else f"{url}/metrics"
 
 
-def _there(series: dict[str, tuple[str, ...]], totals: dict[str, float]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each series that the server tells, with the metrics of it that there are."""
-    for name, metrics in series.items():
-        if there := [metric for metric in metrics if metric in totals]:
-            yield name, there
-
-
 def _values(totals: dict[str, float], last: tuple[float, dict[str, float]] | None, now: float) -> dict[str, float]:
-    values = {name: sum(totals[each] for each in there) for name, there in _there(GAUGES, totals)}
+    """Return the series of a reading; those of growth need the reading before."""
+    values = {name: sum(totals[each] for each in metrics) for name, metrics in _present(GAUGES, totals)}
     if last is None or now <= last[0]:
         return values
     before, earlier = last
 
     def growth(metric: str) -> float:
         """Return how much a counter grew; a counter that fell was started anew."""
-        grown = totals[metric] - earlier[metric] if metric in earlier else 0.0
+        grown = totals[metric] - earlier.get(metric, totals[metric])
         return grown if grown >= 0 else totals[metric]
 
-    for name, there in _there(RATES, totals):
-        values[name] = sum(map(growth, there)) / (now - before)
+    for name, metrics in _present(RATES, totals):
+        values[name] = sum(map(growth, metrics)) / (now - before)
     for name, metric in MEANS.items():
         if f"{metric}_count" in totals and (count := growth(f"{metric}_count")) > 0:
             values[name] = growth(f"{metric}_sum") / count
     return values
+
+
+def _present(series: dict[str, tuple[str, ...]], totals: dict[str, float]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each series that the server has, with the metrics of it that there are."""
+    for name, metrics in series.items():
+        if present := [metric for metric in metrics if metric in totals]:
+            yield name, present

@@ -1,12 +1,10 @@
-"""Sends calls when they are due, or keeps callers busy, and counts what comes of it: the heart of a sender process."""
+"""Sends calls when they are due, or keeps callers busy, and counts their outcomes."""
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Protocol
-
-import msgspec
+from typing import Any
 
 from dragoman.load.items import Item, Items
 from dragoman.load.plan import Plan
@@ -19,31 +17,27 @@ GRACE_SECONDS = 5.0
 # Largest delay of a sender when the time is over; calls that are due later are not sent.
 OVERTIME_SECONDS = 5.0
 
-
-class Calls(Protocol):
-    """Maker of calls."""
-
-    async def call(self, item: Item, due: float) -> None:
-        """Make it, and see that its outcome is recorded."""
+Call = Callable[[Item, float], Coroutine[Any, Any, None]]
 
 
 class Sender:
-    """One run, or one process's part of it.
+    """Sender of the calls of a plan, which is one run or one process's part of it.
 
-    Args:
-        plan: What to send.
-        clock: Seconds since the start of the run; negative before.
-        items: What is sent; None makes them here, which reads the plan's texts.
+    Attributes:
+        end: Time of the run when sending ended, or is to end, in seconds.
+        num_sent: Calls sent.
+        is_cut: Whether sending ended for being too far behind.
     """
 
-    def __init__(self, plan: Plan, clock: Callable[[], float], items: Items | None = None) -> None:
+    def __init__(self, plan: Plan, clock: Callable[[], float], items: Items) -> None:
+        """Make a sender; `clock` returns seconds since the start of the run, negative before."""
         self._plan = plan
         self._clock = clock
-        self._items = items or Items(plan)
+        self._items = items
         self._tally = Tally()
         self._calls: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
-        self._end = plan.seconds
+        self.end = plan.seconds
         self.num_sent = 0
         self.is_cut = False
 
@@ -52,14 +46,9 @@ class Sender:
         """Calls under way."""
         return len(self._calls)
 
-    @property
-    def end(self) -> float:
-        """Time of the run when sending ended, or is to end, in seconds."""
-        return self._end
-
     def record(self, outcome: Outcome) -> None:
         """Count how a request ended."""
-        self._tally.record(outcome, self._plan.slos, self._plan.warmup_seconds, self._end)
+        self._tally.record(outcome, self._plan.slos, self._plan.warmup_seconds, self.end)
 
     def take(self) -> Tally:
         """Return what was counted since the last time."""
@@ -69,21 +58,21 @@ class Sender:
     def stop(self) -> None:
         """Send no more; what is under way may end."""
         if not self._stopped.is_set():
-            self._end = min(self._end, max(0.0, self._clock()))
+            self.end = min(self.end, max(0.0, self._clock()))
             self._stopped.set()
 
     def give_up(self) -> None:
         """Send no more, and cancel what is under way."""
         self.stop()
-        for call in self._calls:
+        for task in self._calls:
             # Not at once: a task that is cancelled before its first step would have no outcome.
-            asyncio.get_running_loop().call_soon(call.cancel)
+            asyncio.get_running_loop().call_soon(task.cancel)
 
-    async def run(self, calls: Calls) -> None:
-        """Send all, and wait until every call has ended."""
+    async def run(self, call: Call) -> None:
+        """Send all, and wait until every call has ended; `call` makes one that was due at a time, and records its outcome."""
         heart = asyncio.create_task(self._beat())
         try:
-            await (self._send_openly(calls) if self._plan.is_open else self._send_in_turns(calls))
+            await (self._send_in_turns(call) if self._plan.concurrency else self._send_openly(call))
             if self._calls:
                 await asyncio.wait(self._calls, timeout=self._plan.timeout_seconds + GRACE_SECONDS)
             self.give_up()
@@ -91,7 +80,7 @@ class Sender:
         finally:
             heart.cancel()
 
-    async def _send_openly(self, calls: Calls) -> None:
+    async def _send_openly(self, call: Call) -> None:
         """Send when it is due, whatever has been answered."""
         mine = itertools.islice(self._schedule(), self._plan.process, self._plan.max_calls, self._plan.num_processes)
         due = 0.0
@@ -109,12 +98,13 @@ class Sender:
                 for _ in item.requests:
                     self.record(Outcome(item.group, bool(item.injection), due, due, UNSENT))
                 continue
-            self._start(calls, item, due)
+            self.num_sent += 1
+            self._begin(call(item, due))
         if self._plan.max_calls is None:
             await self._wait_until(self._plan.seconds)
         self.stop()
 
-    async def _send_in_turns(self, calls: Calls) -> None:
+    async def _send_in_turns(self, call: Call) -> None:
         """Keep the callers busy."""
         numbers = itertools.count(self._plan.process, self._plan.num_processes)
         limit = self._plan.max_calls
@@ -125,14 +115,11 @@ class Sender:
                 if limit is not None and number >= limit:
                     return
                 self.num_sent += 1
-                await calls.call(self._items.make(number), self._clock())
+                await call(self._items.make(number), self._clock())
 
         if not await self._wait_until(0.0):
             return
-        callers = [asyncio.create_task(work()) for _ in range(self._plan.concurrency)]
-        self._calls.update(callers)
-        for caller in callers:
-            caller.add_done_callback(self._calls.discard)
+        callers = [self._begin(work()) for _ in range(self._plan.concurrency)]
         ending = asyncio.create_task(self._wait_until(self._plan.seconds))
         await asyncio.wait([ending, asyncio.create_task(asyncio.wait(callers))], return_when=asyncio.FIRST_COMPLETED)
         self.stop()
@@ -148,11 +135,11 @@ class Sender:
             assert plan.arrivals is not None
             yield from ((due, None) for due in due_times(plan.arrivals, plan.seconds, plan.seed))
 
-    def _start(self, calls: Calls, item: Item, due: float) -> None:
-        self.num_sent += 1
-        task = asyncio.create_task(calls.call(item, due))
+    def _begin(self, calls: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(calls)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
+        return task
 
     async def _wait_until(self, seconds: float) -> bool:
         """Wait for a time of the run; return False as soon as sending is to stop."""
@@ -177,15 +164,3 @@ class Sender:
             if now >= 0:
                 now_slice = self._tally.slice_at(now)
                 now_slice.in_flight = max(now_slice.in_flight, len(self._calls))
-
-
-class Progress(msgspec.Struct):
-    """Report of a sender process."""
-
-    tally: Tally  # counts since the last report
-    num_sent: int  # calls sent
-    num_in_flight: int  # calls under way
-    cpu_seconds: float  # processor time since the start of the run
-    end: float  # when sending ended, or is to end, seconds of the run
-    is_cut: bool = False  # whether sending ended for being too far behind
-    is_last: bool = False  # whether nothing follows

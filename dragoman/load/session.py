@@ -3,13 +3,18 @@
 import asyncio
 import contextlib
 import importlib
+import os
+import platform
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TextIO
 
+import grpc
 import msgspec
 
 from dragoman.client.errors import CallError
@@ -17,10 +22,10 @@ from dragoman.load.conditions import Condition, share_good
 from dragoman.load.live import watching
 from dragoman.load.plan import Plan
 from dragoman.load.probe import Findings, list_models, probe
-from dragoman.load.result import Result, Step, Sweep, write_result
-from dragoman.load.run import SLOW_SENDER, Run, versions
-from dragoman.load.scrape import UNREADABLE, read_url
-from dragoman.load.show import number, one_line
+from dragoman.load.result import Result, Step, Sweep, encode, write_file
+from dragoman.load.run import SLOW_SENDER, Run
+from dragoman.load.scrape import Scraper
+from dragoman.load.show import number
 from dragoman.load.table import print_result
 from dragoman.model.errors import InputError
 
@@ -35,63 +40,51 @@ MAX_STEPS = 20
 class KneeSearch:
     """Raises the rate geometrically until it fails, then halves the gap between the best that held and the least that did not.
 
-    A first rate that fails is lowered in large steps. It ends when the gap is within the tolerance, or after so many steps.
+    A first rate that fails is lowered in large steps. It ends when the gap is within `TOLERANCE`, or after `max_steps` rates.
 
-    Args:
-        first: Rate to begin with.
-        tolerance: Gap at the end, as a part of the rate that held.
-        max_steps: Rates to try at the most.
+    Attributes:
+        knee: Highest rate that held so far; None where none did.
+        failed: Lowest rate that failed; None where none did, so that the knee may be higher.
     """
 
-    def __init__(self, first: float, tolerance: float = TOLERANCE, max_steps: int = MAX_STEPS) -> None:
+    def __init__(self, first: float, max_steps: int = MAX_STEPS) -> None:
         self._first = first
-        self._tolerance = tolerance
         self._steps_left = max_steps
-        self._held: float | None = None
-        self._failed: float | None = None
-
-    @property
-    def knee(self) -> float | None:
-        """Highest rate that held so far; None where none did."""
-        return self._held
-
-    @property
-    def is_bracketed(self) -> bool:
-        """Whether a rate failed; otherwise the knee may be higher."""
-        return self._failed is not None
+        self.knee: float | None = None
+        self.failed: float | None = None
 
     def next_rate(self) -> float | None:
         """Return the rate to try; None when the search is over."""
         if not self._steps_left:
             return None
-        if self._held is None:
-            lower = self._first if self._failed is None else self._failed / DROP
+        if self.knee is None:
+            lower = self._first if self.failed is None else self.failed / DROP
             return lower if lower >= self._first * LEAST_PART else None
-        if self._failed is None:
-            return self._held * GROWTH
-        if self._failed - self._held <= self._tolerance * self._held:
-            return None
-        return (self._held + self._failed) / 2
+        if self.failed is None:
+            return self.knee * GROWTH
+        return (self.knee + self.failed) / 2 if self.failed - self.knee > TOLERANCE * self.knee else None
 
     def record(self, rate: float, is_passed: bool) -> None:
-        """Say how the rate did; noise may have a rate hold above one that failed, and then the failure stands."""
+        """Take the outcome of a rate; noise may have a rate hold above one that failed, and then the failure stands."""
         self._steps_left -= 1
-        if not is_passed:
-            self._failed = rate if self._failed is None else min(self._failed, rate)
-        elif self._held is None or rate > self._held:
-            self._held = rate
+        if is_passed:
+            self.knee = max(rate, self.knee or rate)
+        else:
+            self.failed = min(rate, self.failed or rate)
 
 
+NO_FINDINGS = Findings([], [])
 FAILED_CODE = 3
 NOTHING_CODE = 1
 INTERRUPTED_CODE = 130
 NOTHING_SUCCEEDED = "nothing succeeded"
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOptions:
-    """Options of a session beside the plan."""
+@dataclass
+class Session:
+    """Runs a plan, once or at many rates."""
 
+    plan: Plan
     metrics: tuple[str, ...] = ()  # addresses of the server's metrics
     is_sweep: bool = False  # search the knee instead of running once
     share: float = 0.99  # for a sweep: part of the requests that has to be good
@@ -100,26 +93,11 @@ class SessionOptions:
     report: Path | None = None  # where the HTML goes; None for nowhere
     settings: dict[str, str] = field(default_factory=dict)  # options, by flag, for the report
     is_probed: bool = True  # make single calls first, and none where they fail
-
-
-class Session:
-    """Runs a plan, once or at many rates.
-
-    Args:
-        plan: What to send.
-        options: What to do beside.
-        screen: Where progress is shown, if it is a terminal.
-    """
-
-    def __init__(self, plan: Plan, options: SessionOptions, screen: TextIO | None = None) -> None:
-        self._plan = plan
-        self._options = options
-        self._screen = screen or sys.stderr
-        self._run: Run | None = None
-        self._title = ""
-        self._findings = Findings([], [])
-        self._asking: asyncio.Task[Findings] | None = None
-        self.is_interrupted = False
+    is_interrupted: bool = False
+    _run: Run | None = None
+    _title: str = ""
+    _findings: Findings = NO_FINDINGS
+    _asking: asyncio.Task[Findings] | None = None
 
     def perform(self, out: TextIO) -> int:
         """Do it all, print the result and return the exit code.
@@ -130,12 +108,9 @@ class Session:
             SenderFailed: If a sender process ends before its time.
             ModuleNotFoundError: If the packages of a report are not installed.
         """
-        if self._options.report is not None:
+        if self.report is not None:
             importlib.import_module("dragoman.load.report")
-        with (
-            _writable(self._options.output, "--output"),
-            _writable(self._options.report, "--report"),
-        ):  # known now, not after an hour
+        with _writable(self.output, "--output"), _writable(self.report, "--report"):  # known now, not after an hour
             with asyncio.Runner() as runner:
                 runner.get_loop()  # made first: Ctrl-C meanwhile would leave a coroutine that nobody awaits, which Python reports
                 result = runner.run(self._perform())
@@ -149,16 +124,16 @@ class Session:
         if not result.has_success and not self.is_interrupted:
             reason = "no request ended as it should" if result.total.counts.num else "no request was counted"
             result = msgspec.structs.replace(result, warnings=[f"{NOTHING_SUCCEEDED}: {reason}", *result.warnings])
-        result = msgspec.structs.replace(result, checks=[condition.check(result) for condition in self._options.conditions])
+        result = msgspec.structs.replace(result, checks=[condition.check(result) for condition in self.conditions])
         try:
             print_result(result, out)
         finally:  # also where nobody reads to the end
-            if self._options.output is not None:
-                _write(self._options.output, write_result, result)
-            if self._options.report is not None:
-                from dragoman.load.report import write_report
+            if self.output is not None:
+                write_file(self.output, encode(result))
+            if self.report is not None:
+                from dragoman.load.report import report_page
 
-                _write(self._options.report, write_report, result)
+                write_file(self.report, report_page(result).encode())
         if self.is_interrupted:
             return INTERRUPTED_CODE
         if not result.has_success:
@@ -178,66 +153,68 @@ class Session:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
         try:
-            self._asking = asyncio.create_task(probe(self._plan) if self._options.is_probed else self._list())
+            self._asking = asyncio.create_task(probe(self.plan) if self.is_probed else self._list())
             await asyncio.wait([self._asking])
             if self.is_interrupted:
                 return None
             self._findings = self._asking.result()
-            if self._options.is_probed:
-                await asyncio.gather(*(asyncio.to_thread(_check_metrics, url) for url in self._options.metrics))
-            with watching(self._screen, lambda: self._title) as refresh:
-                if self._options.is_sweep:
+            if self.is_probed:
+                await asyncio.gather(*(asyncio.to_thread(_check_metrics, url) for url in self.metrics))
+            with watching(sys.stderr, lambda: self._title) as refresh:
+                if self.is_sweep:
                     return await self._sweep(refresh)
-                self._title = f"load on {self._plan.server.target}"
-                return await self._once(self._plan, refresh)
+                self._title = f"load on {self.plan.server.target}"
+                return await self._once(self.plan, refresh)
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
     async def _list(self) -> Findings:
         """Ask what the servers have; those that do not answer now may do so in the run."""
         try:
-            return Findings(await list_models(self._plan.server), [])
+            return Findings(await list_models(self.plan.server), [])
         except CallError as error:
             return Findings([], [f"the servers were not asked what they have: {error}"])
 
     async def _once(self, plan: Plan, refresh: Callable[[Run], None]) -> Result:
-        self._run = Run(plan, self._options.metrics)
+        self._run = Run(plan, self.metrics)
         await self._run.run(refresh)
-        result = self._run.result(self._options.settings, versions(), self._findings.models)
+        result = self._run.result(self.settings, versions(), self._findings.models)
         return msgspec.structs.replace(result, warnings=[*self._findings.warnings, *result.warnings])
 
     async def _sweep(self, refresh: Callable[[Run], None]) -> Result | None:
         """Try rates until the knee is known; return the result of the knee's run, of the first where no rate held."""
-        assert self._plan.arrivals is not None
-        search = KneeSearch(self._plan.arrivals.rate)
+        assert self.plan.arrivals is not None
+        search = KneeSearch(self.plan.arrivals.rate)
         steps: list[Step] = []
         shown: Result | None = None
         slow: list[str] = []
         while not self.is_interrupted and (rate := search.next_rate()) is not None:
-            self._title = f"sweep on {self._plan.server.target}, step {len(steps) + 1}: {number(rate)} calls/s"
-            arrivals = msgspec.structs.replace(self._plan.arrivals, rate=rate)
-            plan = msgspec.structs.replace(self._plan, arrivals=arrivals, run_id=f"{self._plan.run_id}-{len(steps)}")
+            self._title = f"sweep on {self.plan.server.target}, step {len(steps) + 1}: {number(rate)} calls/s"
+            arrivals = msgspec.structs.replace(self.plan.arrivals, rate=rate)
+            plan = msgspec.structs.replace(self.plan, arrivals=arrivals, run_id=f"{self.plan.run_id}-{len(steps)}")
             result = await self._once(plan, refresh)
             if self.is_interrupted and shown is not None:
                 break
             good = share_good(result) or 0.0
-            is_passed = good >= self._options.share and not result.is_interrupted
+            is_passed = good >= self.share and not result.is_interrupted
             search.record(rate, is_passed)
-            steps.append(_step(rate, is_passed, good, result))
+            total = result.total
+            failures, times = total.counts.failures, total.times
+            steps.append(Step(rate, is_passed, good, total.requests_per_second, total.goodput, failures, times))
             if shown is None or search.knee == rate:
                 shown = result
-            if not is_passed and _is_sender_slow(result):
+            if not is_passed and any(warning.startswith(SLOW_SENDER) for warning in result.warnings):
                 slow.append(number(rate))
         if shown is None:
             return None
         warnings = list(shown.warnings)
         if search.knee is None:
             warnings.append("no rate held the service levels; the figures are of the first one")
-        elif not search.is_bracketed:
+        elif search.failed is None:
             warnings.append("no rate failed: the knee is higher than what was tried")
         if slow:
             warnings.append(f"the sender itself was slow at rates that failed ({', '.join(slow)} calls/s): the knee may be higher")
-        sweep = Sweep(steps, search.knee, self._options.share)
+        sweep = Sweep(steps, search.knee, self.share)
         return msgspec.structs.replace(shown, sweep=sweep, warnings=warnings, is_interrupted=self.is_interrupted)
 
 
@@ -259,26 +236,23 @@ def _writable(path: Path | None, flag: str) -> Iterator[None]:
             path.unlink()
 
 
-def _write(path: Path, write: Callable[[Path, Result], None], result: Result) -> None:
-    """Write a file; raises `InputError` naming it where it cannot be written to the end."""
-    try:
-        write(path, result)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
-
-
-def _step(rate: float, is_passed: bool, good: float, result: Result) -> Step:
-    total = result.total
-    rates = (total.requests_per_second, total.goodput)
-    return Step(rate, is_passed, good, *rates, total.counts.failures, total.times)
-
-
-def _is_sender_slow(result: Result) -> bool:
-    return any(warning.startswith(SLOW_SENDER) for warning in result.warnings)
-
-
 def _check_metrics(url: str) -> None:
+    scraper = Scraper(url, time.monotonic)
+    scraper.scrape()
+    if scraper.last_failure:
+        raise InputError(f"--metrics: {url} cannot be read: {scraper.last_failure}")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the sender."""
     try:
-        read_url(url)
-    except UNREADABLE as error:
-        raise InputError(f"--metrics: {url} cannot be read: {one_line(str(error), 200) or type(error).__name__}") from error
+        own = version("dragoman")
+    except PackageNotFoundError:  # run from a folder of its source
+        own = "unknown"
+    return {
+        "dragoman": own,
+        "python": platform.python_version(),
+        "grpcio": grpc.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()),
+    }

@@ -5,9 +5,7 @@ NOTHING = "–"
 
 def milliseconds(seconds: float | None) -> str:
     """Return a time in milliseconds, without the unit."""
-    if seconds is None:
-        return NOTHING
-    return number(seconds * 1000)
+    return NOTHING if seconds is None else number(seconds * 1000)
 
 
 def duration(seconds: float | None) -> str:
@@ -32,15 +30,7 @@ def share(value: float | None) -> str:
     if value is None:
         return NOTHING
     percent = value * 100
-    if 99.9 < percent < 100:
-        percent = int(percent * 1000) / 1000
-        return f"{percent:.3f} %"
-    return f"{percent:.1f} %"
-
-
-def signed_share(value: float) -> str:
-    """Return a change in percent, with its sign."""
-    return f"{value * 100:+.1f} %"
+    return f"{int(percent * 1000) / 1000:.3f} %" if 99.9 < percent < 100 else f"{percent:.1f} %"
 
 
 def one_line(text: str, max_characters: int = 500) -> str:

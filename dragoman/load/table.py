@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from dragoman.load.compare import CONFIDENCE, Comparison
 from dragoman.load.conditions import share_good
 from dragoman.load.result import Check, Result, Step, Summary
-from dragoman.load.show import duration, milliseconds, number, share
+from dragoman.load.show import NOTHING, duration, milliseconds, number, share
 
 # Without a terminal lines are as long as they need to be.
 _WIDTH = 120
@@ -25,6 +26,7 @@ MEASURES = {
 TIMES = ("", "samples", "mean", "p50", "p90", "p95", "p99", "p99.9", "max")
 GROUPS = ("", "sent", "answered", "good", "failed", "provoked", "retries", "answers/s")
 STEPS = ("calls/s", "holds", "good", "answers/s", "goodput/s", "p50 ms", "p95 ms", "p99 ms", "errors")
+DIFFERENCES = ("", "first", "second", "change", f"{CONFIDENCE:.0%} interval of the difference", "")
 
 
 class Table(NamedTuple):
@@ -125,6 +127,28 @@ def print_result(result: Result, stream: TextIO) -> None:
     for check in result.checks:
         console.print(f"{'FAILED' if check.is_failed else 'passed'}: {check.condition} ({measured(check)})", markup=False)
     for warning in result.warnings:
+        console.print(f"warning: {warning}", markup=False)
+
+
+def differences_table(comparison: Comparison, caption: str) -> Table:
+    """Return the figures of both runs, times in milliseconds, others a second."""
+    rows = []
+    for difference in comparison.differences:
+        show = milliseconds if difference.is_time else number
+        low, high = (("+" if end > 0 else "") + show(end) for end in (difference.low, difference.high))
+        change = NOTHING if difference.change is None else f"{difference.change * 100:+.1f} %"
+        name = difference.name + (" (ms)" if difference.is_time else "")
+        rows.append((name, show(difference.first), show(difference.second), change, f"{low} to {high}", difference.verdict))
+    return Table(caption, DIFFERENCES, rows)
+
+
+def print_comparison(comparison: Comparison, stream: TextIO) -> None:
+    """Print a comparison."""
+    console = open_console(stream)
+    print_table(console, differences_table(comparison, ""))
+    for flag, one, other in comparison.unlike:
+        console.print(f"{flag}: {one or NOTHING} in the first, {other or NOTHING} in the second", markup=False)
+    for warning in comparison.warnings:
         console.print(f"warning: {warning}", markup=False)
 
 

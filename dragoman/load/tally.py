@@ -2,50 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Self
 
 import msgspec
 
-from dragoman.load.histogram import Histogram
+from dragoman.load.histogram import Counts, Histogram
 from dragoman.load.show import one_line
-
-# Messages kept of each status. Servers put figures into theirs, so that there may be as many as there are requests.
-MAX_MESSAGES = 20
-MAX_CHARACTERS = 500
-OTHERS = "(other messages)"
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """One way to fail."""
-
-    code: str  # name of the status
-    message: str  # message of the server, gRPC or the sender
-    num: int  # requests that failed so
-
-
-class Failures(msgspec.Struct):
-    """Failed requests by status and message; what was provoked is not among them."""
-
-    counts: dict[str, dict[str, int]] = {}  # numbers of requests by status, then by message
-
-    def add(self, code: str, message: str, num: int = 1) -> None:
-        """Count requests; of a status that has enough messages further ones are counted together."""
-        message = one_line(message, MAX_CHARACTERS)
-        messages = self.counts.setdefault(code, {})
-        if message not in messages and len(messages) >= MAX_MESSAGES:
-            message = OTHERS
-        messages[message] = messages.get(message, 0) + num
-
-    def merge(self, other: "Failures") -> None:
-        """Count another's too."""
-        for code, messages in other.counts.items():
-            for message, num in messages.items():
-                self.add(code, message, num)
-
-    def most_frequent(self) -> list[Failure]:
-        """Return them, the most frequent first."""
-        found = [Failure(code, message, num) for code, messages in self.counts.items() for message, num in messages.items()]
-        return sorted(found, key=lambda failure: (-failure.num, failure.code, failure.message))
-
 
 OK = "OK"
 # Where a call has no status of gRPC's: it was still under way when the run was given up, or ended without its answer.
@@ -63,6 +25,44 @@ MEANINGS = {
 }
 
 MEASURES = ("e2e", "ttft", "itl", "queue", "server")
+
+# Messages kept of each status. Servers put figures into theirs, so that there may be as many as there are requests.
+MAX_MESSAGES = 20
+MAX_CHARACTERS = 500
+OTHERS = "(other messages)"
+MAX_SLICES = 600
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One way to fail."""
+
+    code: str  # name of the status
+    message: str  # message of the server, gRPC or the sender
+    num: int  # requests that failed so
+
+
+class Failures(Counts):
+    """Failed requests by status and message; what was provoked is not among them."""
+
+    counts: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)  # numbers of requests by status, then by message
+
+    def add(self, code: str, message: str, num: int = 1) -> None:
+        """Count requests; of a status that has enough messages further ones are counted together."""
+        message = one_line(message, MAX_CHARACTERS)
+        messages = self.counts.setdefault(code, {})
+        if message not in messages and len(messages) >= MAX_MESSAGES:
+            message = OTHERS
+        messages[message] = messages.get(message, 0) + num
+
+    def merge(self, other: Self) -> None:
+        """Count another's too."""
+        for failure in other.most_frequent():
+            self.add(failure.code, failure.message, failure.num)
+
+    def most_frequent(self) -> list[Failure]:
+        """Return them, the most frequent first."""
+        found = [Failure(code, message, num) for code, messages in self.counts.items() for message, num in messages.items()]
+        return sorted(found, key=lambda failure: (-failure.num, failure.code, failure.message))
 
 
 @dataclass(slots=True)
@@ -89,30 +89,39 @@ class Outcome:
         """Whether it was answered."""
         return self.code == OK
 
+    def times(self) -> dict[str, list[float]]:
+        """Return its samples of each measure, seconds."""
+        times = {"e2e": [self.ended - self.due], "itl": self.gaps}
+        if self.first_token is not None:
+            times["ttft"] = [self.first_token - self.due]
+        if self.queue_seconds is not None and self.server_seconds is not None:
+            times |= {"queue": [self.queue_seconds], "server": [self.server_seconds]}
+        return times
+
     def is_good(self, slos: dict[str, float]) -> bool:
-        """Tell whether it was answered within every limit; limits on tokens are for streams."""
-        if not self.is_ok or self.ended - self.due > slos.get("e2e", math.inf):
-            return False
-        if self.first_token is not None and self.first_token - self.due > slos.get("ttft", math.inf):
-            return False
-        return not self.gaps or sum(self.gaps) / len(self.gaps) <= slos.get("itl", math.inf)
+        """Tell whether it was answered within every limit, on the mean for tokens; limits on tokens are for streams."""
+        times = self.times()
+        samples = ((limit, times.get(measure)) for measure, limit in slos.items())
+        return self.is_ok and all(not seconds or sum(seconds) / len(seconds) <= limit for limit, seconds in samples)
 
 
-class Group(msgspec.Struct):
+class Group(Counts):
     """Requests that are counted together."""
 
     num: int = 0  # requests that were due while it counted
     num_ok: int = 0  # of them, answered
     num_good: int = 0  # of them, answered within the service levels
     num_retries: int = 0  # further attempts of them
-    failures: dict[str, int] = {}  # of them, failed, by status
-    intended: dict[str, int] = {}  # of them, failed as was provoked, by status
+    failures: dict[str, int] = msgspec.field(default_factory=dict)  # of them, failed, by status
+    intended: dict[str, int] = msgspec.field(default_factory=dict)  # of them, failed as was provoked, by status
     source_tokens: int = 0  # of the answered
     generated_tokens: int = 0  # of the answered
     num_done: int = 0  # answers that came while it counted, whenever they were due
     num_done_good: int = 0  # of them, within the service levels
     num_done_tokens: int = 0  # tokens of them
-    times: dict[str, Histogram] = {}  # histograms by measure: `e2e`, `ttft`, `itl`, `queue`, `server`; of answers only
+    times: dict[str, Histogram] = msgspec.field(
+        default_factory=dict
+    )  # histograms by measure: `e2e`, `ttft`, `itl`, `queue`, `server`; of answers only
 
     def add_due(self, outcome: Outcome, is_good: bool) -> None:
         """Count a request that was due while it counted."""
@@ -126,14 +135,9 @@ class Group(msgspec.Struct):
         self.num_good += is_good
         self.source_tokens += outcome.source_tokens
         self.generated_tokens += outcome.generated_tokens
-        self._add_time("e2e", outcome.ended - outcome.due)
-        if outcome.first_token is not None:
-            self._add_time("ttft", outcome.first_token - outcome.due)
-        for gap in outcome.gaps:
-            self._add_time("itl", gap)
-        if outcome.queue_seconds is not None and outcome.server_seconds is not None:
-            self._add_time("queue", outcome.queue_seconds)
-            self._add_time("server", outcome.server_seconds)
+        for measure, samples in outcome.times().items():
+            for seconds in samples:
+                self.times.setdefault(measure, Histogram()).add(seconds)
 
     def add_done(self, outcome: Outcome, is_good: bool) -> None:
         """Count an answer that came while it counted."""
@@ -141,26 +145,8 @@ class Group(msgspec.Struct):
         self.num_done_good += is_good
         self.num_done_tokens += outcome.generated_tokens
 
-    def merge(self, other: "Group") -> None:
-        """Add another's counts."""
-        for name in ("num", "num_ok", "num_good", "num_retries", "source_tokens", "generated_tokens"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("num_done", "num_done_good", "num_done_tokens"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for mine, others in ((self.failures, other.failures), (self.intended, other.intended)):
-            for code, count in others.items():
-                mine[code] = mine.get(code, 0) + count
-        for measure, histogram in other.times.items():
-            self.times.setdefault(measure, Histogram()).merge(histogram)
 
-    def _add_time(self, measure: str, seconds: float) -> None:
-        histogram = self.times.get(measure)
-        if histogram is None:
-            histogram = self.times[measure] = Histogram()
-        histogram.add(seconds)
-
-
-class Slice(msgspec.Struct):
+class Slice(Counts):
     """A piece of the run's time."""
 
     num_due: int = 0  # requests due in it
@@ -173,20 +159,18 @@ class Slice(msgspec.Struct):
     e2e: Histogram = msgspec.field(default_factory=Histogram)
     ttft: Histogram = msgspec.field(default_factory=Histogram)  # their times to the first token
 
-    def merge(self, other: "Slice") -> None:
+    def merge(self, other: Self) -> None:
         """Add another's counts; of what was under way the larger number stays."""
-        for name in ("num_due", "num_done", "num_good", "num_failed", "tokens"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.in_flight = max(self.in_flight, other.in_flight)
-        self.e2e.merge(other.e2e)
-        self.ttft.merge(other.ttft)
+        in_flight = max(self.in_flight, other.in_flight)
+        super().merge(other)
+        self.in_flight = in_flight
 
 
-class Tally(msgspec.Struct):
+class Tally(Counts):
     """Counts of one sender process since it last handed them on, or of a run."""
 
-    groups: dict[str, Group] = {}  # by the kind of call, or by how it misbehaved
-    slices: dict[int, Slice] = {}  # by the second of the run
+    groups: dict[str, Group] = msgspec.field(default_factory=dict)  # by the kind of call, or by how it misbehaved
+    slices: dict[int, Slice] = msgspec.field(default_factory=dict)  # by the second of the run
     # Failures that were counted and not provoked, with the reasons.
     failures: Failures = msgspec.field(default_factory=Failures)
     lag: Histogram = msgspec.field(default_factory=Histogram)  # delay of calls after they were due, while it counted
@@ -195,25 +179,12 @@ class Tally(msgspec.Struct):
 
     def slice_at(self, seconds: float) -> Slice:
         """Return the slice of a time."""
-        second = int(seconds)
-        found = self.slices.get(second)
-        if found is None:
-            found = self.slices[second] = Slice()
-        return found
+        return self.slices.setdefault(int(seconds), Slice())
 
     def record(self, outcome: Outcome, slos: dict[str, float], start: float, end: float) -> None:
-        """Count how a request ended.
-
-        Args:
-            outcome: How.
-            slos: Limits of a good answer.
-            start: When counting begins, seconds of the run.
-            end: When it ends.
-        """
+        """Count how a request ended, by limits of a good answer; counting begins and ends at seconds of the run."""
         is_good = not outcome.is_injected and outcome.is_good(slos)
-        group = self.groups.get(outcome.group)
-        if group is None:
-            group = self.groups[outcome.group] = Group()
+        group = self.groups.setdefault(outcome.group, Group())
         if start <= outcome.due < end:
             group.add_due(outcome, is_good)
             if not outcome.is_ok and not outcome.is_intended:
@@ -234,15 +205,10 @@ class Tally(msgspec.Struct):
             ended.num_failed += 1
 
 
-MAX_SLICES = 600
-
-
 class Timeline:
-    """Slices of equal length, from the start of the run.
+    """Slices of equal length, from the start of the run; slices where nothing happened are missing.
 
-    Attributes:
-        width: Length of a slice, seconds.
-        slices: By their number; those where nothing happened are missing.
+    When there are too many, `width`, the length of a slice in seconds, is doubled.
     """
 
     def __init__(self, max_slices: int = MAX_SLICES) -> None:
@@ -258,24 +224,15 @@ class Timeline:
             by_process = self._in_flight.setdefault(second, {})
             by_process[process] = max(by_process.get(process, 0), piece.in_flight)
             piece.in_flight = sum(by_process.values())
-            self._merge(second // self.width, piece)
+            self.slices.setdefault(second // self.width, Slice()).merge(piece)
             while max(self.slices) >= self._max_slices:
-                self._double()
+                self.width *= 2
+                old, self.slices = self.slices, {}
+                for number, each in old.items():
+                    self.slices.setdefault(number // 2, Slice()).merge(each)
         while len(self._in_flight) > MAX_SLICES:  # seconds so long ago that their calls are over
             del self._in_flight[min(self._in_flight)]
 
     def list(self) -> list[Slice]:
         """Return the slices in order, empty ones too."""
         return [self.slices.get(number, Slice()) for number in range(max(self.slices, default=-1) + 1)]
-
-    def _merge(self, number: int, piece: Slice) -> None:
-        found = self.slices.get(number)
-        if found is None:
-            found = self.slices[number] = Slice()
-        found.merge(piece)
-
-    def _double(self) -> None:
-        old, self.slices = self.slices, {}
-        self.width *= 2
-        for number, piece in sorted(old.items()):
-            self._merge(number // 2, piece)

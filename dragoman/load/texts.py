@@ -6,7 +6,7 @@ import random
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -80,52 +80,27 @@ def parse_lengths(text: str) -> Lengths:
     return Lengths(kind, numbers)  # type: ignore[arg-type]
 
 
-class Source(Protocol):
-    """Somewhere texts come from."""
+def read_texts(path: Path) -> list[str]:
+    """Return the lines of a file that are not blank.
 
-    def draw(self, draws: random.Random) -> str:
-        """Return a text."""
-
-
-class FileTexts:
-    """Lines of a file, drawn at random."""
-
-    def __init__(self, path: Path) -> None:
-        """Read the file; lines that are blank do not count.
-
-        Raises:
-            InputError: If it cannot be read, is not UTF-8 or has no lines.
-        """
-        try:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                lines = file.read().decode("utf-8-sig").split("\n")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not UTF-8 at byte {error.start}") from error
-        except (EOFError, zlib.error) as error:
-            raise InputError(f"{path}: not a whole gzip file") from error
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror or error}") from error
-        self._lines = [line.strip() for line in lines if line.strip()]
-        if not self._lines:
-            raise InputError(f"{path}: has no text")
-
-    def draw(self, draws: random.Random) -> str:
-        """Return a text."""
-        return draws.choice(self._lines)
-
-
-class GeneratedTexts:
-    """Sentences of random words."""
-
-    def __init__(self, lengths: Lengths) -> None:
-        self._lengths = lengths
-
-    def draw(self, draws: random.Random) -> str:
-        """Return a text."""
-        return generate_text(self._lengths.draw(draws), draws)
+    Raises:
+        InputError: If it cannot be read, is not UTF-8 or has no such lines.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            lines = file.read().decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from error
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"{path}: not a whole gzip file") from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    texts = [line.strip() for line in lines if line.strip()]
+    if not texts:
+        raise InputError(f"{path}: has no text")
+    return texts
 
 
 def generate_text(num_words: int, draws: random.Random) -> str:
     """Return a sentence of so many words."""
-    words = draws.choices(_WORDS, k=num_words)
-    return " ".join(words).capitalize() + "."
+    return " ".join(draws.choices(_WORDS, k=num_words)).capitalize() + "."

@@ -19,9 +19,9 @@ import pytest
 from dragoman.load.plan import Plan, Server, Work
 from dragoman.load.result import Result
 from dragoman.load.run import Run
-from dragoman.load.sender import Progress
 from dragoman.load.tally import Outcome, Tally
 from dragoman.load.texts import Lengths
+from dragoman.load.worker import Progress
 from tests.client.fake_server import Behaviour, FakeServer, Service
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +82,7 @@ def make_plan(target: str = "127.0.0.1:1", token: str | None = None, work: dict[
 def run_of(plan: Plan, progress: Progress) -> Run:
     """Return a run of one process that has told its progress."""
     run = Run(plan)
-    run._take(0, progress)
+    run.add(0, progress)
     return run
 
 

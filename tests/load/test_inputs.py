@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from dragoman.load.conditions import parse_fields, parse_number, parse_shares, parse_slos, parse_time
-from dragoman.load.connection import Target, make_target
+from dragoman.load.connection import make_server
 from dragoman.load.items import Items
-from dragoman.load.plan import Injections
-from dragoman.load.schedule import Arrivals, Entry, Extent, due_times, measure_trace, read_trace
+from dragoman.load.plan import Injections, Server
+from dragoman.load.schedule import Arrivals, Entry, due_times, measure_trace, read_trace
 from dragoman.load.scrape import full_url
-from dragoman.load.texts import FileTexts, GeneratedTexts, parse_lengths
+from dragoman.load.texts import parse_lengths, read_texts
 from dragoman.model.errors import InputError
 from tests.load.conftest import make_plan
 
@@ -57,14 +57,15 @@ def test_lengths_follow_their_distribution() -> None:
         drawn = lengths(f"{kind}:20:5")
         assert np.mean(drawn) == pytest.approx(20, abs=0.4) and np.std(drawn) == pytest.approx(5, abs=0.4)
     assert min(lengths("normal:2:30")) == 1
-    assert len(GeneratedTexts(parse_lengths("7")).draw(random.Random(1)).split()) == 7
+    assert len(Items(make_plan(work={"words": parse_lengths("7")})).make(0).requests[0].text.split()) == 7
 
 
 def test_lines_of_a_file_are_drawn_or_the_file_is_named(tmp_path: Path) -> None:
-    content, draws = b"\xef\xbb\xbfa dog\r\n\n  a cat \n", random.Random(0)
+    content = b"\xef\xbb\xbfa dog\r\n\n  a cat \n"
     for name, written in (("texts", content), ("texts.gz", gzip.compress(content))):
         (tmp_path / name).write_bytes(written)
-        assert {FileTexts(tmp_path / name).draw(draws) for _ in range(50)} == {"a dog", "a cat"}
+        items = Items(make_plan(work={"texts": str(tmp_path / name)}))
+        assert {items.make(number).requests[0].text for number in range(50)} == {"a dog", "a cat"}
     whole = gzip.compress(random.Random(0).randbytes(1000).hex().encode())
     contents = {"blank": b"\n \n", "latin": b"caf\xe9\n", "plain.gz": b"a dog\n"}
     contents |= {"cut.gz": whole[:-20], "broken.gz": whole[:20] + bytes(100)}
@@ -73,7 +74,7 @@ def test_lines_of_a_file_are_drawn_or_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in (*contents, "folder", "missing"):
         with pytest.raises(InputError, match=name):
-            FileTexts(tmp_path / name)
+            read_texts(tmp_path / name)
     for name in ("blank", "latin", "missing"):
         with pytest.raises(InputError, match=name):
             measure_trace(tmp_path / name)
@@ -83,7 +84,7 @@ def test_a_trace_has_numbers_and_objects_and_a_wrong_line_is_named(tmp_path: Pat
     path = tmp_path / "trace"
     path.write_text('0.5\n\n{"at": 1, "text": "a dog", "num_beams": 4}\n{"at": 1, "words": 7, "max_new_tokens": 3}\n')
     assert list(read_trace(path)) == [Entry(0.5), Entry(1.0, "a dog", None, 4), Entry(1.0, None, 7, None, 3)]
-    assert measure_trace(path) == Extent(3, 1.0)
+    assert measure_trace(path) == (3, 1.0)
     for line, reason in (
         ("soon", ""),
         ("-1", "at"),
@@ -153,24 +154,24 @@ def test_fields_of_the_work_reach_the_request_and_a_trace_overrides_them() -> No
 
 TARGETS = {
     # One server is left to gRPC.
-    "dns:///dragoman:8500": Target("dns:///dragoman:8500"),
-    "ipv4:10.0.0.1:1,10.0.0.2:2": Target("ipv4:10.0.0.1:1,10.0.0.2:2"),
-    "http://localhost/": Target("localhost:8500"),
+    "dns:///dragoman:8500": Server("dns:///dragoman:8500"),
+    "ipv4:10.0.0.1:1,10.0.0.2:2": Server("ipv4:10.0.0.1:1,10.0.0.2:2"),
+    "http://localhost/": Server("localhost:8500"),
     # Several are one target of all addresses.
-    "one:1, two:2,10.0.0.9:3": Target("ipv4:10.0.0.1:1,10.0.0.2:2,10.0.0.9:3", "one"),
-    "one:1,six:65535": Target("ipv6:[fd00::1]:1,[fd00::6]:65535", "one"),
-    "[fd00::9]:1,six:2": Target("ipv6:[fd00::9]:1,[fd00::6]:2", "fd00::9"),
-    "two:1,two:1": Target("ipv4:10.0.0.2:1", "two"),
+    "one:1, two:2,10.0.0.9:3": Server("ipv4:10.0.0.1:1,10.0.0.2:2,10.0.0.9:3", "one"),
+    "one:1,six:65535": Server("ipv6:[fd00::1]:1,[fd00::6]:65535", "one"),
+    "[fd00::9]:1,six:2": Server("ipv6:[fd00::9]:1,[fd00::6]:2", "fd00::9"),
+    "two:1,two:1": Server("ipv4:10.0.0.2:1", "two"),
 }
 WRONG = "|,|one:99999|https://one|one:1,two|one:1,:2|one:1,two:x|one:1,two:0|one:1,two:65536|one:1,unknown:2|two:1,six:2"
 
 
 def test_servers_become_one_target_or_are_named() -> None:
-    assert {text: make_target(text, lookup) for text in TARGETS} == TARGETS
-    assert make_target("https://localhost", lookup, is_secure=True) == Target("localhost:8500")
+    assert {text: make_server(text, lookup) for text in TARGETS} == TARGETS
+    assert make_server("https://localhost", lookup, is_secure=True) == Server("localhost:8500")
     for text in WRONG.split("|"):
         with pytest.raises(InputError, match="--server"):
-            make_target(text, lookup)
+            make_server(text, lookup)
 
 
 def test_times_numbers_shares_limits_and_addresses_are_read() -> None:

@@ -16,12 +16,12 @@ from rich.console import Console
 from dragoman.load.compare import NUM_DRAWS, Comparison, Difference, compare
 from dragoman.load.live import picture, watching
 from dragoman.load.report import report_page
-from dragoman.load.result import Check, Result, Step, Sweep, summarise, write_result
+from dragoman.load.result import Check, Result, Step, Sweep, encode, summarise
 from dragoman.load.run import Run
 from dragoman.load.schedule import Arrivals
 from dragoman.load.scrape import Point, ServerSeries
-from dragoman.load.sender import Progress
 from dragoman.load.tally import Outcome, Tally
+from dragoman.load.worker import Progress
 from dragoman.model.errors import InputError
 from tests.load.conftest import make_plan, make_result, run_of
 
@@ -184,7 +184,7 @@ def test_load_compare_tells_it_in_text_files_and_exit_code(
     asked = ("load-compare", *files, "--output", output, "--report", page)
     for scale, verdicts, code in ((1.0, set(), 0), (1.5, {"worse"}, 3), (0.5, {"better"}, 0)):
         for path, times in zip(files, (latencies(3), latencies(3, scale)), strict=True):
-            write_result(path, make_result(times))
+            path.write_bytes(encode(make_result(times)))
         assert run_command(*asked)[0] == 0
         ended, out, err = run_command(*asked, "--fail-if-worse")
         assert (ended, err) == (code, "") and "e2e p50 (ms)" in out

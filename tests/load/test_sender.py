@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from dragoman.load.items import Item
+from dragoman.load.items import Item, Items
 from dragoman.load.plan import Plan
 from dragoman.load.run import SLOW_SENDER
 from dragoman.load.schedule import Arrivals
-from dragoman.load.sender import Progress, Sender
+from dragoman.load.sender import Sender
 from dragoman.load.tally import UNSENT, Outcome
+from dragoman.load.worker import Progress
 from tests.load.conftest import make_plan, run_of
 
 CONSTANT = Arrivals(100.0, "constant")
@@ -70,11 +71,11 @@ def send(
     """Carry out a plan; `at` is a time and a method of the sender to call then."""
     loop = Loop()
     calls = Calls(loop, seconds, busy)
-    calls.sender = sender = Sender(plan, loop.time)
+    calls.sender = sender = Sender(plan, loop.time, Items(plan))
     if at is not None:
         loop.call_at(at[0], lambda: getattr(sender, at[1])())
     try:
-        loop.run_until_complete(sender.run(calls))
+        loop.run_until_complete(sender.run(calls.call))
     finally:
         loop.close()
     return sender, calls

@@ -16,7 +16,7 @@ import pytest
 from dragoman.client.errors import CallError
 from dragoman.load.plan import Injections
 from dragoman.load.probe import probe
-from dragoman.load.result import read_result, write_result
+from dragoman.load.result import encode, read_result
 from tests.client.fake_server import PATIENCE_SECONDS, failing
 from tests.load.conftest import ROOT, LoadService, make_plan, make_result, serving, started
 from tests.system.harness.server import wait_until
@@ -163,7 +163,7 @@ def test_every_documented_command_is_understood(run_command: Run, server: LoadSe
     """One after another; the server refuses the probe, so that nothing else is sent."""
     monkeypatch.chdir(tmp_path)
     for name in ("before.json", "after.json"):
-        write_result(Path(name), make_result([[0.1] * 5] * 20))
+        Path(name).write_bytes(encode(make_result([[0.1] * 5] * 20)))
     blocks = re.findall(r"```console\n(.*?)```", (ROOT / "docs/load-testing.md").read_text(encoding="utf-8"), re.DOTALL)
     commands = [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
     assert commands[0].startswith("dragoman load ") and sum(line.startswith("dragoman load ") for line in commands) >= 6
