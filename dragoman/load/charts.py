@@ -15,12 +15,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from dragoman.load.histogram import Histogram, middle_of
 from dragoman.load.plan import KINDS
 from dragoman.load.result import Result
-from dragoman.load.scrape import Point, ServerSeries
+from dragoman.load.scrape import ServerSeries
 from dragoman.load.show import number
 
 _MAX_COLUMNS, _ROWS = 120, 34
 _PERCENTS = (0.0, 50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
-_MEBIBYTE = 1024 * 1024
 # Colours that can be told apart with any eyes (Okabe and Ito), on light and dark ground.
 _COLOURS = ("#0072b2", "#d98200", "#008f6b", "#a6588a", "#c8460a", "#7a828e")
 _INK = "#5c6470"  # becomes the page's text colour
@@ -46,7 +45,7 @@ class Chart(NamedTuple):
     svg: str
 
 
-Points = Sequence[tuple[float, float | None]]
+Points = Sequence[tuple[float, float]]
 
 
 def latency_charts(result: Result) -> list[Chart]:
@@ -76,7 +75,7 @@ def sweep_charts(result: Result) -> list[Chart]:
         if knee is not None:
             _mark(axes, knee, f"knee {number(knee)}/s")
 
-    rates = {
+    rates: dict[str, Points] = {
         "answers": [(step.rate, step.requests_per_second) for step in steps],
         "good answers": [(step.rate, step.goodput) for step in steps],
     }
@@ -84,9 +83,11 @@ def sweep_charts(result: Result) -> list[Chart]:
         name: [(step.rate, _milli(step.times["e2e"].figure(name))) for step in steps if "e2e" in step.times]
         for name in ("p50", "p95", "p99")
     }
-    offered = "calls a second, offered"
-    charts = list(_lines("Throughput by offered rate", offered, "a second", rates, mark))
-    return charts + list(_lines("Latency by offered rate", offered, "milliseconds", times, mark, limit=_limit(result), is_log=True))
+    offered, limit = "calls a second, offered", _milli(result.slos.get("e2e"))
+    return [
+        *_lines("Throughput by offered rate", offered, "a second", rates, mark),
+        *_lines("Latency by offered rate", offered, "milliseconds", times, mark, limit=limit, is_log=True),
+    ]
 
 
 def server_charts(series: ServerSeries, seconds: float) -> list[Chart]:
@@ -98,11 +99,13 @@ def server_charts(series: ServerSeries, seconds: float) -> list[Chart]:
         ("Step and queue", "milliseconds", {"step": "step_seconds", "queue": "queue_seconds"}, 1e3),
         ("Tokens the server generated", "tokens a second", {"tokens": "tokens_per_second"}, 1),
         ("Processor", "cores", {"all processes of the server": "cpu_cores"}, 1),
-        ("Memory", "MiB", {"all processes of the server": "rss_bytes"}, 1 / _MEBIBYTE),
+        ("Memory", "MiB", {"all processes of the server": "rss_bytes"}, 1 / (1024 * 1024)),
     )
     charts: list[Chart] = []
     for title, unit, names, factor in kinds:
-        lines: dict[str, Points] = {label: _series(points, name, factor) for label, name in names.items()}
+        lines = {
+            label: [(point.at, point.values.get(name, math.nan) * factor) for point in points] for label, name in names.items()
+        }
         charts += _lines(title, "seconds since the start", unit, lines, end=seconds)
     return charts
 
@@ -121,34 +124,39 @@ def _percentiles(result: Result) -> Iterator[Chart]:
     lines: dict[str, Points] = {}
     for name, histogram in list(present.items())[: len(_COLOURS)]:
         last = max(math.log10(histogram.num) + 1e-9, 0.3)  # beyond it there is no sample
-        values = histogram.percentiles([100 * (1 - 10**-place) for place in places])
-        lines[name] = [(place, _milli(value)) for place, value in zip(places, values, strict=True) if place <= last]
+        lines[name] = [(place, _milli(histogram.percentile(100 * (1 - 10**-place)))) for place in places if place <= last]
 
     def draw(axes: Axes) -> None:
         ticks = {-math.log10(1 - percent / 100): f"{percent:g}" for percent in _PERCENTS}
         axes.set_xticks([place for place in ticks if place <= end], [text for place, text in ticks.items() if place <= end])
 
     label = "percent of the requests that were not slower"
-    yield from _lines("Latency by percentile", label, "milliseconds", lines, draw, limit=_limit(result), is_log=True)
+    limit = _milli(result.slos.get("e2e"))
+    yield from _lines("Latency by percentile", label, "milliseconds", lines, draw, limit=limit, is_log=True)
 
 
 def _latency_over_time(result: Result) -> Iterator[Chart]:
     """Yield the number of requests by time and latency, with the median and the 99th percentile."""
-    columns, width = _columns([piece.e2e for piece in result.timeline.slices], result.timeline.width)
-    filled = [histogram for histogram in columns if histogram.num]
+    slices, columns = result.timeline.slices, []
+    size = max(1, -(-len(slices) // _MAX_COLUMNS))  # neighbours that are merged
+    width = result.timeline.width * size
+    for start in range(0, len(slices), size):
+        columns.append(Histogram())
+        for piece in slices[start : start + size]:
+            columns[-1].merge(piece.e2e)
+    filled = [column for column in columns if column.num]
     if not filled:
         return
-    low = max(min(h.smallest or h.largest for h in filled) * 1000, 1e-3)
-    high = max(max(histogram.largest for histogram in filled) * 1000, low * 1.1)
+    del columns[columns.index(filled[-1]) + 1 :]
+    low = max(min(column.smallest or column.largest for column in filled) * 1000, 1e-3)
+    high = max(max(column.largest for column in filled) * 1000, low * 1.1)
     edges = np.geomspace(low * 0.99, high * 1.01, _ROWS + 1)
     counts = np.zeros((_ROWS, len(columns)))
-    for place, histogram in enumerate(columns):
-        for index, count in histogram.bins.items():
-            row = int(np.searchsorted(edges, middle_of(index) * 1000)) - 1
-            counts[min(max(row, 0), _ROWS - 1), place] += count
-    centres = [(place + 0.5) * width for place in range(len(columns))]
+    for place, column in enumerate(columns):
+        middles = np.clip([middle_of(index) * 1000 for index in column.bins], edges[0], edges[-1])
+        counts[:, place] = np.histogram(middles, edges, weights=list(column.bins.values()))[0]
     lines: dict[str, Points] = {
-        label: [(centre, _milli(column.percentile(percent))) for centre, column in zip(centres, columns, strict=True)]
+        label: [((place + 0.5) * width, _milli(column.percentile(percent))) for place, column in enumerate(columns)]
         for label, percent in (("median", 50), ("99th percentile", 99))
     }
 
@@ -172,9 +180,8 @@ def _over_time(result: Result, title: str, unit: str, names: Mapping[str, str], 
         label: [((i + 0.5) * width, getattr(piece, name) / lengths[i]) for i, piece in enumerate(slices)]
         for label, name in names.items()
     }
-    yield from _lines(
-        title, "seconds since the start", unit, lines, lambda axes: _mark_warmup(axes, result), end=len(slices) * width
-    )
+    end = len(slices) * width
+    yield from _lines(title, "seconds since the start", unit, lines, lambda axes: _mark_warmup(axes, result), end=end)
 
 
 def _lines(
@@ -184,20 +191,20 @@ def _lines(
     lines: Mapping[str, Points],
     draw: Callable[[Axes], None] = lambda axes: None,
     *,
-    limit: float | None = None,
+    limit: float = math.nan,
     is_log: bool = False,
     end: float = 0.0,
     first: int = 0,
 ) -> Iterator[Chart]:
-    """Yield a chart of lines, broken where a value is None, from the colour `first` on; none without values."""
-    if not any(value is not None for points in lines.values() for _, value in points):
+    """Yield a chart of lines, broken where a value is not a number, from the colour `first` on; none without values."""
+    if all(math.isnan(value) for points in lines.values() for _, value in points):
         return
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=(7.2, 2.9), layout="constrained")
         axes = figure.subplots()
         for place, (label, points) in enumerate(lines.items()):
-            values = [math.nan if value is None else max(value, 1e-3 if is_log else 0.0) for _, value in points]
-            marker = "o" if sum(map(math.isfinite, values)) == 1 else ""
+            values = np.maximum([value for _, value in points], 1e-3 if is_log else 0.0)
+            marker = "o" if np.isfinite(values).sum() == 1 else ""
             colour = _COLOURS[(first + place) % len(_COLOURS)]
             axes.plot([at for at, _ in points], values, marker=marker, markersize=3, color=colour, label=label)
         if is_log:
@@ -213,7 +220,7 @@ def _lines(
         if end:
             axes.set_xlim(0, end)
         draw(axes)
-        if limit is not None and axes.get_ylim()[0] <= limit <= axes.get_ylim()[1]:
+        if axes.get_ylim()[0] <= limit <= axes.get_ylim()[1]:
             axes.axhline(limit, color=_INK, linestyle="--", linewidth=1, label="limit, end to end")
         axes.set_xlabel(x)
         axes.set_ylabel(y)
@@ -228,27 +235,8 @@ def _svg(figure: Figure, title: str) -> str:
     svg = text.getvalue()[text.getvalue().index("<svg") :]
     svg = re.sub(r"<style.*?</style>", "", svg, count=1, flags=re.DOTALL)  # of the whole page otherwise
     svg = re.sub(r' id="(?:figure|axes|patch|line2d|text|legend|matplotlib|xtick|ytick|QuadMesh|LineCollection)[^"]*"', "", svg)
-    svg = re.sub(r'^<svg ([^>]*?)width="[^"]*" height="[^"]*"|^<svg ([^>]*)', r'<svg role="img" \1\2', svg, count=1)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
-    return svg.replace(_INK, "currentColor").replace('role="img"', f'role="img" aria-label="{title}"', 1)
-
-
-def _columns(histograms: Sequence[Histogram], width: int) -> tuple[list[Histogram], int]:
-    """Merge neighbours until there are few enough."""
-    size = max(1, -(-len(histograms) // _MAX_COLUMNS))
-    columns = []
-    for start in range(0, len(histograms), size):
-        column = Histogram()
-        for histogram in histograms[start : start + size]:
-            column.merge(histogram)
-        columns.append(column)
-    while columns and not columns[-1].num:
-        columns.pop()
-    return columns, width * size
-
-
-def _series(points: Sequence[Point], name: str, factor: float) -> Points:
-    return [(point.at, point.values[name] * factor if name in point.values else None) for point in points]
+    return svg.replace(_INK, "currentColor").replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
 
 
 def _mark_warmup(axes: Axes, result: Result) -> None:
@@ -260,22 +248,9 @@ def _mark(axes: Axes, x: float, label: str) -> None:
     if not axes.get_xlim()[0] <= x <= axes.get_xlim()[1]:
         return
     axes.axvline(x, color=_INK, linestyle=":", linewidth=1)
-    is_right = x > sum(axes.get_xlim()) * 0.6
-    axes.annotate(
-        label,
-        (x, 0.98),
-        xycoords=("data", "axes fraction"),
-        xytext=(-4 if is_right else 4, 0),
-        textcoords="offset points",
-        horizontalalignment="right" if is_right else "left",
-        verticalalignment="top",
-        fontsize="small",
-    )
+    alignment = "right" if x > sum(axes.get_xlim()) * 0.6 else "left"
+    axes.text(x, 0.98, f" {label} ", ha=alignment, va="top", fontsize="small", transform=axes.get_xaxis_transform())
 
 
-def _limit(result: Result) -> float | None:
-    return _milli(result.slos.get("e2e"))
-
-
-def _milli(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1000
+def _milli(seconds: float | None) -> float:
+    return math.nan if seconds is None else seconds * 1000

@@ -6,7 +6,6 @@ run. What differs from run to run, a machine that is warmer or busier, only more
 """
 
 import math
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -72,21 +71,15 @@ def compare(first: Result, second: Result, num_draws: int = NUM_DRAWS, seed: int
     """
     samples = []
     for number, result in enumerate((first, second)):
-        slices = counted_slices(result)
-        if not slices:
+        if not counted_slices(result):
             raise InputError(f"the {('first', 'second')[number]} run is too short: no second of it counts as a whole")
-        samples.append(_Sample(slices, result.timeline.width, num_draws, np.random.default_rng([seed, number])))
+        samples.append(_figures(result, num_draws, np.random.default_rng([seed, number])))
     one, other = samples
-    differences = [_rate(name, one, other) for name, field in RATES.items() if field != "num_good" or first.slos or second.slos]
-    for measure in ("e2e", "ttft"):
-        if one.has(measure) and other.has(measure):
-            names = [f"{measure} p{percent:g}" for percent in PERCENTILES]
-            pairs = zip(one.percentiles(measure), other.percentiles(measure), strict=True)
-            differences += [_difference(name, *a, *b, False) for name, (a, b) in zip(names, pairs, strict=True)]
+    names = [name for name in one if name in other and (name != "goodput" or first.slos or second.slos)]
     flags = sorted({*first.settings, *second.settings})
-    unlike = [(flag, first.settings.get(flag, ""), second.settings.get(flag, "")) for flag in flags]
-    unlike = [row for row in unlike if row[1] != row[2]]
-    return Comparison(differences, _warnings(first, second, [one.num, other.num]), unlike)
+    settings = [(flag, first.settings.get(flag, ""), second.settings.get(flag, "")) for flag in flags]
+    differences = [_difference(name, one[name], other[name]) for name in names]
+    return Comparison(differences, _warnings(first, second), [row for row in settings if row[1] != row[2]])
 
 
 def counted_slices(result: Result) -> list[Slice]:
@@ -99,42 +92,25 @@ def counted_slices(result: Result) -> list[Slice]:
     ]
 
 
-class _Sample:
-    """One run's slices and how often each of them comes in each draw; the first draw is the run itself."""
-
-    def __init__(self, slices: list[Slice], width: int, num_draws: int, generator: np.random.Generator) -> None:
-        self.num = len(slices)
-        self._slices = slices
-        self._width = width
-        self._weights = _block_weights(self.num, num_draws, generator)
-
-    def has(self, measure: str) -> bool:
-        """Tell whether there are samples of a measure."""
-        return any(getattr(piece, measure).num for piece in self._slices)
-
-    def rates(self, field: str) -> tuple[float, Floats]:
-        """Return a count a second, and the same of each draw."""
-        counts = np.array([getattr(piece, field) for piece in self._slices], dtype=np.float64)
-        drawn = self._weights @ counts / (self.num * self._width)
-        return float(drawn[0]), drawn[1:]
-
-    def percentiles(self, measure: str) -> list[tuple[float, Floats]]:
-        """Return each of `PERCENTILES`, and the same of each draw."""
-        histograms: list[Histogram] = [getattr(piece, measure) for piece in self._slices]
+def _figures(result: Result, num_draws: int, generator: np.random.Generator) -> dict[str, Floats]:
+    """Return each figure of a run, then the same of each draw, not a number where that has no samples."""
+    slices = counted_slices(result)
+    weights = _block_weights(len(slices), num_draws, generator)
+    seconds = len(slices) * result.timeline.width
+    figures = {name: weights @ [getattr(piece, field) for piece in slices] / seconds for name, field in RATES.items()}
+    for measure in ("e2e", "ttft"):
+        histograms: list[Histogram] = [getattr(piece, measure) for piece in slices]
         indices = sorted(set().union(*(histogram.bins for histogram in histograms)))
-        column = {index: place for place, index in enumerate(indices)}
-        counts = np.zeros((self.num, len(indices)))
-        for row, histogram in enumerate(histograms):
-            for index, count in histogram.bins.items():
-                counts[row, column[index]] = count
-        cumulated = np.cumsum(self._weights @ counts, axis=1)
+        if not indices:
+            continue
+        counts = np.array([[histogram.bins.get(index, 0) for index in indices] for histogram in histograms], dtype=np.float64)
+        cumulated = np.cumsum(weights @ counts, axis=1)
         middles = np.array([middle_of(index) for index in indices])
-        found = []
         for percent in PERCENTILES:
             ranks = np.maximum(1, np.ceil(cumulated[:, -1] * percent / 100 - 1e-9))
             values = middles[np.minimum((cumulated < ranks[:, None]).sum(axis=1), len(indices) - 1)]
-            found.append((float(values[0]), values[1:][cumulated[1:, -1] > 0]))
-        return found
+            figures[f"{measure} p{percent:g}"] = np.where(cumulated[:, -1] > 0, values, np.nan)
+    return figures
 
 
 def _block_weights(num_slices: int, num_draws: int, generator: np.random.Generator) -> Floats:
@@ -149,16 +125,13 @@ def _block_weights(num_slices: int, num_draws: int, generator: np.random.Generat
     return weights
 
 
-def _rate(name: str, one: _Sample, other: _Sample) -> Difference:
-    field = RATES[name]
-    return _difference(name, *one.rates(field), *other.rates(field), name != "errors/s")
-
-
-def _difference(name: str, first: float, firsts: Floats, second: float, seconds: Floats, is_more_better: bool) -> Difference:
-    num = min(len(firsts), len(seconds))
+def _difference(name: str, firsts: Floats, seconds: Floats) -> Difference:
+    first, second = float(firsts[0]), float(seconds[0])
+    drawn = (seconds - firsts)[1:]
+    drawn = drawn[~np.isnan(drawn)]
     tail = 50 * (1 - CONFIDENCE)
-    drawn = seconds[:num] - firsts[:num]
-    low, high = (float(value) for value in np.percentile(drawn, (tail, 100 - tail))) if num else (-math.inf, math.inf)
+    low, high = (float(value) for value in np.percentile(drawn, (tail, 100 - tail))) if len(drawn) else (-math.inf, math.inf)
+    is_more_better = name in RATES and name != "errors/s"
     return Difference(
         name=name,
         first=first,
@@ -170,18 +143,15 @@ def _difference(name: str, first: float, firsts: Floats, second: float, seconds:
     )
 
 
-def _warnings(first: Result, second: Result, nums: list[int]) -> list[str]:
+def _warnings(first: Result, second: Result) -> list[str]:
     texts = []
-    for name, result, num in zip(("first", "second"), (first, second), nums, strict=True):
-        if num < FEWEST_SLICES:
+    for name, result in (("first", first), ("second", second)):
+        if (num := len(counted_slices(result))) < FEWEST_SLICES:
             texts.append(
                 f"the {name} run has {num} slices that count; with fewer than {FEWEST_SLICES} the intervals are too narrow"
             )
         texts += [f"the {name} run: {warning}" for warning in result.warnings]
-    tests: tuple[tuple[str, Callable[[Result], object]], ...] = (
-        ("limits of a good answer", lambda result: result.slos),
-        ("models", lambda result: result.models),
-        ("senders", lambda result: result.versions),
-    )
-    texts += [f"the two runs have different {name}" for name, value in tests if value(first) != value(second)]
+    for name, field in (("limits of a good answer", "slos"), ("models", "models"), ("senders", "versions")):
+        if getattr(first, field) != getattr(second, field):
+            texts.append(f"the two runs have different {name}")
     return texts
