@@ -33,14 +33,13 @@ from dragoman.load.table import print_comparison
 from dragoman.load.texts import parse_lengths, read_texts
 from dragoman.model.errors import InputError
 
+_HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 # Beyond these the sender's memory is what is tested.
 MOST_CALLERS = 100_000
 MOST_REQUESTS = 100_000
 _NOT_SHOWN = {"token", "output", "report"}
-# Options that are called otherwise than what they set.
-_FLAGS = {"texts": "--in", "source_language": "--from", "target_language": "--to"}
 
 
 class ArrivalShape(StrEnum):
@@ -59,7 +58,7 @@ def _option(panel: str, text: str, *flags: str, **keywords: Any) -> Any:
 _server, _when, _what, _output = (partial(_option, panel) for panel in ("Server", "Schedule", "Requests", "Output"))
 
 
-@app.command(cls=PlainCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(cls=PlainCommand, context_settings=_HELP)
 def load(
     context: typer.Context,
     server: Annotated[
@@ -181,20 +180,20 @@ def _check(session: Session) -> None:
 
 def _settings(context: typer.Context, server: str) -> dict[str, str]:
     """Return what was asked for, by flag, without what is secret or says only where the result goes."""
-    given = {name: value for name, value in context.params.items() if name not in _NOT_SHOWN and _is_given(context, name)}
-    texts = {name: " ".join(value) if isinstance(value, list | tuple) else str(value) for name, value in given.items()}
-    return {"--server": server} | {_FLAGS.get(name, f"--{name.replace('_', '-')}"): text for name, text in texts.items()}
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
+    settings = {"--server": server}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in _NOT_SHOWN and source is not None and source.name != "DEFAULT":
+            value = context.params[name]
+            settings[parameter.opts[0]] = " ".join(value) if isinstance(value, list | tuple) else str(value)
+    return settings
 
 
 compare_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@compare_app.command(cls=PlainCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@compare_app.command(cls=PlainCommand, context_settings=_HELP)
 def load_compare(
     first: Annotated[Path, typer.Argument(help="Result of the run to compare with.")],
     second: Annotated[Path, typer.Argument(help="Result of the run in question.")],

@@ -129,11 +129,6 @@ class Result(msgspec.Struct, frozen=True):
         return max(0.0, self.seconds - self.warmup_seconds)
 
 
-class _Head(msgspec.Struct):
-    format: str = ""
-    version: int = 0
-
-
 def summarise(histogram: Histogram) -> Summary:
     """Return a histogram in figures."""
     values = {f"p{percent:g}": histogram.percentile(percent) for percent in PERCENTS}
@@ -176,11 +171,11 @@ def read_result(path: Path) -> Result:
     """
     try:
         content = path.read_bytes()
-        head = msgspec.json.decode(content, type=_Head)
-        if head.format != FORMAT:
+        head = msgspec.json.decode(content, type=dict)
+        if head.get("format") != FORMAT:
             raise InputError(f"{path}: not a result of `dragoman load`")
-        if head.version != VERSION:
-            raise InputError(f"{path}: version {head.version} of the format; this program reads version {VERSION}")
+        if head.get("version") != VERSION:
+            raise InputError(f"{path}: version {head.get('version')} of the format; this program reads version {VERSION}")
         return msgspec.json.decode(content, type=Result)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error

@@ -10,12 +10,13 @@ from rich.text import Text
 
 from dragoman.load.compare import CONFIDENCE, Comparison
 from dragoman.load.conditions import share_good
-from dragoman.load.result import Check, Result, Step, Summary
+from dragoman.load.result import Check, Result, Summary
 from dragoman.load.show import NOTHING, duration, milliseconds, number, share
 
 # Without a terminal lines are as long as they need to be.
 _WIDTH = 120
 MOST_ERRORS, MOST_REPORTED_ERRORS = 5, 20
+NO_REASON = "no reason given"
 MEASURES = {
     "e2e": "end to end",
     "ttft": "first token",
@@ -74,7 +75,7 @@ def error_tables(result: Result) -> list[Table]:
     tables = [Table("Failures by status", ("", "failed", "provoked"), rows)]
     if result.errors:
         errors = result.errors[:MOST_REPORTED_ERRORS]
-        messages = [(f"{error.code}: {error.message or 'no reason given'}", f"{error.num:,}") for error in errors]
+        messages = [(f"{error.code}: {error.message or NO_REASON}", f"{error.num:,}") for error in errors]
         tables.append(Table("The most frequent failures", ("", "requests"), messages))
     return tables
 
@@ -83,39 +84,50 @@ def sweep_table(result: Result) -> Table:
     """Return the rates of a sweep."""
     sweep = result.sweep
     assert sweep is not None
-    rows = [_step_cells(step) for step in sorted(sweep.steps, key=lambda step: step.rate)]
+    rows = []
+    for step in sorted(sweep.steps, key=lambda step: step.rate):
+        e2e = step.times.get("e2e")
+        times = [milliseconds(e2e.figure(name) if e2e else None) for name in ("p50", "p95", "p99")]
+        rates = (number(step.requests_per_second), number(step.goodput))
+        failed = f"{sum(step.failures.values()):,}"
+        rows.append((number(step.rate), "yes" if step.is_passed else "no", share(step.share_good), *rates, *times, failed))
     return Table(f"Rates; one holds if {share(sweep.share)} of the requests are good", STEPS, rows)
 
 
 def checks_table(result: Result) -> Table:
     """Return the conditions of `--fail-on`."""
-    rows = [(check.condition, "failed" if check.is_failed else "passed", measured(check)) for check in result.checks]
+    rows = [(check.condition, "failed" if check.is_failed else "passed", _measured(check)) for check in result.checks]
     return Table("The run fails if", ("condition", "", "measured"), rows)
 
 
 def sender_table(result: Result) -> Table:
     """Return how late the sender was."""
     sender = result.sender
+    cores = f"the busiest used {sender.cpu_cores:.2f} cores"
+    caption = f"Milliseconds; {sender.num_sent:,} calls from {sender.num_processes} process(es), {cores}"
     lags = (("sent late", sender.lag), ("event loop late", sender.loop_lag))
-    caption = (
-        f"Milliseconds; {sender.num_sent:,} calls from {sender.num_processes} process(es), the busiest used "
-        f"{sender.cpu_cores:.2f} cores"
-    )
     return Table(caption, TIMES, [(label, *_time_cells(lag)) for label, lag in lags if lag.num])
 
 
 def print_result(result: Result, stream: TextIO) -> None:
     """Print a result."""
-    console = open_console(stream)
+    console = _open_console(stream)
     total, sender = result.total, result.sender
+    goodput = "no service levels set"
+    if result.slos:
+        limits = ", ".join(f"{name} {duration(limit)}" for name, limit in result.slos.items())
+        goodput = f"goodput {number(total.goodput)}/s ({share(share_good(result))} good: {limits})"
     console.print(
         f"{number(total.counts.num)} requests in {result.counted_seconds:.1f} s counted: "
-        f"{number(total.requests_per_second)} answers/s, {number(total.tokens_per_second)} tokens/s, {_goodput(result)}"
+        f"{number(total.requests_per_second)} answers/s, {number(total.tokens_per_second)} tokens/s, {goodput}"
     )
-    print_table(console, times_table(result))
+    _print_table(console, times_table(result))
     if len(result.groups) > 1 or total.counts.intended:
-        print_table(console, groups_table(result))
-    lines = [f"errors: {_codes(total.counts.failures)}; provoked: {_codes(total.counts.intended)}", *_error_lines(result)]
+        _print_table(console, groups_table(result))
+    lines = [f"errors: {_codes(total.counts.failures)}; provoked: {_codes(total.counts.intended)}"]
+    lines += [f"  {error.num:,} × {error.code}: {error.message or NO_REASON}" for error in result.errors[:MOST_ERRORS]]
+    if rest := sum(error.num for error in result.errors[MOST_ERRORS:]):
+        lines.append(f"  {rest:,} others")
     lag = f"calls left {duration(sender.lag.figure('p99'))} late (p99), " if sender.lag.num else ""
     lines.append(f"sender: {number(sender.num_sent)} calls, {lag}{sender.cpu_cores:.2f} cores in the busiest process")
     for line in lines:
@@ -123,9 +135,9 @@ def print_result(result: Result, stream: TextIO) -> None:
     if result.sweep is not None:
         knee = result.sweep.knee
         console.print("no rate held" if knee is None else f"knee: {number(knee)} calls/s")
-        print_table(console, sweep_table(result))
+        _print_table(console, sweep_table(result))
     for check in result.checks:
-        console.print(f"{'FAILED' if check.is_failed else 'passed'}: {check.condition} ({measured(check)})", markup=False)
+        console.print(f"{'FAILED' if check.is_failed else 'passed'}: {check.condition} ({_measured(check)})", markup=False)
     for warning in result.warnings:
         console.print(f"warning: {warning}", markup=False)
 
@@ -144,20 +156,19 @@ def differences_table(comparison: Comparison, caption: str) -> Table:
 
 def print_comparison(comparison: Comparison, stream: TextIO) -> None:
     """Print a comparison."""
-    console = open_console(stream)
-    print_table(console, differences_table(comparison, ""))
+    console = _open_console(stream)
+    _print_table(console, differences_table(comparison, ""))
     for flag, one, other in comparison.unlike:
         console.print(f"{flag}: {one or NOTHING} in the first, {other or NOTHING} in the second", markup=False)
     for warning in comparison.warnings:
         console.print(f"warning: {warning}", markup=False)
 
 
-def open_console(stream: TextIO) -> Console:
-    """Return a console for a stream."""
+def _open_console(stream: TextIO) -> Console:
     return Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
 
 
-def print_table(console: Console, table: Table) -> None:
+def _print_table(console: Console, table: Table) -> None:
     """Print a table; columns are right-aligned but for the first."""
     shown = RichTable(box=box.SIMPLE_HEAD, title=Text(table.caption) if table.caption else None, title_justify="left")
     for place, name in enumerate(table.head):
@@ -167,46 +178,16 @@ def print_table(console: Console, table: Table) -> None:
     console.print(shown)
 
 
-def measured(check: Check) -> str:
+def _measured(check: Check) -> str:
     """Return the value that a condition was compared with, with its unit."""
     if check.value is None:
         return "nothing was measured"
-    match check.unit:
-        case "s":
-            return f"it is {duration(check.value)}"
-        case "share":
-            return f"it is {share(check.value)}"
-        case unit:
-            return f"it is {number(check.value)}{unit}"
-
-
-def _error_lines(result: Result) -> list[str]:
-    shown = result.errors[:MOST_ERRORS]
-    lines = [f"  {failure.num:,} × {failure.code}: {failure.message or 'no reason given'}" for failure in shown]
-    rest = sum(failure.num for failure in result.errors[MOST_ERRORS:])
-    return [*lines, f"  {rest:,} others"] if rest else lines
-
-
-def _goodput(result: Result) -> str:
-    if not result.slos:
-        return "no service levels set"
-    limits = ", ".join(f"{name} {duration(limit)}" for name, limit in result.slos.items())
-    return f"goodput {number(result.total.goodput)}/s ({share(share_good(result))} good: {limits})"
+    texts = {"s": duration, "share": share}
+    return f"it is {texts[check.unit](check.value) if check.unit in texts else number(check.value) + check.unit}"
 
 
 def _time_cells(summary: Summary) -> list[str]:
     return [f"{summary.num:,}", milliseconds(summary.mean), *(milliseconds(summary.figure(name)) for name in summary.percentiles)]
-
-
-def _step_cells(step: Step) -> list[str]:
-    e2e = step.times.get("e2e")
-    times = [milliseconds(e2e.figure(name) if e2e else None) for name in ("p50", "p95", "p99")]
-    rates = (number(step.requests_per_second), number(step.goodput))
-    return [number(step.rate), "yes" if step.is_passed else "no", share(step.share_good), *rates, *times, _num_failed(step)]
-
-
-def _num_failed(step: Step) -> str:
-    return f"{sum(step.failures.values()):,}"
 
 
 def _codes(codes: dict[str, int]) -> str:
