@@ -18,11 +18,13 @@ from dragoman.load.conditions import (
     parse_conditions,
     parse_fields,
     parse_injections,
+    parse_lengths,
     parse_mix,
     parse_number,
     parse_slos,
 )
 from dragoman.load.connection import make_server
+from dragoman.load.items import read_texts
 from dragoman.load.plain_help import PlainCommand
 from dragoman.load.plan import Plan, Work
 from dragoman.load.result import encode, read_result, write_file
@@ -30,7 +32,6 @@ from dragoman.load.schedule import Arrivals, measure_trace
 from dragoman.load.scrape import full_url
 from dragoman.load.session import FAILED_CODE, Session
 from dragoman.load.table import print_comparison
-from dragoman.load.texts import parse_lengths, read_texts
 from dragoman.model.errors import InputError
 
 _HELP = {"help_option_names": ["-h", "--help"]}

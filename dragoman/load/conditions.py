@@ -1,4 +1,4 @@
-"""Limits as they are written on the command line: service levels, and conditions that make a run fail."""
+"""Values of options: service levels, conditions that make a run fail, shares, lengths, fields of requests."""
 
 import math
 import operator
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from dragoman.load.plan import KINDS, Fields, Injections, Kind
+from dragoman.load.plan import KINDS, MOST_WORDS, Fields, Injections, Kind, Lengths
 from dragoman.load.result import Check, Result, Unit
 from dragoman.load.tally import MEASURES
 from dragoman.model.errors import InputError
@@ -40,6 +40,14 @@ _FIGURES: dict[str, tuple[Unit, Callable[[Result], float | None]]] = {
     "goodput_share": ("share", lambda result: share_good(result)),
     "tokens_per_second": ("/s", lambda result: result.total.tokens_per_second),
     "knee": ("/s", lambda result: None if result.sweep is None else result.sweep.knee),
+}
+
+
+_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "constant": ("words",),
+    "uniform": ("least", "most"),
+    "normal": ("mean", "deviation"),
+    "lognormal": ("mean", "deviation"),
 }
 
 
@@ -149,6 +157,28 @@ def parse_shares(text: str, flag: str) -> dict[str, float]:
     if not total:
         raise InputError(f"{flag}: {text}: names nothing with a share over 0")
     return {name: share / total for name, share in shares.items() if share}
+
+
+def parse_lengths(text: str) -> Lengths:
+    """Read `KIND:NUMBER[:NUMBER]`, or a number alone for `constant`; raises `InputError` if it is not that."""
+    kind, _, rest = text.partition(":")
+    if not rest:
+        kind, rest = "constant", text
+    names = _PARAMETERS.get(kind)
+    if names is None:
+        raise InputError(f"--words: {kind}: not one of {', '.join(_PARAMETERS)}")
+    try:
+        numbers = tuple(float(number) for number in rest.split(":"))
+    except ValueError as error:
+        raise InputError(f"--words: {rest}: not numbers with colons between") from error
+    if len(numbers) != len(names):
+        raise InputError(f"--words: {kind} takes {' and '.join(names)}")
+    is_in_range = all(0 <= number <= MOST_WORDS for number in numbers) and numbers[0] >= 1  # not so for NaN either
+    if not is_in_range or (kind == "uniform" and numbers[1] < 1):
+        raise InputError(f"--words: lengths are 1 to {MOST_WORDS}, a deviation is 0 or more")
+    if kind == "uniform" and numbers[0] > numbers[1]:
+        raise InputError("--words: uniform: the least is above the most")
+    return Lengths(kind, numbers)  # type: ignore[arg-type]
 
 
 def parse_mix(text: str) -> dict[Kind, float]:

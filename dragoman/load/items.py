@@ -1,7 +1,9 @@
 """Calls: kind, requests and misbehaviour, drawn from the seed and the call's number alone."""
 
+import gzip
 import random
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -9,7 +11,7 @@ from typing import TypeVar
 from dragoman.client.request import fill
 from dragoman.load.plan import Kind, Plan
 from dragoman.load.schedule import Entry
-from dragoman.load.texts import generate_text, read_texts
+from dragoman.model.errors import InputError
 from dragoman.v1 import generation_pb2
 
 T = TypeVar("T")
@@ -24,6 +26,15 @@ _MALFORMED: tuple[dict[str, object], ...] = (
     {"model": "a-model-that-nobody-has"},
 )
 REFUSALS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
+
+
+# Everyday words, so that a generated sentence costs about as many tokens as a real one of its length.
+_WORDS: Sequence[str] = (  # noqa: SIM905
+    "a the man woman child dog horse bird two three young old small large red blue green white black street field water beach "
+    "mountain snow grass road wall house table bench car boat train bicycle ball shirt hat jacket camera guitar crowd group people "
+    "walks runs sits stands plays holds looks jumps rides climbs sings reads watches smiles waits in on at near behind under over "
+    "through with and while beside into from"
+).split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +100,25 @@ def _draw(shares: Mapping[T, float], draws: random.Random) -> T:
     if len(shares) == 1:
         return next(iter(shares))
     return draws.choices(list(shares), list(shares.values()))[0]
+
+
+def read_texts(path: Path) -> list[str]:
+    """Return the lines of a file that are not blank; raises `InputError` if it cannot be read, is not UTF-8 or has none."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            lines = file.read().decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from error
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"{path}: not a whole gzip file") from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    texts = [line.strip() for line in lines if line.strip()]
+    if not texts:
+        raise InputError(f"{path}: has no text")
+    return texts
+
+
+def generate_text(num_words: int, draws: random.Random) -> str:
+    """Return a sentence of so many words."""
+    return " ".join(draws.choices(_WORDS, k=num_words)).capitalize() + "."

@@ -1,5 +1,7 @@
 """Plan of a run: plain data, sent to the sender processes as JSON."""
 
+import math
+import random
 from typing import Literal
 
 import grpc
@@ -8,12 +10,39 @@ import msgspec
 from dragoman.client.reach import Pem
 from dragoman.client.settings import MAX_TIMEOUT_SECONDS
 from dragoman.load.schedule import Arrivals, check_positive
-from dragoman.load.texts import Lengths
 from dragoman.model.errors import InputError
 
 Kind = Literal["unary", "stream", "batch"]
 KINDS: tuple[Kind, ...] = ("unary", "stream", "batch")
 Fields = dict[str, int | float | bool | str | list[int]]
+
+
+Distribution = Literal["constant", "uniform", "normal", "lognormal"]
+MOST_WORDS = 10_000
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """Distribution of the number of words of a generated source."""
+
+    # `constant:N`, `uniform:LEAST:MOST`, `normal:MEAN:DEVIATION` or `lognormal:MEAN:DEVIATION`; the two of the last are those of
+    # the lengths, not of their logarithms.
+    kind: Distribution
+    parameters: tuple[float, ...]  # the numbers
+
+    def draw(self, draws: random.Random) -> int:
+        """Return a length, 1 to `MOST_WORDS`."""
+        match self.kind:
+            case "constant":
+                value = self.parameters[0]
+            case "uniform":
+                value = float(draws.randint(round(self.parameters[0]), round(self.parameters[1])))
+            case "normal":
+                value = draws.gauss(*self.parameters)
+            case "lognormal":
+                mean, deviation = self.parameters
+                variance = math.log1p((deviation / mean) ** 2)
+                value = draws.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))
+        return min(max(1, round(value)), MOST_WORDS)
 
 
 class Injections(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 import http.client
 import math
+import re
 import threading
 import time
 import urllib.request
@@ -16,6 +17,7 @@ PERIOD_SECONDS = 1.0
 TIMEOUT_SECONDS = 2.0
 MAX_POINTS = 600
 _MAX_BYTES = 16 * 1024 * 1024
+_METRIC = re.compile(r"([^\s{]*)(?:\{.*\})?\s+(\S+)")  # a time stamp may follow
 
 # The process that was started, and those that it started.
 _PROCESSES = ("process", "dragoman_engine")
@@ -119,17 +121,11 @@ def parse(text: str) -> dict[str, float]:
     for line in text.splitlines():
         if not line or line.startswith("#"):
             continue
-        name, brace, labels = line.partition("{")
-        rest = labels.rpartition("}")[2] if brace else ""
-        if not brace:
-            name, _, rest = line.partition(" ")
-        if name.endswith("_bucket"):
-            continue
-        fields = rest.split()
-        if not fields:
+        match = _METRIC.match(line)
+        if match is None:
             raise ValueError(f"not a metric: {line[:80]}")
-        value = float(fields[0])  # a time stamp may follow
-        if math.isfinite(value):
+        name, value = match[1], float(match[2])
+        if math.isfinite(value) and not name.endswith("_bucket"):
             totals[name] = totals.get(name, 0.0) + value
     return totals
 
@@ -141,15 +137,11 @@ def read_url(url: str) -> str:
 
 
 def full_url(text: str) -> str:
-    """Return the address of the metrics: `HOST:PORT` is short for `http://HOST:PORT/metrics`.
-
-    Raises:
-        InputError: If it is not one of HTTP.
-    """
-    url = text if "://" in text else f"http://{text}"
-    if not url.startswith(("http://", "https://")) or not url.partition("://")[2]:
+    """Return the address of the metrics: `HOST:PORT` is short for `http://HOST:PORT/metrics`; only HTTP is read."""
+    scheme, _, rest = text.partition("://") if "://" in text else ("http", "", text)
+    if scheme not in ("http", "https") or not rest:
         raise InputError(f"--metrics: {text}: not an address of HTTP")
-    return url if "/" in url.partition("://")[2] else f"{url}/metrics"
+    return f"{scheme}://{rest}" if "/" in rest else f"{scheme}://{rest}/metrics"
 
 
 def _values(totals: dict[str, float], last: tuple[float, dict[str, float]] | None, now: float) -> dict[str, float]:

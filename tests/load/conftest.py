@@ -16,11 +16,10 @@ import grpc
 import msgspec
 import pytest
 
-from dragoman.load.plan import Plan, Server, Work
+from dragoman.load.plan import Lengths, Plan, Server, Work
 from dragoman.load.result import Result
 from dragoman.load.run import Run
 from dragoman.load.tally import Outcome, Tally
-from dragoman.load.texts import Lengths
 from dragoman.load.worker import Progress
 from tests.client.fake_server import Behaviour, FakeServer, Service
 
