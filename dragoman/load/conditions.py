@@ -1,9 +1,10 @@
 """Values of options: service levels, conditions that make a run fail, shares, lengths, fields of requests."""
 
 import math
-import operator
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
+from operator import eq, ge, gt, le, lt, ne
 
 import msgspec
 
@@ -18,31 +19,40 @@ _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "%": 1e-2}
 _TIMES = ("s", "ms", "us")
 _NUMBER = re.compile(r"(\d+\.?\d*(?:e-?\d+)?|\.\d+)\s*(%|ms|us|s|)")
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(>=|<=|==|!=|>|<)\s*(\S+?)\s*")
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
+_COMPARE = {">": gt, ">=": ge, "<": lt, "<=": le, "==": eq, "!=": ne}
 # Fields of a request that are not for `--field`.
 _OF_FLAGS = ("text", "request_id", "model", "num_beams", "source_language", "target_language")
 _PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max", "mean")
-# Figures by name: unit, and value of a result.
-_FIGURES: dict[str, tuple[Unit, Callable[[Result], float | None]]] = {
+
+
+def share_good(result: Result) -> float | None:
+    """Return the part of the requests that were answered within the service levels; those that misbehave do not count."""
+    groups = [group.counts for name, group in result.groups.items() if name in KINDS]
+    num = sum(group.num for group in groups)
+    return sum(group.num_good for group in groups) / num if num else None
+
+
+def _time(measure: str, figure: str, result: Result) -> float | None:
+    summary = result.total.times.get(measure)
+    return None if summary is None else (summary.percentiles | {"mean": summary.mean})[figure]
+
+
+# Figures by name: unit, and value of a result. Times are those of a measure, as in `ttft_p95`, or without one the end-to-end times.
+Figure = tuple[Unit, Callable[[Result], float | None]]
+_FIGURES: dict[str, Figure] = {
     "requests": ("", lambda result: result.total.counts.num),
     "errors": ("", lambda result: result.total.num_failed),
     "error_rate": ("share", lambda result: result.total.num_failed / result.total.counts.num if result.total.counts.num else None),
     "retries": ("", lambda result: result.total.counts.num_retries),
     "throughput": ("/s", lambda result: result.total.requests_per_second),
     "goodput": ("/s", lambda result: result.total.goodput),
-    "goodput_share": ("share", lambda result: share_good(result)),
+    "goodput_share": ("share", share_good),
     "tokens_per_second": ("/s", lambda result: result.total.tokens_per_second),
     "knee": ("/s", lambda result: None if result.sweep is None else result.sweep.knee),
 }
-
-
+_MEASURED = {f"{measure}_{figure}": (measure, figure) for measure in MEASURES for figure in _PERCENTILES}
+_MEASURED |= {figure: ("e2e", figure) for figure in _PERCENTILES}
+_ALL_FIGURES: dict[str, Figure] = _FIGURES | {name: ("s", partial(_time, *pair)) for name, pair in _MEASURED.items()}
 _PARAMETERS: dict[str, tuple[str, ...]] = {
     "constant": ("words",),
     "uniform": ("least", "most"),
@@ -61,15 +71,20 @@ class Condition(msgspec.Struct, frozen=True):
 
     def check(self, result: Result) -> Check:
         """Compare; what could not be measured fails too."""
-        value = _figure(result, self.name)
-        return Check(self.text, value, value is None or _COMPARE[self.sign](value, self.limit), unit_of(self.name) or "")
+        unit, measure = find_figure(self.name)
+        value = measure(result)
+        return Check(self.text, value, value is None or bool(_COMPARE[self.sign](value, self.limit)), unit)
 
 
-def share_good(result: Result) -> float | None:
-    """Return the part of the requests that were answered within the service levels; those that misbehave do not count."""
-    groups = [group.counts for name, group in result.groups.items() if name in KINDS]
-    num = sum(group.num for group in groups)
-    return sum(group.num_good for group in groups) / num if num else None
+def find_figure(name: str) -> Figure:
+    """Return the unit and the value of a figure; raises `InputError` if there is none of that name."""
+    if name.isupper():  # a status
+        return "", lambda result: float(result.total.counts.failures.get(name, 0))
+    if name not in _ALL_FIGURES:
+        raise InputError(
+            f"--fail-on: {name}: not one of {', '.join(_FIGURES)}, a percentile such as p95 or ttft_p99, or a gRPC status"
+        )
+    return _ALL_FIGURES[name]
 
 
 def parse_number(text: str, flag: str) -> float:
@@ -134,11 +149,7 @@ def parse_conditions(text: str) -> list[Condition]:
         if match is None:
             raise InputError(f"--fail-on: {part}: not of the form NAME>NUMBER")
         name, sign, number = match.groups()
-        unit, flag = unit_of(name), f"--fail-on {name}"
-        if unit is None:
-            raise InputError(
-                f"--fail-on: {name}: not one of {', '.join(_FIGURES)}, a percentile such as p95 or ttft_p99, or a gRPC status"
-            )
+        (unit, _), flag = find_figure(name), f"--fail-on {name}"
         limit = parse_time(number, flag) if unit == "s" else parse_number(number, flag)
         if number.endswith("%") and unit != "share":
             raise InputError(f"{flag}: {number}: not a number; parts of all requests are error_rate and goodput_share")
@@ -147,11 +158,7 @@ def parse_conditions(text: str) -> list[Condition]:
 
 
 def parse_shares(text: str, flag: str) -> dict[str, float]:
-    """Read `unary=0.7,stream=0.3`, or a name alone for all of it; shares may be any numbers and count by their ratio.
-
-    Raises:
-        InputError: If it is not that.
-    """
+    """Read `unary=0.7,stream=0.3`, or a name alone for all of it; numbers count by their ratio."""
     shares = {name: parse_number(value, flag) if equals else 1.0 for name, equals, value in _parts(text)}
     total = math.fsum(shares.values())
     if not total:
@@ -248,29 +255,3 @@ def parse_fields(texts: Iterable[str]) -> Fields:
             kind = "true or false" if field.cpp_type == field.CPPTYPE_BOOL else "a number"
             raise InputError(f"--field {name}: {value}: not {kind}") from None
     return found
-
-
-def unit_of(name: str) -> Unit | None:
-    """Return what a figure is measured in; None for no figure."""
-    if name in _FIGURES:
-        return _FIGURES[name][0]
-    if _time(name) is not None:
-        return "s"
-    return "" if name.isupper() else None
-
-
-def _time(name: str) -> tuple[str, str] | None:
-    """Split `ttft_p95` into the measure and the figure; without a measure it is the whole time of a request."""
-    measure, separator, figure = name.rpartition("_")
-    measure = measure if separator else "e2e"
-    return (measure, figure) if measure in MEASURES and figure in _PERCENTILES else None
-
-
-def _figure(result: Result, name: str) -> float | None:
-    if name in _FIGURES:
-        return _FIGURES[name][1](result)
-    time = _time(name)
-    if time is None:
-        return float(result.total.counts.failures.get(name, 0))
-    summary = result.total.times.get(time[0])
-    return None if summary is None else (summary.percentiles | {"mean": summary.mean})[time[1]]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from grpc import aio
 
-from dragoman.client.aio import AsyncClient
 from dragoman.client.retry import RetryPolicy
 from dragoman.client.settings import Settings, grpc_target, is_grpc_target
 from dragoman.load.plan import Server
@@ -73,14 +72,3 @@ def open_channel(server: Server) -> aio.Channel:
     settings = Settings(server.target, 1.0, RetryPolicy(), server.token, server.options(), time.monotonic, server.pem is not None)
     channel: aio.Channel = settings.channel(aio, server.credentials())
     return channel
-
-
-def open_client(server: Server, timeout_seconds: float) -> AsyncClient:
-    """Return a client of a server; raises `InputError` if the token cannot be sent."""
-    credentials, options = server.credentials(), server.options()
-    try:
-        return AsyncClient(
-            server.target, timeout_seconds=timeout_seconds, credentials=credentials, token=server.token, options=options
-        )
-    except ValueError as error:
-        raise InputError(f"--{error}".replace("--target", "--server", 1)) from error

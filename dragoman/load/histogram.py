@@ -5,7 +5,6 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
 from itertools import accumulate
 from typing import Self
 
@@ -84,10 +83,6 @@ class Histogram(Counts):
         indices = sorted(self.bins)
         place = bisect_left(list(accumulate(self.bins[index] for index in indices)), rank)
         return min(max(middle_of(indices[place]), self.smallest), self.largest)
-
-    def percentiles(self, percents: Iterable[float]) -> list[float | None]:
-        """Return `percentile` of each."""
-        return [self.percentile(percent) for percent in percents]
 
     def share_within(self, seconds: float) -> float | None:
         """Return what part of the samples is not above a limit, to the width of a bin; None where there are none."""

@@ -79,10 +79,10 @@ class Items:
         return Item(kind, injection, requests)
 
     def _request(self, request_id: str, draws: random.Random, entry: Entry | None) -> generation_pb2.GenerateRequest:
-        fields: dict[str, object] = {**self._plan.work.fields, "request_id": request_id, "text": self._text(draws, entry)}
-        beams = self._plan.work.beams
-        if beams:
-            fields["num_beams"] = _draw(beams, draws)
+        work = self._plan.work
+        fields: dict[str, object] = {**work.fields, "request_id": request_id, "text": self._text(draws, entry)}
+        if work.beams:
+            fields["num_beams"] = _draw(work.beams, draws)
         if entry is not None:
             fields |= {name: value for name in ("num_beams", "max_new_tokens") if (value := getattr(entry, name)) is not None}
         return fill(generation_pb2.GenerateRequest(), fields, request_id)

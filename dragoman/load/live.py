@@ -45,7 +45,7 @@ def picture(run: Run, title: str) -> Group:
     table.add_row("answers", f"{whole.num_done / max(seconds, 1):,.1f}/s   {in_flight:,} in flight")
     for name, histogram in (("latency", recent.e2e), ("first token", recent.ttft)):
         if histogram.num:
-            p50, p95, p99 = histogram.percentiles((50, 95, 99))
+            p50, p95, p99 = map(histogram.percentile, (50, 95, 99))
             table.add_row(name, f"p50 {duration(p50)}   p95 {duration(p95)}   p99 {duration(p99)}")
     lag = run.tally.lag.percentile(99)
     if lag is not None:

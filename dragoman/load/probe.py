@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dragoman.client.aio import AsyncClient
 from dragoman.client.errors import CallError, Overloaded, Unimplemented
 from dragoman.load.calls import Caller
-from dragoman.load.connection import open_channel, open_client, split_target
+from dragoman.load.connection import open_channel, split_target
 from dragoman.load.items import Item, Items
 from dragoman.load.plan import Injections, Plan, Server
 from dragoman.load.schedule import read_trace
@@ -73,7 +74,17 @@ def _with_flag(message: str) -> str:
 
 async def list_models(server: Server) -> list[dict[str, str]]:
     """Return the models of a server, none where it does not implement `ListModels`; raises as `probe`."""
-    async with open_client(server, PATIENCE_SECONDS) as client:
+    try:
+        client = AsyncClient(
+            server.target,
+            timeout_seconds=PATIENCE_SECONDS,
+            credentials=server.credentials(),
+            token=server.token,
+            options=server.options(),
+        )
+    except ValueError as error:
+        raise InputError(f"--{error}".replace("--target", "--server", 1)) from error
+    async with client:
         try:
             models = await client.models()
         except Unimplemented:
