@@ -103,8 +103,8 @@ class Run:
                 await asyncio.sleep(REFRESH_SECONDS)
 
         async with self._started():
-            for scraper in self._scrapers:
-                scraper.start()
+            ended = asyncio.Event()
+            scraping = [asyncio.create_task(scraper.run(ended)) for scraper in self._scrapers]
             refreshing = asyncio.create_task(refresh_often())
             self._start = time.monotonic() + LEAD_SECONDS
             for process in self._processes:
@@ -120,7 +120,8 @@ class Run:
             finally:
                 refreshing.cancel()
                 self._wall_seconds = max(self.elapsed, 1e-9)
-                await asyncio.gather(*(asyncio.to_thread(scraper.stop) for scraper in self._scrapers))
+                ended.set()
+                await asyncio.gather(*scraping)
         refresh(self)
 
     def add(self, number: int, progress: Progress) -> None:

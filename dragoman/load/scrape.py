@@ -1,9 +1,10 @@
 """The server's own metrics, read beside the run: a few series of `/metrics` once a second, in a bounded number of points."""
 
+import asyncio
+import contextlib
 import http.client
 import math
 import re
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -57,7 +58,7 @@ class ServerSeries(msgspec.Struct):
 
 
 class Scraper:
-    """Reads one address once a second on a thread of its own, until it is told to stop.
+    """Reads one address once a second while a run goes on.
 
     `clock` returns seconds of the run, `read` the text of an address.
 
@@ -71,19 +72,17 @@ class Scraper:
         self.last_failure = ""
         self._clock = clock
         self._read = read or read_url
-        self._stopped = threading.Event()
         self._last: tuple[float, dict[str, float]] | None = None
         self._num_read, self._stride = 0, 1  # every `stride`th reading is kept
-        self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, after a last reading."""
-        self._stopped.set()
-        self._thread.join()
+    async def run(self, ended: asyncio.Event) -> None:
+        """Read until the run has ended, and then once more."""
+        while not ended.is_set():
+            due = time.monotonic() + PERIOD_SECONDS
+            await asyncio.to_thread(self.scrape)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), due - time.monotonic())
+        await asyncio.to_thread(self.scrape)
 
     def scrape(self) -> None:
         """Read once. What cannot be read is counted: a server that is being restarted has no metrics for a while."""
@@ -102,13 +101,6 @@ class Scraper:
         if len(self.series.points) > MAX_POINTS:
             self.series.points = self.series.points[::2]
             self._stride *= 2
-
-    def _run(self) -> None:
-        due = time.monotonic()
-        while not self._stopped.wait(max(0.0, due - time.monotonic())):
-            self.scrape()
-            due = max(due + PERIOD_SECONDS, time.monotonic())
-        self.scrape()
 
 
 def parse(text: str) -> dict[str, float]:
