@@ -68,11 +68,7 @@ class Caller:
         timeout = self._plan.injections.deadline_seconds if call.item.injection == "deadline" else self._plan.timeout_seconds
         attempts = Attempts(self._policy, timeout, clock=self._clock)
         while True:
-            try:
-                call.seconds = attempts.start()
-            except DeadlineExceeded as late:
-                return late
-            error = await self._try_once(call)
+            error = await self._try_once(call, attempts)
             has_begun = call.item.kind == "stream" and call.first_token is not None
             wait = None if error is None or has_begun else attempts.wait_seconds(error)
             if wait is None:
@@ -80,10 +76,11 @@ class Caller:
             call.num_retries += 1
             await asyncio.sleep(wait)
 
-    async def _try_once(self, call: _Call) -> CallError | None:
+    async def _try_once(self, call: _Call, attempts: Attempts) -> CallError | None:
         """Make one attempt; return why requests are left, None where it ended by itself."""
         call.retry_error = None
         try:
+            call.seconds = attempts.start()
             await self._attempt[call.item.kind](call)
         except aio.AioRpcError as failure:
             if self._plan.num_retries:

@@ -96,11 +96,7 @@ def parse_number(text: str, flag: str) -> float:
 
 
 def parse_time(text: str, flag: str) -> float:
-    """Read a time, which has a unit: `500ms`, `0.5s`, `200us`; return seconds.
-
-    Raises:
-        InputError: If it is not that; of a bare number nobody knows whether it is seconds or milliseconds.
-    """
+    """Read a time, which has a unit: `500ms`, `0.5s`, `200us`; return seconds, or raise `InputError` if it is not that."""
     value, unit = _parse(text, flag)
     if not unit:
         raise InputError(f"{flag}: {text}: a time needs its unit: write {text}ms or {text}s")

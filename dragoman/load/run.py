@@ -132,8 +132,8 @@ class Run:
         progress.tally = Tally()
         self.latest[number] = progress
 
-    def result(self, settings: dict[str, str], versions: dict[str, str], models: list[dict[str, str]]) -> Result:
-        """Return the result, with the options, the versions of the sender and the models of the server."""
+    def result(self, settings: dict[str, str], versions: dict[str, str]) -> Result:
+        """Return the result, with the options and the versions of the sender."""
         plan, tally, latest = self.plan, self.tally, self.latest.values()
         seconds = min(plan.seconds, max((progress.end for progress in latest), default=0.0))
         counted = max(0.0, seconds - plan.warmup_seconds)
@@ -152,7 +152,7 @@ class Run:
             created=self._created.isoformat(timespec="seconds"),
             settings=settings,
             versions=versions,
-            models=models,
+            models=[],
             seconds=seconds,
             warmup_seconds=plan.warmup_seconds,
             is_interrupted=self.is_interrupted,

@@ -73,7 +73,6 @@ class KneeSearch:
             self.failed = min(rate, self.failed or rate)
 
 
-NO_FINDINGS = Findings([], [])
 FAILED_CODE = 3
 NOTHING_CODE = 1
 INTERRUPTED_CODE = 130
@@ -96,7 +95,6 @@ class Session:
     is_interrupted: bool = False
     _run: Run | None = None
     _title: str = ""
-    _findings: Findings = NO_FINDINGS
     _asking: asyncio.Task[Findings] | None = None
 
     def perform(self, out: TextIO) -> int:
@@ -153,23 +151,25 @@ class Session:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
         try:
-            self._asking = asyncio.create_task(probe(self.plan) if self.is_probed else self._list())
+            self._asking = asyncio.create_task(self._ask())
             await asyncio.wait([self._asking])
             if self.is_interrupted:
                 return None
-            self._findings = self._asking.result()
-            if self.is_probed:
-                await asyncio.gather(*(asyncio.to_thread(_check_metrics, url) for url in self.metrics))
+            findings = self._asking.result()
             with watching(sys.stderr, lambda: self._title) as refresh:
-                if self.is_sweep:
-                    return await self._sweep(refresh)
                 self._title = f"load on {self.plan.server.target}"
-                return await self._once(self.plan, refresh)
+                result = await (self._sweep(refresh) if self.is_sweep else self._once(self.plan, refresh))
+                warnings = [*findings.warnings, *result.warnings]
+                return msgspec.structs.replace(result, models=findings.models, warnings=warnings)
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
-    async def _list(self) -> Findings:
-        """Ask what the servers have; those that do not answer now may do so in the run."""
+    async def _ask(self) -> Findings:
+        """Probe servers and metrics; without probes, ask for models only: servers that do not answer now may do so in the run."""
+        if self.is_probed:
+            findings = await probe(self.plan)
+            await asyncio.gather(*(asyncio.to_thread(_check_metrics, url) for url in self.metrics))
+            return findings
         try:
             return Findings(await list_models(self.plan.server), [])
         except CallError as error:
@@ -178,10 +178,9 @@ class Session:
     async def _once(self, plan: Plan, refresh: Callable[[Run], None]) -> Result:
         self._run = Run(plan, self.metrics)
         await self._run.run(refresh)
-        result = self._run.result(self.settings, versions(), self._findings.models)
-        return msgspec.structs.replace(result, warnings=[*self._findings.warnings, *result.warnings])
+        return self._run.result(self.settings, versions())
 
-    async def _sweep(self, refresh: Callable[[Run], None]) -> Result | None:
+    async def _sweep(self, refresh: Callable[[Run], None]) -> Result:
         """Try rates until the knee is known; return the result of the knee's run, of the first where no rate held."""
         assert self.plan.arrivals is not None
         search = KneeSearch(self.plan.arrivals.rate)
@@ -205,8 +204,7 @@ class Session:
                 shown = result
             if not is_passed and any(warning.startswith(SLOW_SENDER) for warning in result.warnings):
                 slow.append(number(rate))
-        if shown is None:
-            return None
+        assert shown is not None  # the first rate is always tried
         warnings = list(shown.warnings)
         if search.knee is None:
             warnings.append("no rate held the service levels; the figures are of the first one")

@@ -95,8 +95,8 @@ def make_result(latencies: list[list[float]], slos: dict[str, float] | None = No
             tally.record(Outcome("unary", False, due, due + seconds, generated_tokens=10), plan.slos, 0.0, plan.seconds)
     run = run_of(plan, Progress(tally, sum(map(len, latencies)), 0, 0.1, plan.seconds, is_last=True))
     model = {"name": "en-de", "version": "3", "precision": "fp32", "device": "cpu", "max_slots": "64"}
-    result = run.result({"--server": "somewhere:8500"}, {"python": "3"}, [model])
-    return msgspec.structs.replace(result, **{"warnings": []} | fields)
+    result = run.result({"--server": "somewhere:8500"}, {"python": "3"})
+    return msgspec.structs.replace(result, **{"warnings": [], "models": [model]} | fields)
 
 
 @contextlib.contextmanager

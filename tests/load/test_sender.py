@@ -85,7 +85,7 @@ def warnings(plan: Plan, busy_seconds: float) -> list[str]:
     """Return the warnings about the sender in the result of a plan."""
     sender, _ = send(plan, busy=lambda due: busy_seconds)
     run = run_of(plan, Progress(sender.take(), sender.num_sent, 0, 0.0, sender.end, sender.is_cut, True))
-    return [text for text in run.result({}, {}, []).warnings if "sender" in text]
+    return [text for text in run.result({}, {}).warnings if "sender" in text]
 
 
 def test_an_open_loop_sends_at_the_times_due_and_a_closed_one_waits_for_answers() -> None:
