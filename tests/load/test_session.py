@@ -5,6 +5,7 @@ import html
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -107,6 +108,15 @@ def test_ctrl_c_ends_the_run_with_a_result_and_twice_gives_up_calls(server: Load
         assert sum(piece.num_done for piece in result.timeline.slices) == len(server.requests) >= 3
     else:
         assert result.total.counts.failures == {"UNFINISHED": 3}
+
+
+def test_ctrl_c_ends_it_before_the_run_while_metrics_are_tried(server: LoadService) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with started("--server", server.address, "--concurrency", 1, "--metrics", address) as process, silent.accept()[0]:
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, err, server.requests) == (130, "", []) and "before the first call" in out
 
 
 def test_a_sweep_tries_rates_and_names_the_knee(run_command: Run, server: LoadService, tmp_path: Path) -> None:
