@@ -22,7 +22,6 @@ NAMES = {
     "aio": "grpc",
     "aio_calls": "calls",
     "aio_batch_stream": "batch_stream",
-    "async_results": "results",
     "sleep": "wait",
 }
 # Text before and after; each occurs.

@@ -3,17 +3,18 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty
 from typing import Any, TypeVar
 
 import grpc
+from grpc import aio
 
 from dragoman.client.aio_calls import AsyncCalls, is_task_cancelled
-from dragoman.client.batch import Batch, Grouping, InOrder, Outcome, Sending, apart, together
-from dragoman.client.errors import CallError, DeadlineExceeded, FailedCall, InternalError, Unavailable, from_rpc_error
-from dragoman.client.request import Request, check_request
+from dragoman.client.batch import Batch, Outcome, Sending, Step, StreamEvent, apart, result_of, together
+from dragoman.client.errors import CallError, FailedCall, Unavailable, from_rpc_error
+from dragoman.client.request import Request
 from dragoman.client.results import Result
 from dragoman.v1 import generation_pb2
 
@@ -21,8 +22,6 @@ from dragoman.v1 import generation_pb2
 _STATUS_SECONDS = 1.0
 _POLL_SECONDS = 0.002
 
-
-OpenCall = Callable[[AsyncIterator[Any], float | None, bool], Any]
 Item = TypeVar("Item")
 
 
@@ -33,12 +32,7 @@ class InputEnd:
     failure: Exception | None
 
 
-@dataclass(frozen=True, slots=True)
-class Expiry:
-    """A request's time is over."""
-
-
-Event = Request | InputEnd | Expiry | generation_pb2.GenerateBatchResponse | Exception | None
+Event = Request | InputEnd | StreamEvent
 
 
 class EndStatus:
@@ -50,42 +44,27 @@ class EndStatus:
     def __init__(self, call: Any, to_error: Callable[[FailedCall], CallError] = from_rpc_error) -> None:
         self._call = call
         self._to_error = to_error
-        self._values: tuple[grpc.StatusCode, str | None, Any] | None = None
+        self._status: aio.AioRpcError | None = None
         call.add_done_callback(lambda _: self._read())
 
     async def error(self) -> CallError | None:
         """Return why the call failed, once reading its answers did; None if the server had ended it well."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STATUS_SECONDS):
-                while self._values is None:
+                while self._status is None:
                     await asyncio.sleep(_POLL_SECONDS)
                     self._read()
         self._read()  # the event loop may have been too busy to look in time
-        if self._values is None:
+        if self._status is None:
             return Unavailable("the connection broke while it was written to")
-        return None if self.code() is grpc.StatusCode.OK else self._to_error(self)
-
-    def code(self) -> grpc.StatusCode:
-        """Return the status."""
-        assert self._values is not None
-        return self._values[0]
-
-    def details(self) -> str | None:
-        """Return the server's message."""
-        assert self._values is not None
-        return self._values[1]
-
-    def trailing_metadata(self) -> Any:
-        """Return what `google.rpc.Status` travels in."""
-        assert self._values is not None
-        return self._values[2]
+        return None if self._status.code() is grpc.StatusCode.OK else self._to_error(self._status)
 
     def _read(self) -> None:
         """Keep the status, if it is not of a failure to write."""
         code, details, metadata = (_ready(value()) for value in (self._call.code, self._call.details, self._call.trailing_metadata))
         is_of_writing = code is grpc.StatusCode.INTERNAL and details == "Internal error from Core"
-        if self._values is None and not is_of_writing:
-            self._values = (code, details, metadata)
+        if self._status is None and not is_of_writing:
+            self._status = aio.AioRpcError(code, aio.Metadata(), metadata, details)
 
 
 def _ready(value: Coroutine[Any, Any, Any]) -> Any:
@@ -98,26 +77,17 @@ def _ready(value: Coroutine[Any, Any, Any]) -> Any:
 
 
 class AsyncBatchStream:
-    """One GenerateBatch or GenerateBulk call: requests in, answers out; requests that wait during a write go together.
+    """One GenerateBatch or GenerateBulk call, whose events go to a queue; requests that wait during a write go together."""
 
-    `events` gets each answer, then the error the call failed with, or None for its end.
-    """
-
-    def __init__(
-        self,
-        open_call: OpenCall,
-        calls: AsyncCalls,
-        seconds: float | None,
-        grouping: Grouping,
-        events: asyncio.Queue[Event],
-        clock: Callable[[], float],
-    ) -> None:
-        self._clock = clock
+    def __init__(self, calls: AsyncCalls, stub: Any, metadata: Any, batch: Batch, events: asyncio.Queue[Event]) -> None:
+        calls.check()
         self._calls = calls
+        self._clock = batch.clock
         self._sendings: asyncio.Queue[Sending | None] = asyncio.Queue()
         self._events = events
-        self._grouping = grouping
-        self._call = open_call(self._messages(), seconds, self._grouping.is_bulk)
+        self._grouping, seconds = batch.begin_stream()
+        method = stub.GenerateBulk if self._grouping.is_bulk else stub.GenerateBatch
+        self._call = method(self._messages(), timeout=seconds, metadata=metadata)
         self._status = EndStatus(self._call, calls.error)
         self._receiving = asyncio.create_task(self._receive())
 
@@ -172,40 +142,57 @@ class AsyncBatchStream:
 class AsyncBatchRun:
     """A batch from its first request to its last outcome.
 
-    `open_call` starts a call of grpc.aio with an iterator of messages, so many seconds (None for no limit), and whether messages
-    have several requests.
+    Args:
+        batch: Its state.
+        items: Input, read when there is room for another request.
+        to_request: Makes a request of an item.
+        stub: Sends the requests.
+        calls: Calls of the client.
+        concurrency: Requests under way at once; twice as many are read ahead of the next outcome.
     """
 
     def __init__(
         self,
         batch: Batch,
-        requests: Iterable[Request] | AsyncIterable[Request],
-        open_call: OpenCall,
+        items: Iterable[Any] | AsyncIterable[Any],
+        to_request: Callable[[Any], Request],
+        stub: Any,
         calls: AsyncCalls,
         concurrency: int,
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency: {concurrency} is less than 1")
         self._batch = batch
-        self._requests = as_async(requests)
-        self._open_call = open_call
+        self._items = as_async(items)
+        self._to_request = to_request
+        self._stub = stub
         self._calls = calls
-        self._places = asyncio.Semaphore(concurrency)
+        self._metadata = calls.settings.metadata()
+        self._room_under_way = asyncio.Semaphore(concurrency)
+        self._room_ahead = asyncio.Semaphore(2 * concurrency)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._stream: AsyncBatchStream | None = None
         self._end: InputEnd | None = None
 
+    async def results(self) -> AsyncGenerator[Result, None]:
+        """Yield the results up to the first failure, which is raised."""
+        async with contextlib.aclosing(self.outcomes()) as outcomes:
+            async for outcome in outcomes:
+                yield result_of(outcome)
+
     async def outcomes(self) -> AsyncGenerator[Outcome, None]:
-        """Yield what becomes of each request, as it is known; closing the generator cancels what runs."""
+        """Yield the outcome of each request, as it is known; closing the generator cancels what runs."""
         reading = asyncio.create_task(self._read())
         try:
             while self._end is None or self._batch.num_open:
-                for step in await self._steps(await self._event()):
-                    if isinstance(step, Outcome):
-                        self._places.release()
-                        yield step
-                    else:
+                for step in await self._steps():
+                    if isinstance(step, Sending):
                         self._opened().send(step)
+                        continue
+                    self._room_under_way.release()
+                    for outcome in self._batch.in_order(step):
+                        self._room_ahead.release()
+                        yield outcome
             if self._stream is not None:
                 await self._stream.end()
             if self._end.failure is not None:
@@ -217,92 +204,47 @@ class AsyncBatchRun:
                 await self._stream.cancel()
 
     async def _read(self) -> None:
-        """Read the requests, each when there is a place for it; an input that fails ends."""
+        """Read the requests, each when there is room for it; an input that fails ends."""
         failure: Exception | None = None
         try:
-            await self._places.acquire()
-            async for request in self._requests:
-                check_request(request)
-                self._events.put_nowait(request)
-                await self._places.acquire()
+            await self._wait_for_room()
+            async for item in self._items:
+                self._events.put_nowait(self._to_request(item))
+                await self._wait_for_room()
         except Exception as error:
             failure = error
         self._events.put_nowait(InputEnd(failure))
 
-    async def _event(self) -> Event:
-        """Return what happens next."""
-        seconds = self._batch.seconds_until_expiry
-        if math.isinf(seconds) or not self._events.empty():
-            return await self._events.get()
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                return await self._events.get()
-        except TimeoutError:
-            return Expiry()
+    async def _wait_for_room(self) -> None:
+        await self._room_under_way.acquire()
+        await self._room_ahead.acquire()
 
-    async def _steps(self, event: Event) -> list[Sending | Outcome]:
-        """Return the steps that follow an event; raises `CallError` if the batch fails."""
-        match event:
-            case Request():
-                return [self._batch.add(event)]
-            case InputEnd():
-                self._end = event
-                return []
-            case Expiry():
-                return [*self._batch.expire()]
-            case generation_pb2.GenerateBatchResponse():
-                return [self._batch.take(event)]
-            case None:
-                raise InternalError(f"the stream ended with {self._batch.num_open} requests unanswered")
-            case CallError():
-                self._stream = None
-                wait, steps = self._batch.interrupt(event)
-                if wait:
-                    await self._calls.sleep(wait)
-                return steps
-            case _:
-                raise event
+    async def _steps(self) -> Sequence[Step]:
+        """Wait for the next event and return what follows from it; raises `CallError` if the batch fails."""
+        seconds = self._batch.seconds_until_expiry
+        is_endless = math.isinf(seconds) or not self._events.empty()
+        try:
+            async with asyncio.timeout(None if is_endless else max(0.0, seconds)):
+                event = await self._events.get()
+        except TimeoutError:
+            return self._batch.expire()
+        if isinstance(event, Request):
+            return [self._batch.add(event)]
+        if isinstance(event, InputEnd):
+            self._end = event
+            return []
+        if not isinstance(event, generation_pb2.GenerateBatchResponse) and self._stream is not None:
+            await self._stream.cancel()
+            self._stream = None
+        wait, steps = self._batch.handle(event)
+        if wait:
+            await self._calls.sleep(wait)
+        return steps
 
     def _opened(self) -> AsyncBatchStream:
         if self._stream is None:
-            seconds = self._batch.deadline - self._batch.clock()
-            if seconds <= 0:
-                raise DeadlineExceeded("the batch's time has passed")
-            timeout = None if math.isinf(seconds) else seconds
-            grouping, clock = self._batch.begin_stream(), self._batch.clock
-            self._stream = AsyncBatchStream(self._open_call, self._calls, timeout, grouping, self._events, clock)
+            self._stream = AsyncBatchStream(self._calls, self._stub, self._metadata, self._batch, self._events)
         return self._stream
-
-
-def async_results(
-    texts: Iterable[str] | AsyncIterable[str],
-    ask: Callable[[str], Request],
-    run: Callable[[AsyncIterable[Request]], AsyncBatchRun],
-    concurrency: int,
-) -> AsyncGenerator[Result, None]:
-    """Return the results of a batch of texts, in order, which end with the first failure."""
-    order, items = InOrder(concurrency), aiter(as_async(texts))
-    places = asyncio.Semaphore(max(0, order.max_ahead))
-
-    async def requests() -> AsyncGenerator[Request, None]:
-        while True:
-            await places.acquire()
-            try:
-                text = await anext(items)
-            except StopAsyncIteration:
-                return
-            yield ask(text)
-
-    batch_run = run(requests())
-
-    async def results() -> AsyncGenerator[Result, None]:
-        async with contextlib.aclosing(batch_run.outcomes()) as outcomes:
-            async for outcome in outcomes:
-                for result in order.put(outcome):
-                    places.release()
-                    yield result
-
-    return results()
 
 
 def as_async(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncIterable[Item]:

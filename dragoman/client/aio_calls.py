@@ -17,7 +17,7 @@ class AsyncCalls:
     """The calls of a client, until it is closed; `sleep` waits so many seconds."""
 
     def __init__(self, settings: Settings, sleep: Callable[[float], Awaitable[object]]) -> None:
-        self._settings = settings
+        self.settings = settings
         self.sleep = sleep
         self._is_closed = False
 
@@ -36,36 +36,35 @@ class AsyncCalls:
 
     def error(self, failure: FailedCall, request_id: str = "") -> CallError:
         """Return the error of a call that failed; where closing the client was what cancelled it, that says so."""
-        error = self._settings.error(failure, request_id)
+        error = self.settings.error(failure, request_id)
         return self.cancelled(request_id) if self._is_closed and isinstance(error, Cancelled) else error
 
-    async def call(self, method: Any, request: Any, attempts: Attempts, request_id: str = "") -> Any:
+    async def call(self, method: Any, request: Any, timeout_seconds: float | None = None, is_retried: bool = True) -> Any:
         """Return the answer, after as many attempts as the retry policy allows.
 
         Raises:
             CallError: Of the last attempt; `TooLarge` before the first one.
         """
-        self._settings.check_size(request, request_id)
+        attempts = self.settings.attempts(request, timeout_seconds)
         while True:
             try:
-                return await self.attempt(method, request, attempts, request_id)
+                return await self._attempt(method, request, attempts)
             except CallError as error:
-                wait = attempts.wait_seconds(error)
+                wait = attempts.wait_seconds(error) if is_retried else None
                 if wait is None:
                     raise
             await self.sleep(wait)
 
-    async def attempt(self, method: Any, request: Any, attempts: Attempts, request_id: str = "") -> Any:
-        """Return the answer to one attempt; arguments and errors as `call`."""
-        self.check(request_id)
+    async def _attempt(self, method: Any, request: Any, attempts: Attempts) -> Any:
+        self.check(attempts.request_id)
         try:
-            return await method(request, timeout=attempts.start(), metadata=self._settings.metadata())
+            return await method(request, timeout=attempts.start(), metadata=self.settings.metadata())
         except grpc.RpcError as error:
-            raise self.error(error, request_id) from error
+            raise self.error(error, attempts.request_id) from error
         except asyncio.CancelledError as error:
             if is_task_cancelled():
                 raise
-            raise self.cancelled(request_id) from error
+            raise self.cancelled(attempts.request_id) from error
 
 
 class AsyncStream:
@@ -75,10 +74,12 @@ class AsyncStream:
     that has not ended.
     """
 
-    def __init__(self, open_call: Callable[[float], Any], attempts: Attempts, request_id: str, calls: AsyncCalls) -> None:
-        self._assembly = Assembly(attempts, request_id, calls.error)
-        self._open_call = open_call
+    def __init__(self, calls: AsyncCalls, method: Any, request: Any, timeout_seconds: float | None) -> None:
         self._calls = calls
+        self._method = method
+        self._request = request
+        self._assembly = Assembly(calls.settings.attempts(request, timeout_seconds), calls.error)
+        self._metadata = calls.settings.metadata()
         self._loop = asyncio.get_running_loop()
         self._is_cancelled = False
         self._open()
@@ -121,7 +122,7 @@ class AsyncStream:
         if self._is_cancelled:
             raise self._calls.cancelled(self._assembly.request_id)
         self._calls.check(self._assembly.request_id)
-        self._call = self._open_call(self._assembly.attempts.start())
+        self._call = self._method(self._request, timeout=self._assembly.attempts.start(), metadata=self._metadata)
         # Not `read`: that gives up messages which have arrived when the status is there too.
         self._messages = aiter(self._call)
 

@@ -1,17 +1,16 @@
-"""State of a batch: grouping of requests into messages, unanswered requests and their retries, order of results."""
+"""State of a batch: grouping of requests into messages, unanswered requests and their retries, order of outcomes."""
 
 import math
 import random
 import time
 import uuid
 from asyncio import QueueEmpty
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import Empty
 
 from dragoman.client.errors import CallError, DeadlineExceeded, InternalError, InvalidArgument, TooLarge, Unimplemented, from_status
-from dragoman.client.request import Request, check_request, check_size, generate_request
+from dragoman.client.request import Request, check_size, generate_request
 from dragoman.client.results import Result, blank_result, result_from_proto
 from dragoman.client.retry import RetryPolicy
 from dragoman.v1 import generation_pb2
@@ -25,6 +24,8 @@ MIN_ANSWER_BYTES = 128 * 2**10
 _AROUND_BYTES = 16
 
 Answers = generation_pb2.GenerateBatchResponse | generation_pb2.GenerateBulkResponse
+# An answer of a stream, the error that the stream failed with, or None for its end.
+StreamEvent = generation_pb2.GenerateBatchResponse | Exception | None
 
 
 @dataclass(slots=True)
@@ -131,6 +132,9 @@ class Sending:
     not_before: float = 0.0
 
 
+Step = Sending | Outcome
+
+
 @dataclass(slots=True)
 class _Entry:
     """An unanswered request, the attempts begun for it, and its place among what is sent on the stream."""
@@ -156,7 +160,8 @@ class Batch:
         max_request_bytes: Largest request that is sent.
         grouping: Grouping of requests; None for one in a message.
         request_seconds: Time for each request, from when it is added.
-        is_blank_answered: Whether a blank text has an empty answer here, instead of being refused by the server.
+        is_of_texts: Whether outcomes are yielded in the order of the input, and a blank text has an empty answer here, instead of
+            being refused by the server.
     """
 
     def __init__(
@@ -168,7 +173,7 @@ class Batch:
         max_request_bytes: float = math.inf,
         grouping: Grouping | None = None,
         request_seconds: float = math.inf,
-        is_blank_answered: bool = False,
+        is_of_texts: bool = False,
     ) -> None:
         self._policy = policy
         self.deadline = deadline
@@ -180,7 +185,9 @@ class Batch:
         self._used = self._grouping
         self._request_seconds = request_seconds
         self._first_expiry = math.inf  # no request expires before; to look at all of them each time would cost more than sending
-        self._is_blank_answered = is_blank_answered
+        self._is_of_texts = is_of_texts
+        self._finished: dict[int, Outcome] = {}  # those that wait for one before them
+        self._num_yielded = 0
         self._num_added = 0
         self._num_sent = 0  # on the stream at hand
         self._num_interruptions = 0
@@ -195,10 +202,28 @@ class Batch:
         """Time before which no request has had its time; `expire` may find none then, and the next time is later."""
         return self._first_expiry - self.clock() if self._entries else math.inf
 
-    def begin_stream(self) -> Grouping:
-        """Return how requests are put together on the stream that begins now."""
+    @property
+    def num_ahead(self) -> int:
+        """Requests whose outcome is not yielded: it is not there yet, or that of one before is not."""
+        return len(self._entries) + len(self._finished)
+
+    def begin_stream(self) -> tuple[Grouping, float | None]:
+        """Return how requests are put together on the stream that begins now, and the seconds it has; None for no limit."""
+        seconds = self.deadline - self.clock()
+        if seconds <= 0:
+            raise DeadlineExceeded("the batch's time has passed")
         self._used = replace(self._grouping)
-        return self._used
+        return self._used, None if math.isinf(seconds) else seconds
+
+    def in_order(self, outcome: Outcome) -> Iterator[Outcome]:
+        """Yield an outcome at once; of texts those that are next now."""
+        if not self._is_of_texts:
+            yield outcome
+            return
+        self._finished[outcome.index] = outcome
+        while (found := self._finished.pop(self._num_yielded, None)) is not None:
+            self._num_yielded += 1
+            yield found
 
     def expire(self) -> list[Outcome]:
         """Give up the requests whose time is over."""
@@ -212,11 +237,10 @@ class Batch:
         reason = f"not answered within {self._request_seconds:g} s"
         return [Outcome(x.index, x.request, error=DeadlineExceeded(reason, x.message.request_id)) for _, x in late]
 
-    def add(self, request: Request) -> Sending | Outcome:
-        """Add the next request; one that cannot be sent has its outcome at once. Raises `TypeError` if it is no `Request`."""
-        check_request(request)
+    def add(self, request: Request) -> Step:
+        """Add the next request; one that cannot be sent has its outcome at once."""
         index, self._num_added = self._num_added, self._num_added + 1
-        if self._is_blank_answered and request.is_blank:
+        if self._is_of_texts and request.is_blank:
             return Outcome(index, request, blank_result(request.model))
         try:
             message = generate_request(request)
@@ -228,7 +252,17 @@ class Batch:
         expires = self.clock() + self._request_seconds
         return self._send(_Entry(index, request, message, expires), message.request_id)
 
-    def take(self, response: generation_pb2.GenerateBatchResponse) -> Sending | Outcome:
+    def handle(self, event: StreamEvent) -> tuple[float, Sequence[Step]]:
+        """Process an event of the stream; return the seconds to wait first, and what follows. Raises an error that is final."""
+        if isinstance(event, generation_pb2.GenerateBatchResponse):
+            return 0.0, [self.take(event)]
+        if event is None:
+            raise InternalError(f"the stream ended with {self.num_open} requests unanswered")
+        if not isinstance(event, CallError):
+            raise event
+        return self.interrupt(event)
+
+    def take(self, response: generation_pb2.GenerateBatchResponse) -> Step:
         """Process an answer; return the request's outcome, or the request to send again. Raises `InternalError` for a stray one."""
         self._num_interruptions = 0
         entry = self._entries.pop(response.request_id, None) or self._pop_place(response)
@@ -248,7 +282,7 @@ class Batch:
         # An id is used once on a stream, so another is made, which shows whose it is.
         return self._send_again(entry, f"{request_id[:_KEPT_ID_CHARACTERS]}~{uuid.uuid4().hex}", self.clock() + wait)
 
-    def interrupt(self, error: CallError) -> tuple[float, list[Sending | Outcome]]:
+    def interrupt(self, error: CallError) -> tuple[float, list[Step]]:
         """Process a failed stream; return the wait before the next, and requests or outcomes. Raises the error if it is final."""
         self._num_sent = 0
         largest = max((entry.message.ByteSize() for entry in self._entries.values()), default=0)
@@ -268,7 +302,7 @@ class Batch:
         places = {} if response.request_id else {entry.place: wire_id for wire_id, entry in self._entries.items()}
         return self._entries.pop(places[response.index]) if response.index in places else None
 
-    def _part_with(self, error: TooLarge) -> list[Sending | Outcome]:
+    def _part_with(self, error: TooLarge) -> list[Step]:
         """Give up the messages that were too large and broke the stream; the others go on the next one.
 
         Of requests it is known which. Of answers it is not, unless there is one request only: each may be tried as often as any,
@@ -294,7 +328,7 @@ class Batch:
         request_id = entry.message.request_id
         return TooLarge(error.message, request_id, error.code, is_answer=error.is_answer, max_bytes=error.max_bytes)
 
-    def _resume(self, entry: _Entry, error: CallError) -> Sending | Outcome:
+    def _resume(self, entry: _Entry, error: CallError) -> Step:
         """Send a request on the next stream, unless it has been sent as often as any may be: it might be what breaks streams."""
         if entry.num_attempts >= self._policy.max_attempts:
             return Outcome(entry.index, entry.request, error=error)
@@ -316,35 +350,9 @@ class Batch:
         return Sending(message, not_before)
 
 
-class InOrder:
-    """Results in the order of their requests, at most `2 * concurrency` read ahead, so that a slow one does not leave others idle.
-
-    The reader of requests counts them in `num_read`.
-    """
-
-    def __init__(self, concurrency: int) -> None:
-        self.max_ahead = 2 * concurrency
-        self._outcomes: dict[int, Outcome] = {}
-        self._num_given = 0
-        self.num_read = 0
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another request may be read."""
-        return self.num_read - self._num_given < self.max_ahead
-
-    def results(self, outcomes: Generator[Outcome, None, None]) -> Generator[Result, None, None]:
-        """Yield the results of outcomes in order, up to the first failure, and close them; raises as `put`."""
-        with closing(outcomes):
-            for outcome in outcomes:
-                yield from self.put(outcome)
-
-    def put(self, outcome: Outcome) -> Iterator[Result]:
-        """Add an outcome; yield the results that are next now. Raises `CallError` if the next one is a failure."""
-        self._outcomes[outcome.index] = outcome
-        while (found := self._outcomes.pop(self._num_given, None)) is not None:
-            if found.error is not None:
-                raise found.error
-            assert found.result is not None
-            self._num_given += 1
-            yield found.result
+def result_of(outcome: Outcome) -> Result:
+    """Return the result of a request; raises its error if it failed."""
+    if outcome.error is not None:
+        raise outcome.error
+    assert outcome.result is not None
+    return outcome.result

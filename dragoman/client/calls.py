@@ -77,6 +77,15 @@ class Scope:
         if self._cancelled.is_set():
             raise Cancelled(self.reason)
 
+    def open(self, start: Callable[[], Any]) -> Any:
+        """Return the call that `start` starts; raises `Cancelled` if this scope has ended."""
+        self.check()
+        try:
+            return opened(start)
+        except ValueError:  # the channel was closed since the check
+            self.check()
+            raise
+
     def add(self, call: Cancellable) -> None:
         """Cancel this call with the scope, at once if that has ended."""
         with self._lock:
@@ -150,42 +159,43 @@ class Calls:
         """Cancel all calls, and refuse later ones."""
         self.scope.cancel("the client is closed")
 
-    def call(self, method: Any, request: Any, attempts: Attempts, request_id: str = "", scope: Scope | None = None) -> Any:
+    def call(
+        self,
+        method: Any,
+        request: Any,
+        timeout_seconds: float | None = None,
+        is_retried: bool = True,
+        scope: Scope | None = None,
+    ) -> Any:
         """Return the answer, after as many attempts as the retry policy allows.
 
         Raises:
             CallError: Of the last attempt; `TooLarge` before the first one.
         """
-        self.settings.check_size(request, request_id)
+        attempts = self.settings.attempts(request, timeout_seconds)
         scope = scope or self.scope
         while True:
             try:
-                return self.attempt(method, request, attempts, request_id, scope)
+                return self._attempt(method, request, attempts, scope)
             except CallError as error:
-                wait = attempts.wait_seconds(error)
+                wait = attempts.wait_seconds(error) if is_retried else None
                 if wait is None:
                     raise
             scope.sleep(wait)
 
-    def attempt(self, method: Any, request: Any, attempts: Attempts, request_id: str = "", scope: Scope | None = None) -> Any:
-        """Return the answer to one attempt; arguments and errors as `call`."""
-        scope = scope or self.scope
-        scope.check()
+    def _attempt(self, method: Any, request: Any, attempts: Attempts, scope: Scope) -> Any:
         seconds, metadata = attempts.start(), self.settings.metadata()
-        try:  # a future, for that can be cancelled from another thread
-            call = opened(lambda: method.future(request, timeout=seconds, metadata=metadata))
-        except ValueError:  # the channel was closed since the check
-            scope.check()
-            raise
+        # A future, for that can be cancelled from another thread.
+        call = scope.open(lambda: method.future(request, timeout=seconds, metadata=metadata))
         with scope.holding(call):
             try:
                 return call.result()
             except grpc.FutureCancelledError as error:
-                raise Cancelled(scope.reason, request_id) from error
+                raise Cancelled(scope.reason, attempts.request_id) from error
             except grpc.RpcError as error:
-                failure = self.settings.error(error, request_id)
+                failure = self.settings.error(error, attempts.request_id)
                 if isinstance(failure, Cancelled) and scope.is_cancelled:  # the channel was closed before the scope held the call
-                    failure = Cancelled(scope.reason, request_id)
+                    failure = Cancelled(scope.reason, attempts.request_id)
                 raise failure from error
             except BaseException:  # Ctrl-C: the server shall not work on
                 call.cancel()
@@ -198,12 +208,12 @@ class Stream:
     Leaving a `with` block, calling `cancel` (from any thread) or dropping the last reference cancels a call that has not ended.
     """
 
-    def __init__(
-        self, open_call: Callable[[float], Any], attempts: Attempts, request_id: str, calls: Calls, scope: Scope | None = None
-    ) -> None:
+    def __init__(self, calls: Calls, method: Any, request: Any, timeout_seconds: float | None, scope: Scope | None = None) -> None:
+        self._method = method
+        self._request = request
+        self._assembly = Assembly(calls.settings.attempts(request, timeout_seconds), calls.settings.error)
+        self._metadata = calls.settings.metadata()
         self._scope = Scope(scope or calls.scope)
-        self._assembly = Assembly(attempts, request_id, calls.settings.error)
-        self._open_call = open_call
         self._call = self._open()
 
     def __iter__(self) -> Self:
@@ -240,13 +250,8 @@ class Stream:
         self._scope.cancel()
 
     def _open(self) -> Any:
-        self._scope.check()
         seconds = self._assembly.attempts.start()
-        try:
-            call = opened(lambda: self._open_call(seconds))
-        except ValueError:  # the channel was closed since the check
-            self._scope.check()
-            raise
+        call = self._scope.open(lambda: self._method(self._request, timeout=seconds, metadata=self._metadata))
         self._scope.add(call)
         return call
 

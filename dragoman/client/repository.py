@@ -86,9 +86,9 @@ class RepositoryClient:
         credentials: grpc.ChannelCredentials | None = None,
         options: ChannelOptions | None = None,
     ) -> None:
-        self._settings = Settings(target, timeout_seconds, _ONCE, token, options or {}, time.monotonic, credentials is not None)
-        self._calls = Calls(self._settings)
-        self._channel = self._settings.channel(grpc, credentials)
+        settings = Settings(target, timeout_seconds, _ONCE, token, options or {}, time.monotonic, credentials is not None)
+        self._calls = Calls(settings)
+        self._channel = settings.channel(grpc, credentials)
         self._stub = repository_pb2_grpc.RepositoryStub(self._channel)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
@@ -128,7 +128,7 @@ class RepositoryClient:
         return _model(self._call(self._stub.SetLabel, request, model=model, label=label, version=version))
 
     def _call(self, method: Any, request: Any, **values: str) -> Any:
-        return self._calls.call(method, fill(request, values), self._settings.attempts())
+        return self._calls.call(method, fill(request, values))
 
 
 def _listed(response: repository_pb2.ListRepositoryResponse) -> tuple[list[ModelStatus], str]:

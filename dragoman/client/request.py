@@ -70,10 +70,11 @@ def check_texts(texts: object) -> None:
         raise TypeError(f"texts: many are wanted, not one {type(texts).__name__}; one text goes to generate")
 
 
-def check_request(request: object) -> None:
-    """Raise `TypeError` for anything but a `Request`."""
+def checked_request(request: object) -> Request:
+    """Return a request; raises `TypeError` for anything else."""
     if not isinstance(request, Request):
         raise TypeError(f"requests: a Request is wanted for each, as in Request(text), not {type(request).__name__}")
+    return request
 
 
 def generate_request(request: Request) -> generation_pb2.GenerateRequest:

@@ -72,7 +72,7 @@ class Attempts:
     ) -> None:
         self._policy = policy
         self._timeout_seconds = timeout_seconds
-        self._request_id = request_id
+        self.request_id = request_id
         self._clock = clock
         self._draw = draw
         self._deadline = clock() + timeout_seconds
@@ -83,7 +83,7 @@ class Attempts:
         self._num_attempts += 1
         remaining = self._deadline - self._clock()
         if remaining <= 0:
-            raise DeadlineExceeded(f"the call's {self._timeout_seconds:g} s have passed", self._request_id)
+            raise DeadlineExceeded(f"the call's {self._timeout_seconds:g} s have passed", self.request_id)
         return remaining
 
     def wait_seconds(self, error: CallError) -> float | None:
@@ -97,9 +97,9 @@ class Attempts:
 class Assembly:
     """State of a streamed answer: pieces received, and whether it may be requested again."""
 
-    def __init__(self, attempts: Attempts, request_id: str, to_error: Callable[[FailedCall, str], CallError]) -> None:
+    def __init__(self, attempts: Attempts, to_error: Callable[[FailedCall, str], CallError]) -> None:
         self.attempts = attempts
-        self.request_id = request_id
+        self.request_id = attempts.request_id
         self.is_ended = False
         self._to_error = to_error
         self._num_pieces = 0

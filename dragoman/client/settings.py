@@ -92,10 +92,6 @@ class Settings:
         value = int({**_CHANNEL_OPTIONS, **self.options}[SEND_OPTION])
         return math.inf if value < 0 else value
 
-    def check_size(self, request: Message, request_id: str = "") -> None:
-        """Do nothing if a request is small enough to be sent; raise `TooLarge` if not."""
-        check_size(request, self.max_request_bytes, request_id)
-
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata of a call that is made here and now: it names the active span."""
         credentials = () if self.token is None else (("authorization", f"Bearer {self.token}"),)
@@ -105,12 +101,13 @@ class Settings:
         """Turn a failed call into the error of its status, which names the server where it could not be reached."""
         return from_rpc_error(failure, request_id, self.target)
 
-    def attempts(self, timeout_seconds: float | None = None, request_id: str = "") -> Attempts:
-        """Start the clock for one call."""
+    def attempts(self, request: Message, timeout_seconds: float | None) -> Attempts:
+        """Start the clock for one call, None for the client's time; raises `TooLarge` if the request is not to be sent."""
         if timeout_seconds is None:
             timeout_seconds = self.timeout_seconds
-        else:
-            _check_timeout(timeout_seconds)
+        _check_timeout(timeout_seconds)
+        request_id = getattr(request, "request_id", "")
+        check_size(request, self.max_request_bytes, request_id)
         return Attempts(self.retry, timeout_seconds, request_id, self.clock)
 
     def grouping(self) -> Grouping:
@@ -134,7 +131,7 @@ class Settings:
             max_request_bytes=self.max_request_bytes,
             grouping=grouping,
             request_seconds=seconds,
-            is_blank_answered=True,
+            is_of_texts=True,
         )
 
     def deadline(self, timeout_seconds: float | None) -> float:

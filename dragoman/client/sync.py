@@ -9,12 +9,12 @@ from typing import Any, Self, Unpack
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dragoman.client.batch import Batch, Outcome
-from dragoman.client.batch_stream import BatchRun, results
+from dragoman.client.batch import Outcome
+from dragoman.client.batch_stream import BatchRun
 from dragoman.client.calls import Calls, Scope, Stream, Wait
 from dragoman.client.errors import Unavailable
 from dragoman.client.model_info import ModelInfo, model_from_proto
-from dragoman.client.request import Request, check_texts, fill, generate_request
+from dragoman.client.request import Request, check_texts, checked_request, fill, generate_request
 from dragoman.client.results import Result, Score, result_from_proto, score_from_proto, score_request
 from dragoman.client.retry import DEFAULT_RETRY, RetryPolicy
 from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
@@ -126,9 +126,8 @@ class Client:
         response = self._calls.call(
             self._stub.Generate,
             request,
-            self._settings.attempts(timeout_seconds, request.request_id),
-            request.request_id,
-            scope,
+            timeout_seconds,
+            scope=scope,
         )
         return result_from_proto(response)
 
@@ -156,18 +155,11 @@ class Client:
                 text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language, model_version
             )
         )
-        self._settings.check_size(request, request.request_id)
-        attempts = self._settings.attempts(timeout_seconds, request.request_id)
-        metadata = self._settings.metadata()
-
-        def open_call(seconds: float) -> Any:
-            return self._stub.GenerateStream(request, timeout=seconds, metadata=metadata)
-
         return Stream(
-            open_call,
-            attempts,
-            request.request_id,
             self._calls,
+            self._stub.GenerateStream,
+            request,
+            timeout_seconds,
             scope,
         )
 
@@ -217,15 +209,16 @@ class Client:
                 text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language, model_version
             )
 
-        def run(requests: Iterable[Request]) -> BatchRun:
-            return self._run(
-                self._settings.batch_of_texts(self._grouping, timeout_seconds),
-                requests,
-                concurrency,
-                scope,
-            )
-
-        return results(texts, ask, run, concurrency)
+        run = BatchRun(
+            self._settings.batch_of_texts(self._grouping, timeout_seconds),
+            texts,
+            ask,
+            self._stub,
+            self._calls,
+            concurrency,
+            scope,
+        )
+        return run.results()
 
     def generate_batch(
         self,
@@ -251,37 +244,16 @@ class Client:
             CallError: If the stream fails for good.
         """
         self._calls.check()
-        run = self._run(
+        run = BatchRun(
             self._settings.batch(self._grouping, timeout_seconds),
             requests,
-            concurrency,
-            scope,
-        )
-        return run.outcomes()
-
-    def _run(
-        self,
-        batch: Batch,
-        requests: Iterable[Request],
-        concurrency: int,
-        scope: Scope | None,
-    ) -> BatchRun:
-        """Return the run of a batch, which sends its requests and takes their answers."""
-        metadata = self._settings.metadata()
-
-        def open_call(messages: Any, seconds: float | None, is_bulk: bool) -> Any:
-            self._calls.check()
-            method = self._stub.GenerateBulk if is_bulk else self._stub.GenerateBatch
-            return method(messages, timeout=seconds, metadata=metadata)
-
-        return BatchRun(
-            batch,
-            requests,
-            open_call,
+            checked_request,
+            self._stub,
             self._calls,
             concurrency,
             scope,
         )
+        return run.outcomes()
 
     def score(
         self,
@@ -339,22 +311,20 @@ class Client:
         response = self._calls.call(
             self._stub.Score,
             request,
-            self._settings.attempts(timeout_seconds, request.request_id),
-            request.request_id,
-            scope,
+            timeout_seconds,
+            scope=scope,
         )
         return score_from_proto(response, request)
 
     def models(self, *, timeout_seconds: float | None = None) -> list[ModelInfo]:
         """List the server's models, ready or not, by name."""
-        attempts = self._settings.attempts(timeout_seconds)
-        response = self._calls.call(self._stub.ListModels, generation_pb2.ListModelsRequest(), attempts)
+        response = self._calls.call(self._stub.ListModels, generation_pb2.ListModelsRequest(), timeout_seconds)
         return [model_from_proto(model) for model in response.models]
 
     def model(self, name: str, version: str = "", *, timeout_seconds: float | None = None) -> ModelInfo:
         """Describe one model, in the version of that name, content or label; empty for the one that its policy prefers."""
         request = fill(generation_pb2.GetModelRequest(), {"model": name, "model_version": version})
-        return model_from_proto(self._calls.call(self._stub.GetModel, request, self._settings.attempts(timeout_seconds)))
+        return model_from_proto(self._calls.call(self._stub.GetModel, request, timeout_seconds))
 
     def is_ready(self, model: str = "", *, timeout_seconds: float | None = None) -> bool:
         """Ask, once, whether a model (empty: the server) answers now; a server that cannot be reached does not.
@@ -364,7 +334,7 @@ class Client:
         """
         request = fill(health_pb2.HealthCheckRequest(), {"service": model})
         try:
-            response = self._calls.attempt(self._health.Check, request, self._settings.attempts(timeout_seconds))
+            response = self._calls.call(self._health.Check, request, timeout_seconds, is_retried=False)
         except Unavailable:
             return False
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
