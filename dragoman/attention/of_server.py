@@ -1,10 +1,11 @@
 """Attention of a server's model: what `Score` tells, the mean of the heads of each decoder layer to the source."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from dragoman.attention.maps import Kind, Look, Map, Part, Room, token
 from dragoman.client.errors import InvalidArgument
-from dragoman.client.results import Score
+from dragoman.client.results import Result, Score
 from dragoman.client.search import Search, refusal
 from dragoman.client.sync import Client
 from dragoman.model.errors import InputError
@@ -21,8 +22,7 @@ def ask(
     *,
     layer: int | None = None,
     max_new_tokens: int | None = None,
-    model: tuple[str, str] = ("", ""),
-    languages: tuple[str, str] = ("", ""),
+    **names: Any,
 ) -> Look:
     """Ask a server for the attention of a pair, one layer at a time, and for the mean of all.
 
@@ -33,18 +33,23 @@ def ask(
         room: What can be drawn.
         layer: The only one to ask for; None for all.
         max_new_tokens: Tokens of a greedy answer at the most; None for as the model does.
-        model: Name and version, as `Client.score` takes them.
-        languages: Of source and target.
+        **names: Model, version and languages, as `Client.score` takes them.
 
     Raises:
         InputError: If there is too much of something, or the server refuses the pair.
         CallError: If a call fails.
     """
-    asked = _Asked(client, source, layer, model, languages)
+    notes = [_NOTE]
+    scores: list[tuple[int | None, Score]] = []
     try:
-        target, notes = (target, []) if target is not None else asked.answer(max_new_tokens)
-        scores: list[tuple[int | None, Score]] = []
-        for wanted, score in asked.layers(target):
+        if target is None:
+            greedy = Search(num_beams=1, do_sample=False, num_return_sequences=1)
+            answer = client.generate(source, max_new_tokens=max_new_tokens, search=greedy, **names)
+            target = answer.text
+            names = _same_model(names, answer)
+            if answer.finish_reason == "length":
+                notes.append(f"The answer did not end within {len(answer.tokens)} tokens; it is cut there.")
+        for wanted, score in _layers(client, source, target, layer, names):
             assert score.alignment is not None
             room.check_tokens("source", len(score.alignment.source_pieces))
             room.check_tokens("target", len(score.tokens))
@@ -55,67 +60,39 @@ def ask(
         raise refusal("the server", error.message) from error
     maps = [Map(score.alignment.weights, wanted, None) for wanted, score in scores if score.alignment is not None]
     maps = [*maps[1:], maps[0]] if layer is None else maps
-    look = Look(score.model, source, target, (Part(Kind.CROSS, *_axes(score), tuple(maps)),), (_NOTE, *notes))
+    look = Look(score.model, source, target, (Part(Kind.CROSS, *_axes(score), tuple(maps)),), tuple(notes))
     room.check(look)
     return look
 
 
-class _Asked:
-    """Question to a server about one source."""
+def _layers(
+    client: Client, source: str, target: str, layer: int | None, names: dict[str, Any]
+) -> Iterator[tuple[int | None, Score]]:
+    """Yield the score with the mean of all layers, and then those with each, or the one with the layer that is wanted alone.
 
-    def __init__(self, client: Client, source: str, layer: int | None, model: tuple[str, str], languages: tuple[str, str]) -> None:
-        self.client, self.source, self.layer = client, source, layer
-        self.source_language, self.target_language = languages
-        self.name, self.version = model
+    Raises:
+        InputError: If the model does not have that layer.
+    """
+    wanted = layer
+    while True:
+        try:
+            score = client.score(source, target, return_alignment=True, alignment_layer=wanted, **names)
+        except InvalidArgument as error:
+            if not error.message.startswith(f"{_LAYER_FIELD}: "):
+                raise
+            if layer is not None:
+                raise InputError(error.message.replace(_LAYER_FIELD, "--layer", 1)) from error
+            return  # it has no more
+        yield wanted, score
+        if layer is not None:
+            return
+        names = _same_model(names, score)
+        wanted = 0 if wanted is None else wanted + 1
 
-    def answer(self, max_new_tokens: int | None) -> tuple[str, list[str]]:
-        """Return the greedy answer, and what is to be said of it."""
-        said = self.client.generate(
-            self.source,
-            model=self.name,
-            model_version=self.version,
-            source_language=self.source_language,
-            target_language=self.target_language,
-            max_new_tokens=max_new_tokens,
-            search=Search(num_beams=1, do_sample=False, num_return_sequences=1),
-        )
-        self.name, self.version = said.model, said.model_version  # there may be a newer one by the time of the next call
-        is_cut = said.finish_reason == "length"
-        return said.text, [f"The answer did not end within {len(said.tokens)} tokens; it is cut there."] if is_cut else []
 
-    def layers(self, target: str) -> Iterator[tuple[int | None, Score]]:
-        """Give the scores with the mean of all layers, and then with each, or with the one that is wanted alone.
-
-        Raises:
-            InputError: If the model does not have that layer.
-        """
-        wanted = self.layer
-        while True:
-            try:
-                score = self._score(target, wanted)
-            except InvalidArgument as error:
-                if not error.message.startswith(f"{_LAYER_FIELD}: "):
-                    raise
-                if self.layer is not None:
-                    raise InputError(error.message.replace(_LAYER_FIELD, "--layer", 1)) from error
-                return  # it has no more
-            yield wanted, score
-            if self.layer is not None:
-                return
-            self.name, self.version = score.model, score.model_version
-            wanted = 0 if wanted is None else wanted + 1
-
-    def _score(self, target: str, layer: int | None) -> Score:
-        return self.client.score(
-            self.source,
-            target,
-            model=self.name,
-            model_version=self.version,
-            source_language=self.source_language,
-            target_language=self.target_language,
-            return_alignment=True,
-            alignment_layer=layer,
-        )
+def _same_model(names: dict[str, Any], answer: Result | Score) -> dict[str, Any]:
+    """Name the model that answered: there may be a newer one by the time of the next call."""
+    return names | {"model": answer.model, "model_version": answer.model_version}
 
 
 def _axes(score: Score) -> tuple[tuple[str, ...], tuple[str, ...]]:

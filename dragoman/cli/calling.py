@@ -180,7 +180,6 @@ def attention(
         raise InputError("--max-new-tokens goes without a target")
     write = _writer(output)  # which may not be installed
     kinds = kind or []
-    languages = model.source_language, model.target_language
     look: Look
     if checkpoint is not None:
         of_servers = {*asdict(connection), "timeout", "model", "model_version"}
@@ -192,6 +191,7 @@ def attention(
 
         from dragoman.attention.of_checkpoint import look_into
 
+        languages = model.source_language, model.target_language
         look = look_into(
             checkpoint, source, target, room, kinds=kinds, layer=layer, max_new_tokens=max_new_tokens, languages=languages
         )
@@ -201,16 +201,7 @@ def attention(
         if untold := [wanted for wanted in kinds if wanted is not Kind.CROSS]:
             raise InputError(f"--kind {untold[0]}: a server tells of cross attention alone; --checkpoint shows the rest")
         with connection.connect(timeout) as client:
-            look = ask(
-                client,
-                source,
-                target,
-                room,
-                layer=layer,
-                max_new_tokens=max_new_tokens,
-                model=(model.model, model.model_version),
-                languages=languages,
-            )
+            look = ask(client, source, target, room, layer=layer, max_new_tokens=max_new_tokens, **asdict(model))
     write(look)
     typer.echo(f"wrote {output}: {look.num_maps} maps of model {look.model}")
     for note in look.notes:

@@ -182,7 +182,7 @@ def test_a_model_scores_when_its_bundle_has_gone(short: Path, tmp_path: Path) ->
 
 def test_cross_attention_of_a_server_is_the_checkpoints(client: Client) -> None:
     (ours,) = look_into(CHECKPOINTS / "en-de", SOURCE, TARGET, PAGE_ROOM, kinds=[Kind.CROSS]).parts
-    (theirs,) = ask(client, SOURCE, TARGET, PAGE_ROOM, model=("en-de", "")).parts
+    (theirs,) = ask(client, SOURCE, TARGET, PAGE_ROOM, model="en-de").parts
     assert (theirs.rows, theirs.columns) == (ours.rows, ours.columns)
 
     def mean(tables: Any) -> list[list[float]]:
@@ -193,7 +193,7 @@ def test_cross_attention_of_a_server_is_the_checkpoints(client: Client) -> None:
     for told, table in zip(theirs.maps, [*layers, mean(layers)], strict=True):
         for row, wanted in zip(told.weights, table, strict=True):
             assert row == pytest.approx(wanted, abs=1e-4)
-    look = ask(client, SOURCE, None, PAGE_ROOM, layer=1, model=("en-de", ""))
+    look = ask(client, SOURCE, None, PAGE_ROOM, layer=1, model="en-de")
     assert (look.model, look.target) == ("en-de", client.generate(SOURCE, model="en-de", num_beams=1).text)
     assert [drawn.layer for part in look.parts for drawn in part.maps] == [1]
 
