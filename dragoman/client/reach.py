@@ -1,17 +1,17 @@
 """Connections of the command line: TLS files, health checks, and failures explained in one line."""
 
-import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import grpc
 
 from dragoman.client.errors import CallError, DeadlineExceeded, ModelNotFound, Unavailable
 from dragoman.client.search import in_flags
 from dragoman.client.settings import ChannelOptions
+from dragoman.client.unreachable import advise
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,63 +96,12 @@ def _read(path: Path, load: Callable[[ssl.SSLContext], None], kind: str, other: 
     return content
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Cause of a failed connection: a pattern of its message, the advice, and whether that is for TLS or plain text only."""
-
-    pattern: str
-    reason: str
-    is_tls: bool | None = None
-
-
-_WHERE: Final = "is `dragoman serve` running? --server names another"
-_HANDSHAKE: Final = "the TLS handshake failed: "
-_CLOSED: Final = r"Socket closed|Connection reset|Broken pipe|closed at once"
-# The first that is found is told.
-_CAUSES: Final = (
-    # Of a name with several addresses gRPC tells one: another may have failed for another reason.
-    Cause(
-        r"nothing answers there \((?P<at>\S+): Connection refused",
-        f"nothing answers at {{at}} (connection refused); {_WHERE}; where it speaks TLS, --ca turns that on",
-        is_tls=False,
-    ),
-    Cause(
-        r"nothing answers there \((?P<at>\S+): Connection refused",
-        f"nothing answers at {{at}} (connection refused); {_WHERE}; where it asks for a certificate, "
-        "--certificate and --key name ours",
-        is_tls=True,
-    ),
-    Cause(r"Connection refused", f"nothing answers there (connection refused); {_WHERE}"),
-    Cause(r"unix\S*:.*No such file or directory", f"there is no such socket; {_WHERE}"),
-    Cause(r"lookup error|lookup failed|looked up|errors resolving|DNS resolution", f"the name is not known; {_WHERE}"),
-    Cause(
-        r"Hostname Verification|in peer certificate|not for this name",
-        f"{_HANDSHAKE}the certificate is for another name; --server-name says which it has",
-    ),
-    Cause(r"certificate (?P<why>has expired|is not yet valid)", f"{_HANDSHAKE}the certificate {{why}}"),
-    Cause(
-        r"(?:CERTIFICATE_VERIFY_FAILED: |not trusted \()(?P<why>[^:()]+)",
-        f"{_HANDSHAKE}the certificate is not trusted ({{why}}); --ca names the authority that it is of",
-    ),
-    Cause(r"WRONG_VERSION_NUMBER|no TLS is spoken", f"{_HANDSHAKE}the server speaks plain text; leave --ca out"),
-    Cause(r"OPENSSL_internal:(?P<why>\w+)", f"{_HANDSHAKE}{{why}}"),
-    Cause(r"[Hh]andshake failed \((?P<why>\w+)\)", f"{_HANDSHAKE}{{why}}"),
-    Cause(_CLOSED, "it closed the connection; where it asks for a certificate, --certificate and --key name ours", is_tls=True),
-    Cause(_CLOSED, "it closed the connection; where it speaks TLS only, --ca turns that on", is_tls=False),
-    Cause(r"http1\.x|HTTP/2|not speak gRPC", "what answers there does not speak gRPC; --server names the gRPC port, not metrics'"),
-    Cause(r"No route to host|unreachable|[Tt]imed out|[Tt]imeout|cannot be reached", f"it cannot be reached; {_WHERE}"),
-)
-
-
 def in_one_line(error: CallError, server: str, is_tls: bool) -> str:
     """Return the line about a failed call: why the server, as the user named it, was not reached and what to do, or its answer."""
     if isinstance(error, DeadlineExceeded) and error.message == "Deadline Exceeded":  # gRPC's own words: no server said so
         return f"{server}: no answer in time ({error.code})"
-    if isinstance(error, Unavailable):
-        for cause in _CAUSES:
-            found = re.search(cause.pattern, error.message, re.DOTALL)
-            if found is not None and cause.is_tls in (None, is_tls):
-                return f"{server}: {cause.reason.format(**found.groupdict())}"
+    if isinstance(error, Unavailable) and (advice := advise(error.message, is_tls)):
+        return f"{server}: {advice}"
     return f"{in_flags(error.message)} ({error.code})"
 
 
