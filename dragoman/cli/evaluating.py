@@ -69,12 +69,16 @@ def evaluate(
             asked = {**asdict(model), "num_beams": num_beams, "length_penalty": length_penalty}
             hypotheses = _translate_with_server(client, source, sources, asked)
     elif checkpoint is not None:
-        _check_checkpoint(checkpoint)
+        from dragoman.model.checkpoint_folder import CheckpointFolder
+
+        CheckpointFolder.load(checkpoint)  # before PyTorch, which takes seconds to load
         score = _load_score()
         hypotheses = _translate_with_checkpoint(checkpoint, sources, num_beams or 1, length_penalty)
     else:
+        from dragoman.export.bundle import Bundle
+
         assert bundle is not None
-        _check_bundle(bundle)
+        Bundle.open(bundle, is_checked=False)
         score = _load_score()
         hypotheses = _translate_with_bundle(bundle, sources, languages, num_beams, length_penalty)
     scores = score(hypotheses, references, lowercase)
@@ -90,30 +94,10 @@ def _load_score() -> "Callable[[list[str], list[str], bool], Scores]":
 
 
 def _translate_with_server(client: "Client", path: Path, sources: list[str], asked: dict[str, Any]) -> list[str]:
-    from dragoman.client.errors import InvalidArgument
-    from dragoman.client.search import refusal
+    from dragoman.client.lines import naming_refused
 
-    hypotheses: list[str] = []
-    try:
-        for result in client.generate_many(sources, **asked):
-            hypotheses.append(result.text)
-    except InvalidArgument as error:
-        raise refusal(f"{path}, line {len(hypotheses) + 1}", error.message) from error
-    return hypotheses
-
-
-def _check_checkpoint(directory: Path) -> None:
-    """Raise `InputError` for a checkpoint that cannot be read; PyTorch takes seconds to load."""
-    from dragoman.model.checkpoint_folder import CheckpointFolder
-
-    CheckpointFolder.load(directory)
-
-
-def _check_bundle(directory: Path) -> None:
-    """Raise `InputError` for a bundle that is not whole, without reading its weights."""
-    from dragoman.export.bundle import Bundle
-
-    Bundle.open(directory, is_checked=False)
+    results = naming_refused(client.generate_many(sources, **asked), lambda number: f"{path}, line {number}")
+    return [result.text for result in results]
 
 
 def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:

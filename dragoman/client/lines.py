@@ -5,7 +5,7 @@ import select
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import copy_context
 from io import BytesIO
 from pathlib import Path
@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from dragoman.client.calls import Scope
+from dragoman.client.errors import InvalidArgument
+from dragoman.client.search import refusal
 from dragoman.model.errors import InputError
 
 _CHUNK_BYTES = 1 << 16
@@ -100,25 +102,24 @@ def _has_data(stream: BinaryIO) -> bool:
 
 
 def in_order(
-    items: Iterable[Item | Pause], work: Callable[[Item, Scope], Output], parent: Scope, concurrency: int = 32
+    items: Iterable[Item | Pause], work: Callable[[Item, Scope], Output], scope: Scope, concurrency: int = 32
 ) -> Generator[Output, None, None]:
     """Yield the results of the work on each item, in order; stop at the first that fails, with its error.
 
     Items are read as results are asked for, at most `2 * concurrency` ahead, so that one slow item does not leave others idle.
     At `PAUSE` results in flight are yielded before the next item is read; so are those before an item that raises.
-    `work` is called on `concurrency` threads with an item and a scope, which is cancelled when the results end or are dropped.
+    `work` is called on `concurrency` threads with an item and the scope, which is cancelled when the results end or are dropped.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency: {concurrency} is less than 1")
-    return _in_order(iter(items), work, parent, concurrency)
+    return _in_order(iter(items), work, scope, concurrency)
 
 
 def _in_order(
-    items: Iterator[Item | Pause], work: Callable[[Item, Scope], Output], parent: Scope, concurrency: int
+    items: Iterator[Item | Pause], work: Callable[[Item, Scope], Output], scope: Scope, concurrency: int
 ) -> Generator[Output, None, None]:
     pending: deque[Future[Output]] = deque()
     executor = ThreadPoolExecutor(concurrency, thread_name_prefix="client")
-    scope = Scope(parent)
     try:
         while True:
             try:
@@ -138,6 +139,20 @@ def _in_order(
     finally:
         scope.cancel()
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def naming_refused(
+    results: Generator[Output, None, None], name: Callable[[int], str], first: int = 1
+) -> Generator[Output, None, None]:
+    """Yield results, and close them; raise `InputError` for a text that the server refuses, with its name by its number."""
+    number = first
+    with closing(results):
+        try:
+            for result in results:
+                yield result
+                number += 1
+        except InvalidArgument as error:
+            raise refusal(name(number), error.message) from error
 
 
 class LinesPerSecond(ProgressColumn):

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TextIO
 
 from dragoman.client.calls import Scope
-from dragoman.client.errors import InvalidArgument
-from dragoman.client.lines import in_order
+from dragoman.client.lines import in_order, naming_refused
 from dragoman.client.results import Score
-from dragoman.client.search import refusal
 from dragoman.client.sync import Client
 from dragoman.model.corpus import read_lines
 from dragoman.model.errors import InputError
@@ -87,7 +85,7 @@ def token_log_probs(
 def _scores(
     client: Client, pairs: list[tuple[str, str]], names: str, options: ScoreOptions, *, skips_blank: bool
 ) -> Generator[Score | None, None, None]:
-    """Yield the score of each pair, in order; None for a skipped blank one. Raises as `score_pairs`."""
+    """Return the score of each pair, in order; None for a skipped blank one. Raises as `score_pairs`."""
 
     def work(pair: tuple[str, str], scope: Scope) -> Score | None:
         if skips_blank and not pair[0].strip():
@@ -104,14 +102,8 @@ def _scores(
             scope=scope,
         )
 
-    number = 1
-    with client.scope() as scope, closing(in_order(pairs, work, scope, options.concurrency)) as scores:
-        try:
-            for score in scores:
-                yield score
-                number += 1
-        except InvalidArgument as error:
-            raise refusal(f"line {number} of {names}", error.message) from error
+    scores = in_order(pairs, work, client.scope(), options.concurrency)
+    return naming_refused(scores, lambda number: f"line {number} of {names}")
 
 
 def _line(score: Score | None, options: ScoreOptions) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, TextIO
 
 from dragoman.client.calls import Scope
 from dragoman.client.errors import InvalidArgument
-from dragoman.client.lines import LineFile, Pause, in_order, line_progress, stream_lines
+from dragoman.client.lines import LineFile, Pause, in_order, line_progress, naming_refused, stream_lines
 from dragoman.client.output_file import OutputFile
 from dragoman.client.results import Result
 from dragoman.client.search import AS_THE_MODEL_DOES, DENIABLE, FLAG_FIELDS, Search, denial, flag, refusal
@@ -79,11 +79,11 @@ class TranslateOptions:
 
 def translate_texts(client: Client, texts: Sequence[str], out: TextIO, options: TranslateOptions) -> None:
     """Write the answers to each text, a line each, in order; raises as `translate_lines`."""
-    _write_answers(client, texts, "text", out, options)
+    _write_answers(client, texts, lambda number: f"text {number}", out, options)
 
 
-def translate_lines(client: Client, source: BinaryIO, out: TextIO, options: TranslateOptions, name: str = "standard input") -> None:
-    """Write a line for each line of a stream, in order and flushed; a blank one for a blank one, without asking the server.
+def translate_lines(client: Client, source: BinaryIO, out: TextIO, options: TranslateOptions) -> None:
+    """Write a line for each line of standard input, in order and flushed; a blank one for a blank one, without asking the server.
 
     While lines are there to read, `concurrency` of them are in flight; when the next is not there yet, all before it are answered
     first. So a person, or a program at the other end of a pipe, gets each answer before the next line is due.
@@ -92,7 +92,8 @@ def translate_lines(client: Client, source: BinaryIO, out: TextIO, options: Tran
         InputError: If a line is not UTF-8 or the server refuses it, naming the line; those before it are answered.
         CallError: If a call fails for any other reason.
     """
-    _write_answers(client, stream_lines(source, name), f"{name}, line", out, options)
+    lines = stream_lines(source, "standard input")
+    _write_answers(client, lines, lambda number: f"standard input, line {number}", out, options)
 
 
 def translate_file(
@@ -141,39 +142,24 @@ def print_file(client: Client, in_path: Path, out: TextIO, options: TranslateOpt
             out.flush()
 
 
-def _write_answers(client: Client, lines: Iterable[str | Pause], label: str, out: TextIO, options: TranslateOptions) -> None:
+def _write_answers(
+    client: Client, lines: Iterable[str | Pause], name: Callable[[int], str], out: TextIO, options: TranslateOptions
+) -> None:
+    warned: set[str] = set()
     if options.is_streamed:
         texts = (line for line in lines if not isinstance(line, Pause))
-        warned: set[str] = set()
         for number, text in enumerate(texts, start=1):
-            _write_pieces(client, text, f"{label} {number}", out, options, warned)
+            _write_pieces(client, text, name(number), out, options, warned)
         return
-    with closing(_answers(client, lines, label, options)) as answers:
-        for answer in answers:
-            out.write(_lines(answer, options))
-            out.flush()
-
-
-def _answers(
-    client: Client, lines: Iterable[str | Pause], label: str, options: TranslateOptions, number: int = 1
-) -> Generator[Result | None, None, None]:
-    """Yield the answer to each line in order, None for a blank one; the first has this number."""
 
     def work(line: str, scope: Scope) -> Result | None:
-        if not line.strip():
-            return None
-        return client.generate(line, **options.arguments, scope=scope)
+        return client.generate(line, **options.arguments, scope=scope) if line.strip() else None
 
-    warned: set[str] = set()
-    with client.scope() as scope, closing(in_order(lines, work, scope, options.concurrency)) as answers:
-        try:
-            for answer in answers:
-                if answer is not None:
-                    _warn(answer, f"{label} {number}", warned)
-                yield answer
-                number += 1
-        except InvalidArgument as error:
-            raise refusal(f"{label} {number}", error.message) from error
+    with closing(naming_refused(in_order(lines, work, client.scope(), options.concurrency), name)) as answers:
+        for number, answer in enumerate(answers, start=1):
+            _warn(answer, name(number), warned)
+            out.write(_lines(answer, options))
+            out.flush()
 
 
 def _read(in_path: Path, options: TranslateOptions) -> LineFile:
@@ -186,20 +172,21 @@ def _file_answers(
     client: Client, lines: LineFile, num_done: int, options: TranslateOptions
 ) -> Generator[tuple[str, str], None, None]:
     """Yield each line of a file that is not done, and its output, in order. All share one stream."""
-    answers = client.generate_many(islice(lines, num_done, None), concurrency=options.concurrency, **options.arguments)
+
+    def name(number: int) -> str:
+        return f"{lines.name}, line {number}"
+
     warned: set[str] = set()
-    with closing(answers):
-        try:
-            for line, ending in islice(zip(lines, lines.endings(), strict=True), num_done, None):
-                answer = next(answers)
-                _warn(answer, f"{lines.name}, line {num_done + 1}", warned)
-                yield line, _lines(answer if line.strip() else None, options).replace("\n", ending)
-                num_done += 1
-        except InvalidArgument as error:
-            raise refusal(f"{lines.name}, line {num_done + 1}", error.message) from error
+    results = client.generate_many(islice(lines, num_done, None), concurrency=options.concurrency, **options.arguments)
+    with closing(naming_refused(results, name, num_done + 1)) as answers:
+        sources = islice(zip(lines, lines.endings(), strict=True), num_done, None)
+        for number, (line, ending) in enumerate(sources, start=num_done + 1):
+            answer = next(answers)
+            _warn(answer, name(number), warned)
+            yield line, _lines(answer if line.strip() else None, options).replace("\n", ending)
 
 
-def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: TranslateOptions, warned: set[str]) -> None:
+def _write_pieces(client: Client, text: str, name: str, out: TextIO, options: TranslateOptions, warned: set[str]) -> None:
     """Write one answer as it comes, and end its line even where it breaks off."""
     is_begun = not text.strip()
     try:
@@ -210,19 +197,19 @@ def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: T
                     out.write(piece.text.translate(_LINE_BREAKS))
                     out.flush()
                     if piece.result is not None:
-                        _warn(piece.result, label, warned)
+                        _warn(piece.result, name, warned)
     except InvalidArgument as error:
-        raise refusal(label, error.message) from error
+        raise refusal(name, error.message) from error
     finally:
         if is_begun:
             out.write("\n")
             out.flush()
 
 
-def _warn(result: Result, label: str, warned: set[str]) -> None:
+def _warn(result: Result | None, name: str, warned: set[str]) -> None:
     """Print an answer's warnings on standard error, each once for all texts of a command."""
-    for warning in set(result.warnings) - warned:
-        print(f"dragoman: {label}: {warning.removeprefix('text: ')}", file=sys.stderr)
+    for warning in set() if result is None else set(result.warnings) - warned:
+        print(f"dragoman: {name}: {warning.removeprefix('text: ')}", file=sys.stderr)
         warned.add(warning)
 
 
