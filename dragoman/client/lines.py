@@ -110,32 +110,24 @@ def in_order(
     At `PAUSE` results in flight are yielded before the next item is read; so are those before an item that raises.
     `work` is called on `concurrency` threads with an item and the scope, which is cancelled when the results end or are dropped.
     """
-    if concurrency < 1:
-        raise ValueError(f"concurrency: {concurrency} is less than 1")
-    return _in_order(iter(items), work, scope, concurrency)
-
-
-def _in_order(
-    items: Iterator[Item | Pause], work: Callable[[Item, Scope], Output], scope: Scope, concurrency: int
-) -> Generator[Output, None, None]:
     pending: deque[Future[Output]] = deque()
     executor = ThreadPoolExecutor(concurrency, thread_name_prefix="client")
+    source, is_read, failure = iter(items), False, None
     try:
-        while True:
+        while not is_read:
+            item: Item | Pause = PAUSE
             try:
-                item = next(items)
+                item = next(source)
             except StopIteration:
-                break
-            except Exception:
-                while pending:
-                    yield pending.popleft().result()
-                raise
+                is_read = True
+            except Exception as error:
+                is_read, failure = True, error
             if not isinstance(item, Pause):
                 pending.append(executor.submit(copy_context().run, work, item, scope))  # the active trace goes along
             while pending and (isinstance(item, Pause) or len(pending) == 2 * concurrency):
                 yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        if failure is not None:
+            raise failure
     finally:
         scope.cancel()
         executor.shutdown(wait=True, cancel_futures=True)

@@ -66,9 +66,6 @@ class Tls:
         return {"grpc.ssl_target_name_override": self.server_name} if self.server_name else {}
 
 
-PLAIN = Tls()
-
-
 def read_certificates(path: Path) -> bytes:
     """Read a PEM file of certificates; raises `InputError` if it is none."""
     return _read(path, lambda context: context.load_verify_locations(cafile=path), "a PEM file of certificates")

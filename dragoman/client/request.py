@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 
 from dragoman.client.errors import InvalidArgument, TooLarge
-from dragoman.client.search import AS_THE_MODEL_DOES, Search
+from dragoman.client.search import AS_THE_MODEL_DOES, SEARCH_FIELDS, Search
 from dragoman.v1 import generation_pb2
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -53,6 +53,10 @@ class Request:
         return not self.text.strip()
 
 
+# Fields that are the message's.
+_FIELDS: Final = tuple(field.name for field in fields(Request) if field.name != "search")
+
+
 def check_text(name: str, text: object, hint: str = "") -> None:
     """Raise `TypeError` for a text that is no string, with a hint for a collection of texts."""
     if isinstance(text, str):
@@ -80,19 +84,9 @@ def checked_request(request: object) -> Request:
 def generate_request(request: Request) -> generation_pb2.GenerateRequest:
     """Return the message; without an id it gets one here, so that all attempts share it. Raises as `fill`."""
     request_id = request.request_id or uuid.uuid4().hex
-    values: dict[str, object] = {
-        "model": request.model,
-        "text": request.text,
-        "truncate": request.truncate,
-        "request_id": request_id,
-        "max_new_tokens": request.max_new_tokens,
-        "priority": request.priority,
-        "source_language": request.source_language,
-        "target_language": request.target_language,
-        "model_version": request.model_version,
-    }
+    values = {name: getattr(request, name) for name in _FIELDS} | {"request_id": request_id}
     if request.search is not AS_THE_MODEL_DOES:
-        values |= {field.name: getattr(request.search, field.name) for field in fields(Search)}
+        values |= {name: getattr(request.search, name) for name in SEARCH_FIELDS}
     return fill(generation_pb2.GenerateRequest(), values, request_id)
 
 

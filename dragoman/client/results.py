@@ -258,7 +258,7 @@ def score_from_proto(message: generation_pb2.ScoreResponse, request: generation_
     return Score(
         log_prob=message.log_prob,
         score=message.score,
-        tokens=tuple(TokenLogProb(token.token, token.piece, token.log_prob) for token in message.tokens),
+        tokens=tuple(map(_log_prob_from_proto, message.tokens)),
         alignment=_alignment_from_proto(message) if request.return_alignment else None,
         word_alignment=message.word_alignment if request.return_word_alignment else None,
         source_tokens=message.usage.source_tokens,

@@ -84,15 +84,15 @@ class SearchOptions(TypedDict, total=False):
 
 
 AS_THE_MODEL_DOES: Final = Search()
-_NAMES: Final = tuple(field.name for field in fields(Search))
+SEARCH_FIELDS: Final = tuple(field.name for field in fields(Search))
 
 
 def with_options(search: Search, **options: Unpack[SearchOptions]) -> Search:
     """Return the search with these of its fields replaced; raises `TypeError` for an unknown one, or for no `Search`."""
     if not isinstance(search, Search):
         raise TypeError(f"search: a Search is wanted, not {search!r}")
-    for name in options.keys() - set(_NAMES):
-        meant = difflib.get_close_matches(name, _NAMES, n=1)
+    for name in options.keys() - set(SEARCH_FIELDS):
+        meant = difflib.get_close_matches(name, SEARCH_FIELDS, n=1)
         raise TypeError(f"unexpected keyword argument {name!r}" + "".join(f"; is {other!r} meant?" for other in meant))
     return replace(search, **options) if options else search
 
@@ -109,7 +109,7 @@ _RENAMED: Final = {
 }
 # Fields beside those of `Search` that messages name.
 _OTHERS: Final = ("model", "model_version", "max_new_tokens", "truncate", "alignment_layer", "concurrency", "token")
-FLAG_FIELDS: Final = tuple(name for name in _NAMES if name != "suppressed_tokens")
+FLAG_FIELDS: Final = tuple(name for name in SEARCH_FIELDS if name != "suppressed_tokens")
 """Fields of `Search` that have a flag."""
 DENIABLE: Final = tuple(name for name, kind in get_type_hints(Search).items() if kind == bool | None)
 """Fields that a model may have as its default, and a flag denies."""

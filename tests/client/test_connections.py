@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dragoman.client.errors import Unavailable
-from dragoman.client.reach import PLAIN, Pem, Tls
+from dragoman.client.reach import Pem, Tls
 from dragoman.client.request import Request
 from dragoman.client.retry import RetryPolicy
 from dragoman.client.settings import Settings, grpc_target
@@ -217,7 +217,7 @@ def test_certificate_files_are_read_or_named(certificates: Path) -> None:
     ):
         with pytest.raises(InputError, match=reason):
             Tls(*(certificates / name for name in files.split())).read()
-    assert PLAIN.read() is None and PLAIN.credentials() is None and PLAIN.options() == {}
+    assert Tls().read() is None and Tls().credentials() is None and Tls().options() == {}
     files = [certificates / name for name in ("ca.pem", "client.pem", "client.key")]
     assert Tls(*files).read() == Pem(*(file.read_bytes() for file in files))
     assert Tls(files[0]).read() == Pem(files[0].read_bytes())
