@@ -14,8 +14,8 @@ from dragoman.cli.options import (
     JsonOption,
     ModelOptions,
     TimeoutOption,
-    given,
     in_groups,
+    refuse_given,
     report,
     search_option,
 )
@@ -183,8 +183,7 @@ def attention(
     look: Look
     if checkpoint is not None:
         of_servers = {*asdict(connection), "timeout", "model", "model_version"}
-        if wrong := [flag for name, flag in given(context).items() if name in of_servers]:
-            raise InputError(f"{wrong[0]} goes with a server, not with --checkpoint")
+        refuse_given(context, of_servers, "goes with a server, not with --checkpoint")
         from dragoman.model.checkpoint_folder import CheckpointFolder
 
         CheckpointFolder.load(checkpoint)  # what can be wrong is said before PyTorch, which takes seconds to load

@@ -8,12 +8,11 @@ import typer
 
 from dragoman.cli.options import (
     ConcurrencyOption,
-    Connection,
     JsonOption,
     ModelOptions,
     OptionalConnection,
     in_groups,
-    refuse_without_server,
+    refuse_given,
     report,
     search_option,
 )
@@ -52,14 +51,10 @@ def evaluate(
 
     if sum(map(bool, (checkpoint, bundle, connection.server))) != 1:
         raise InputError("give exactly one of --checkpoint, --bundle and --server")
-    languages = model.source_language, model.target_language
     if not connection.server:
-        refuse_without_server(context, Connection)
-        for flag, value in {"--model": model.model, "--model-version": model.model_version}.items():
-            if value:
-                raise InputError(f"{flag} goes with --server")
-    if checkpoint is not None and any(languages):
-        raise InputError(f"{'--from' if languages[0] else '--to'} goes with --server or --bundle")
+        refuse_given(context, {*asdict(connection), "model", "model_version"}, "goes with --server")
+    if checkpoint is not None:
+        refuse_given(context, {"source_language", "target_language"}, "goes with --server or --bundle")
     if length_penalty is not None and num_beams in ((1,) if connection.server else (None, 1)):
         raise InputError("--length-penalty goes with --num-beams above 1")
     sources, references = read_parallel(source, reference)
@@ -80,7 +75,8 @@ def evaluate(
         assert bundle is not None
         Bundle.open(bundle, is_checked=False)
         score = _load_score()
-        hypotheses = _translate_with_bundle(bundle, sources, languages, num_beams, length_penalty)
+        languages = {"source_language": model.source_language, "target_language": model.target_language}
+        hypotheses = _translate_with_bundle(bundle, sources, num_beams=num_beams, length_penalty=length_penalty, **languages)
     scores = score(hypotheses, references, lowercase)
     text = f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}\nchrF {scores.chrf:.2f}  {scores.chrf_signature}"
     report(as_json, text, **scores.to_dict())
@@ -109,21 +105,15 @@ def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: 
     return translate_with_checkpoint(loaded.model, loaded.tokenizers, sources, num_beams, penalty)
 
 
-def _translate_with_bundle(
-    bundle: Path, sources: list[str], languages: tuple[str, str], num_beams: int | None, length_penalty: float | None
-) -> list[str]:
+def _translate_with_bundle(bundle: Path, sources: list[str], **options: Any) -> list[str]:
     from dragoman.client.search import in_flags
     from dragoman.server.offline import OfflineTranslator
     from dragoman.server.service.requests import GenerateRequest
     from dragoman.server.telemetry.logs import configure_logging
 
     configure_logging("warning", "console")  # standard output is for the scores
-    source_language, target_language = languages
-    wanted = GenerateRequest(
-        num_beams=num_beams, length_penalty=length_penalty, source_language=source_language, target_language=target_language
-    )
     try:
-        return OfflineTranslator(bundle).translate(sources, wanted=wanted)
+        return OfflineTranslator(bundle).translate(sources, wanted=GenerateRequest(**options))
     except InputError as error:
         raise InputError(in_flags(str(error))) from error
 
@@ -154,7 +144,7 @@ def perplexity(
     if bool(checkpoint) == bool(connection.server):
         raise InputError("give exactly one of --checkpoint and --server")
     if not connection.server:
-        refuse_without_server(context, ModelOptions, Connection)
+        refuse_given(context, {*asdict(model), *asdict(connection)}, "goes with --server")
     if source is None:
         targets = read_texts(target)
         sources = [""] * len(targets)

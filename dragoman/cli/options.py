@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -222,12 +222,11 @@ def given(context: typer.Context) -> dict[str, str]:
     }
 
 
-def refuse_without_server(context: typer.Context, *groups: type) -> None:
-    """Raise `InputError` naming a flag of these groups that is given, though no server is used."""
-    names = {field.name for group in groups for field in fields(group)}
+def refuse_given(context: typer.Context, names: Collection[str], reason: str) -> None:
+    """Raise `InputError` for a flag of these parameters that is given, with the reason why it has no effect."""
     for name, given_flag in given(context).items():
         if name in names:
-            raise InputError(f"{given_flag} goes with --server")
+            raise InputError(f"{given_flag} {reason}")
 
 
 def report(as_json: bool, text: object, /, **values: object) -> None:

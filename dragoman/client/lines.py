@@ -1,5 +1,6 @@
 """Lines of text: read from a file or a stream, processed concurrently in order, shown on a progress bar."""
 
+import json
 import os
 import select
 from collections import deque
@@ -7,9 +8,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from contextvars import copy_context
+from dataclasses import asdict, fields
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Final, TextIO, TypeVar
+from typing import Any, BinaryIO, Final, TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -145,6 +147,12 @@ def naming_refused(
                 number += 1
         except InvalidArgument as error:
             raise refusal(name(number), error.message) from error
+
+
+def json_line(value: Any, kind: type, **blank: object) -> str:
+    """Return a dataclass as a line of JSON; None as one whose other fields are null. Bytes that are not UTF-8 become U+FFFD."""
+    values = {field.name: None for field in fields(kind)} | blank if value is None else asdict(value)
+    return json.dumps(values, ensure_ascii=False, default=lambda piece: piece.decode(errors="replace")) + "\n"
 
 
 class LinesPerSecond(ProgressColumn):

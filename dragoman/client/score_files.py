@@ -1,14 +1,13 @@
 """`dragoman score`: scores of pairs of lines, one line each."""
 
-import json
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from dragoman.client.calls import Scope
-from dragoman.client.lines import in_order, naming_refused
+from dragoman.client.lines import in_order, json_line, naming_refused
 from dragoman.client.results import Score
 from dragoman.client.sync import Client
 from dragoman.model.corpus import read_lines
@@ -67,7 +66,7 @@ def score_pairs(client: Client, pairs: Pairs, out: TextIO, options: ScoreOptions
     """
     with closing(_scores(client, pairs.lines, pairs.names, options, skips_blank=True)) as scores:
         for score in scores:
-            out.write(_line(score, options) + "\n")
+            out.write(_line(score, options))
             out.flush()
 
 
@@ -109,12 +108,10 @@ def _scores(
 def _line(score: Score | None, options: ScoreOptions) -> str:
     """Return the line for a pair, None for a blank one."""
     if options.is_json:
-        blank: dict[str, object] = {field.name: None for field in fields(Score)} | {"tokens": []}
-        values = blank if score is None else asdict(score)
-        return json.dumps(values, ensure_ascii=False, default=lambda piece: piece.decode(errors="replace"))
+        return json_line(score, Score, tokens=[])
     if score is None:
-        return ""
+        return "\n"
     columns = [f"{score.score:.6f}", f"{score.log_prob:.6f}"]
     if score.word_alignment is not None:
         columns.append(score.word_alignment)
-    return "\t".join(columns)
+    return "\t".join(columns) + "\n"

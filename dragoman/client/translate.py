@@ -1,17 +1,16 @@
 """`dragoman translate`: answers to texts, to the lines of a stream, or to a file."""
 
-import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from dragoman.client.calls import Scope
 from dragoman.client.errors import InvalidArgument
-from dragoman.client.lines import LineFile, Pause, in_order, line_progress, naming_refused, stream_lines
+from dragoman.client.lines import LineFile, Pause, in_order, json_line, line_progress, naming_refused, stream_lines
 from dragoman.client.output_file import OutputFile
 from dragoman.client.results import Result
 from dragoman.client.search import AS_THE_MODEL_DOES, DENIABLE, FLAG_FIELDS, Search, denial, flag, refusal
@@ -216,8 +215,7 @@ def _warn(result: Result | None, name: str, warned: set[str]) -> None:
 def _lines(result: Result | None, options: TranslateOptions) -> str:
     """Return the output for a text, None for a blank one."""
     if options.is_json:
-        blank = {field.name: None for field in fields(Result)} | {"text": "", "tokens": []}
-        return json.dumps(blank if result is None else asdict(result), ensure_ascii=False, default=_decode) + "\n"
+        return json_line(result, Result, text="", tokens=[])
     if result is None:
         return "\n" * options.num_answers
     if options.num_answers == 1 and not options.has_scores:
@@ -231,7 +229,3 @@ def _lines(result: Result | None, options: TranslateOptions) -> str:
 
 def _line(text: str) -> str:
     return text.translate(_LINE_BREAKS) + "\n"
-
-
-def _decode(piece: bytes) -> str:
-    return piece.decode(errors="replace")
