@@ -3,16 +3,16 @@
 import asyncio
 import contextlib
 import math
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from queue import Empty
 from typing import Any, TypeVar
 
 import grpc
 from grpc import aio
 
 from dragoman.client.aio_calls import AsyncCalls, is_task_cancelled
-from dragoman.client.batch import Batch, Outcome, Sending, Step, StreamEvent, apart, result_of, together
+from dragoman.client.batch import Batch, Outcome, Sending, Step, StreamEvent, apart, result_of
 from dragoman.client.errors import CallError, FailedCall, Unavailable, from_rpc_error
 from dragoman.client.request import Request
 from dragoman.client.results import Result
@@ -109,16 +109,14 @@ class AsyncBatchStream:
 
     async def _messages(self) -> AsyncIterator[Any]:
         """Yield the messages to send."""
-        sending: Sending | type[Empty] | None = await self._sendings.get()
-        while isinstance(sending, Sending):
+        waiting: deque[Sending | None] = deque()
+        while (sending := waiting.popleft() if waiting else await self._sendings.get()) is not None:
             delay = sending.not_before - self._clock()
             if delay > 0:
                 await self._calls.sleep(delay)
-            messages = [sending.message]
-            sending = self._grouping.add_waiting(messages, self._clock, self._sendings.get_nowait)
-            yield together(messages, self._grouping.is_bulk)
-            if sending is Empty:
-                sending = await self._sendings.get()
+            while not self._sendings.empty():
+                waiting.append(self._sendings.get_nowait())
+            yield self._grouping.message(sending, waiting, self._clock())
 
     async def _receive(self) -> None:
         end: Exception | None = None

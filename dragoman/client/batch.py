@@ -4,10 +4,9 @@ import math
 import random
 import time
 import uuid
-from asyncio import QueueEmpty
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from queue import Empty
 
 from dragoman.client.errors import CallError, DeadlineExceeded, InternalError, InvalidArgument, TooLarge, Unimplemented, from_status
 from dragoman.client.request import Request, check_size, generate_request
@@ -26,81 +25,6 @@ _AROUND_BYTES = 16
 Answers = generation_pb2.GenerateBatchResponse | generation_pb2.GenerateBulkResponse
 # An answer of a stream, the error that the stream failed with, or None for its end.
 StreamEvent = generation_pb2.GenerateBatchResponse | Exception | None
-
-
-@dataclass(slots=True)
-class Grouping:
-    """Grouping of requests into messages, shared by all batches of a client.
-
-    Attributes:
-        is_bulk: Whether several requests go in a message, by GenerateBulk; otherwise one does, by GenerateBatch.
-        max_bytes: Bytes of several; a larger request goes alone.
-    """
-
-    is_bulk: bool = True
-    max_bytes: float = MAX_BYTES
-
-    def takes(self, num_requests: int, num_bytes: int) -> bool:
-        """Return whether so many requests, of so many bytes together, may go in one message."""
-        return num_requests <= 1 or (self.is_bulk and num_requests <= MAX_REQUESTS and num_bytes <= self.max_bytes)
-
-    def add_waiting(
-        self, messages: list[generation_pb2.GenerateRequest], clock: Callable[[], float], poll: "Callable[[], Sending | None]"
-    ) -> "Sending | type[Empty] | None":
-        """Add messages that wait and may go in the same one; return the message after them, None at the end, `Empty` if none waits.
-
-        Args:
-            messages: The message that is about to be sent, alone.
-            clock: Seconds that only ever grow.
-            poll: Returns the next message, None at the end; raises `Empty` or `QueueEmpty` if there is none yet.
-        """
-        num_bytes = messages[0].ByteSize()
-        while self.is_bulk:
-            try:
-                sending = poll()
-            except (Empty, QueueEmpty):
-                break
-            if sending is None:
-                return None
-            num_bytes += sending.message.ByteSize()
-            if sending.not_before > clock() or not self.takes(len(messages) + 1, num_bytes):
-                return sending
-            messages.append(sending.message)
-        return Empty
-
-    def learn(self, error: CallError, largest: int, used: "Grouping") -> bool:
-        """Learn from the failure of a stream; return whether sending everything unanswered again can succeed.
-
-        Args:
-            error: The failure; a server that is older than GenerateBulk has no such method.
-            largest: Bytes of the largest unanswered request.
-            used: The grouping when the stream began.
-        """
-        if not used.is_bulk:
-            return False
-        if isinstance(error, Unimplemented):
-            self.is_bulk = False
-            return True
-        if not isinstance(error, TooLarge) or error.is_answer:
-            return False
-        limit = 0.0 if error.max_bytes is None else error.max_bytes
-        if largest <= limit < largest + _AROUND_BYTES:
-            self.is_bulk = False
-            return True
-        self.max_bytes = min(self.max_bytes, limit)
-        return used.max_bytes > limit and (largest <= limit or error.max_bytes is None)
-
-
-def together(requests: Sequence[generation_pb2.GenerateRequest], is_bulk: bool) -> object:
-    """Return the message of requests; of one, unless several may go in one."""
-    return generation_pb2.GenerateBulkRequest(requests=requests) if is_bulk else requests[0]
-
-
-def apart(answers: Answers) -> Iterable[generation_pb2.GenerateBatchResponse]:
-    """Return the answers of a message."""
-    return answers.answers if isinstance(answers, generation_pb2.GenerateBulkResponse) else (answers,)
-
-
 # Characters of the longest id the server allows that are kept when a uuid is put behind it.
 _KEPT_ID_CHARACTERS = 95
 # Bytes by which such an id may be longer than the request's own.
@@ -133,6 +57,65 @@ class Sending:
 
 
 Step = Sending | Outcome
+
+
+@dataclass(slots=True)
+class Grouping:
+    """Grouping of requests into messages, shared by all batches of a client.
+
+    Attributes:
+        is_bulk: Whether several requests go in a message, by GenerateBulk; otherwise one does, by GenerateBatch.
+        max_bytes: Bytes of several; a larger request goes alone.
+    """
+
+    is_bulk: bool = True
+    max_bytes: float = MAX_BYTES
+
+    def message(self, sending: Sending, waiting: deque[Sending | None], now: float) -> object:
+        """Return the message of a request and of those that wait and may go with it now, which are taken from there.
+
+        Args:
+            sending: The request that is sent.
+            waiting: Requests to send after it; None for their end.
+            now: Time on the batch's clock.
+        """
+        if not self.is_bulk:
+            return sending.message
+        requests, num_bytes = [sending.message], sending.message.ByteSize()
+        while waiting and (following := waiting[0]) is not None:
+            num_bytes += following.message.ByteSize()
+            if following.not_before > now or len(requests) == MAX_REQUESTS or num_bytes > self.max_bytes:
+                break
+            requests.append(following.message)
+            waiting.popleft()
+        return generation_pb2.GenerateBulkRequest(requests=requests)
+
+    def learn(self, error: CallError, largest: int, used: "Grouping") -> bool:
+        """Learn from the failure of a stream; return whether sending everything unanswered again can succeed.
+
+        Args:
+            error: The failure; a server that is older than GenerateBulk has no such method.
+            largest: Bytes of the largest unanswered request.
+            used: The grouping when the stream began.
+        """
+        if not used.is_bulk:
+            return False
+        if isinstance(error, Unimplemented):
+            self.is_bulk = False
+            return True
+        if not isinstance(error, TooLarge) or error.is_answer:
+            return False
+        limit = 0.0 if error.max_bytes is None else error.max_bytes
+        if largest <= limit < largest + _AROUND_BYTES:
+            self.is_bulk = False
+            return True
+        self.max_bytes = min(self.max_bytes, limit)
+        return used.max_bytes > limit and (largest <= limit or error.max_bytes is None)
+
+
+def apart(answers: Answers) -> Iterable[generation_pb2.GenerateBatchResponse]:
+    """Return the answers of a message."""
+    return answers.answers if isinstance(answers, generation_pb2.GenerateBulkResponse) else (answers,)
 
 
 @dataclass(slots=True)

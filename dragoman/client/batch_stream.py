@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from queue import Empty, SimpleQueue
@@ -9,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from dragoman.client.batch import Batch, Outcome, Sending, Step, StreamEvent, apart, result_of, together
+from dragoman.client.batch import Batch, Outcome, Sending, Step, StreamEvent, apart, result_of
 from dragoman.client.calls import Calls, Scope
 from dragoman.client.errors import Cancelled
 from dragoman.client.request import Request
@@ -53,19 +54,17 @@ class BatchStream:
 
     def _messages(self) -> Iterator[Any]:
         """Yield the messages to send, on grpc's thread."""
-        sending: Sending | type[Empty] | None = self._sendings.get()
-        while isinstance(sending, Sending):
+        waiting: deque[Sending | None] = deque()
+        while (sending := waiting.popleft() if waiting else self._sendings.get()) is not None:
             delay = sending.not_before - self._clock()
             try:
                 if delay > 0:
                     self._scope.sleep(delay)
             except Cancelled:
                 return
-            messages = [sending.message]
-            sending = self._grouping.add_waiting(messages, self._clock, self._sendings.get_nowait)
-            yield together(messages, self._grouping.is_bulk)
-            if sending is Empty:
-                sending = self._sendings.get()
+            while not self._sendings.empty():
+                waiting.append(self._sendings.get_nowait())
+            yield self._grouping.message(sending, waiting, self._clock())
 
     def _receive(self) -> None:
         try:

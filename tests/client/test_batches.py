@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.client import errors
-from dragoman.client.batch import MAX_BYTES, MAX_REQUESTS, Batch, Grouping, Outcome, Sending, apart, together
+from dragoman.client.batch import MAX_BYTES, MAX_REQUESTS, Batch, Grouping, Outcome, Sending, apart
 from dragoman.client.errors import InternalError, InvalidArgument, Overloaded, TooLarge, Unavailable, Unimplemented
 from dragoman.client.request import Request
 from dragoman.client.results import Answer, Result, Timings, Usage
@@ -407,13 +408,22 @@ def test_a_refused_message_teaches_how_to_put_requests_together() -> None:
 
 
 def test_several_requests_go_in_a_message_up_to_a_count_and_a_size() -> None:
-    grouping = Grouping(max_bytes=1000)
-    cases = {(1, 10**9): True, (2, 1000): True, (2, 1001): False, (MAX_REQUESTS, 9): True, (MAX_REQUESTS + 1, 9): False}
-    assert {case: grouping.takes(*case) for case in cases} == cases
-    assert not Grouping(is_bulk=False).takes(2, 2)
     request = generation_pb2.GenerateRequest(text="a")
-    assert together([request], is_bulk=False) is request
-    assert together([request, request], is_bulk=True) == generation_pb2.GenerateBulkRequest(requests=[request, request])
+    now, later = Sending(request), Sending(request, not_before=9.0)
+    assert Grouping(is_bulk=False).message(now, waiting := deque([now]), 0.0) is request and len(waiting) == 1
+    size = request.ByteSize()
+    for following, max_bytes, num_sent in (
+        ([now, later, now], MAX_BYTES, 2),
+        ([now, None, now], MAX_BYTES, 2),
+        ([now, now], 2 * size, 2),
+        ([now, now], 2 * size - 1, 1),
+        ([now, now], size - 1, 1),
+        ([now] * 100, MAX_BYTES, MAX_REQUESTS),
+        ([], MAX_BYTES, 1),
+    ):
+        message = Grouping(max_bytes=max_bytes).message(now, waiting := deque(following), 0.0)
+        assert message == generation_pb2.GenerateBulkRequest(requests=[request] * num_sent)
+        assert len(waiting) == len(following) + 1 - num_sent
     single = generation_pb2.GenerateBatchResponse(index=3)
     assert list(apart(single)) == list(apart(generation_pb2.GenerateBulkResponse(answers=[single]))) == [single]
     # Those in a message that is too large are sent again under the same ids.
