@@ -111,7 +111,7 @@ def score(
     options = ScoreOptions(
         **asdict(model),
         length_penalty=length_penalty,
-        is_aligned=alignment,
+        return_word_alignment=alignment,
         alignment_layer=alignment_layer,
         concurrency=concurrency,
         is_json=as_json,

@@ -76,16 +76,13 @@ def list_(
     timeout: TimeoutOption = 60.0,
 ) -> None:
     """Print the state of every version, with reasons and problems."""
-    problems: list[str] = []
+    from dragoman.client.tables import print_repository
 
-    def listed(client: "RepositoryClient") -> "list[ModelStatus]":
+    with connection.administer(timeout) as client:
         found, problem = client.models(model)
-        problems.append(problem)
-        return found
-
-    _change(listed, connection, timeout, as_json)
-    if problems[0]:
-        typer.echo(f"dragoman: the folder of models cannot be looked at: {problems[0]}", err=True)
+    print_repository(found, sys.stdout, as_json)
+    if problem:
+        typer.echo(f"dragoman: the folder of models cannot be looked at: {problem}", err=True)
 
 
 @models_app.command()

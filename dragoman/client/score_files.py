@@ -2,9 +2,9 @@
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from dragoman.client.calls import Scope
 from dragoman.client.lines import in_order, json_line, naming_refused
@@ -24,7 +24,7 @@ class ScoreOptions:
 
     model: str = ""
     length_penalty: float | None = None
-    is_aligned: bool = False
+    return_word_alignment: bool = False
     alignment_layer: int | None = None
     concurrency: int = 32
     is_json: bool = False
@@ -33,8 +33,13 @@ class ScoreOptions:
     model_version: str = ""
 
     def __post_init__(self) -> None:
-        if self.alignment_layer is not None and not self.is_aligned:
+        if self.alignment_layer is not None and not self.return_word_alignment:
             raise InputError("--alignment-layer goes with --alignment")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `Client.score`, beside the texts."""
+        return {name: value for name, value in asdict(self).items() if name not in ("concurrency", "is_json")}
 
 
 class Pairs:
@@ -89,17 +94,7 @@ def _scores(
     def work(pair: tuple[str, str], scope: Scope) -> Score | None:
         if skips_blank and not pair[0].strip():
             return None
-        return client.score(
-            *pair,
-            model=options.model,
-            model_version=options.model_version,
-            source_language=options.source_language,
-            target_language=options.target_language,
-            length_penalty=options.length_penalty,
-            return_word_alignment=options.is_aligned,
-            alignment_layer=options.alignment_layer,
-            scope=scope,
-        )
+        return client.score(*pair, **options.arguments, scope=scope)
 
     scores = in_order(pairs, work, client.scope(), options.concurrency)
     return naming_refused(scores, lambda number: f"line {number} of {names}")

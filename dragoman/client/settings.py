@@ -103,12 +103,9 @@ class Settings:
 
     def attempts(self, request: Message, timeout_seconds: float | None) -> Attempts:
         """Start the clock for one call, None for the client's time; raises `TooLarge` if the request is not to be sent."""
-        if timeout_seconds is None:
-            timeout_seconds = self.timeout_seconds
-        _check_timeout(timeout_seconds)
-        request_id = getattr(request, "request_id", "")
+        seconds, request_id = self._seconds(timeout_seconds), getattr(request, "request_id", "")
         check_size(request, self.max_request_bytes, request_id)
-        return Attempts(self.retry, timeout_seconds, request_id, self.clock)
+        return Attempts(self.retry, seconds, request_id, self.clock)
 
     def grouping(self) -> Grouping:
         """Return how the requests of batches are put together: several in a message, if answers may be as large as that needs."""
@@ -122,24 +119,26 @@ class Settings:
 
     def batch_of_texts(self, grouping: Grouping, timeout_seconds: float | None) -> Batch:
         """Start a batch in which each request has its own time (None for the client's), and blank ones are answered here."""
-        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
-        _check_timeout(seconds)
         return Batch(
             self.retry,
             math.inf,
             self.clock,
             max_request_bytes=self.max_request_bytes,
             grouping=grouping,
-            request_seconds=seconds,
+            request_seconds=self._seconds(timeout_seconds),
             is_of_texts=True,
         )
 
     def deadline(self, timeout_seconds: float | None) -> float:
         """Return when so many seconds have passed, on the clock; never, for None."""
+        return math.inf if timeout_seconds is None else self.clock() + self._seconds(timeout_seconds)
+
+    def _seconds(self, timeout_seconds: float | None) -> float:
+        """Return a call's time, None for the client's; raises `ValueError` if it cannot be used."""
         if timeout_seconds is None:
-            return math.inf
+            return self.timeout_seconds
         _check_timeout(timeout_seconds)
-        return self.clock() + timeout_seconds
+        return timeout_seconds
 
 
 def _check_timeout(seconds: float) -> None:

@@ -238,7 +238,7 @@ def test_each_pair_has_its_score_in_a_line(sync_client, service, pair) -> None:
     assert scored(sync_client, pair, concurrency=4) == "".join(lines)
     service.requests.clear()
     values = {"model": "en-fr", "model_version": "4", "source_language": "en", "target_language": "fr", "length_penalty": 0.5}
-    out = scored(sync_client, pair, **values, is_aligned=True, alignment_layer=2)
+    out = scored(sync_client, pair, **values, return_word_alignment=True, alignment_layer=2)
     assert out.splitlines()[0] == "-1.500000\t-1.500000\t0-0 1-1"
     for request in service.requests:
         assert {name: getattr(request, name) for name in values} == values
@@ -252,7 +252,10 @@ def test_each_pair_has_its_score_in_a_line(sync_client, service, pair) -> None:
 def test_blank_pairs_are_blank_lines_and_json_has_every_field(sync_client, service, pair) -> None:
     pair[0].write_text("Hünd\n\n \t\nKatze\n")
     pair[1].write_text("dög\n\n  \n\n")
-    assert scored(sync_client, pair, is_aligned=True) == "-1.500000\t-6.000000\t0-0 1-1\n\n\n-1.500000\t-1.500000\t0-0 1-1\n"
+    assert (
+        scored(sync_client, pair, return_word_alignment=True)
+        == "-1.500000\t-6.000000\t0-0 1-1\n\n\n-1.500000\t-1.500000\t0-0 1-1\n"
+    )
     assert sorted(request.text for request in service.requests) == ["Hünd", "Katze"]
     service.requests.clear()
     out = scored(sync_client, pair, is_json=True)
