@@ -7,7 +7,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
 
-from dragoman.client.unreachable import explain
+from dragoman.client.connection_failures import explain
 from dragoman.v1.generation_pb2 import Error
 
 # Trailing metadata with `google.rpc.Status`: https://grpc.io/docs/guides/error/#richer-error-model

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from dragoman.client.connection_failures import advise
 from dragoman.client.errors import CallError, DeadlineExceeded, ModelNotFound, Unavailable
 from dragoman.client.search import in_flags
 from dragoman.client.settings import ChannelOptions
-from dragoman.client.unreachable import advise
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:

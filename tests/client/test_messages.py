@@ -4,13 +4,13 @@ import json
 from dataclasses import asdict, fields, replace
 from io import StringIO
 
+from dragoman.client.connection_failures import explain
 from dragoman.client.errors import CallError, DeadlineExceeded, InvalidArgument, Unavailable
 from dragoman.client.model_info import Defaults, Language, ModelInfo, ModelVersion
 from dragoman.client.reach import in_one_line
 from dragoman.client.repository import ModelStatus, Requested, VersionStatus
 from dragoman.client.search import FLAG_FIELDS, Search, SearchOptions, denial, flag, flag_help, in_flags, refusal
 from dragoman.client.tables import print_models, print_repository
-from dragoman.client.unreachable import explain
 from dragoman.v1 import generation_pb2
 
 
