@@ -21,7 +21,6 @@ from dragoman.model.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dragoman.client.sync import Client
     from dragoman.model.quality import Scores
 
 app = typer.Typer()
@@ -59,10 +58,12 @@ def evaluate(
         raise InputError("--length-penalty goes with --num-beams above 1")
     sources, references = read_parallel(source, reference)
     if connection.server:
+        from dragoman.client.lines import naming_refused
+
         with connection.connect() as client:
             score = _load_score()
-            asked = {**asdict(model), "num_beams": num_beams, "length_penalty": length_penalty}
-            hypotheses = _translate_with_server(client, source, sources, asked)
+            results = client.generate_many(sources, **asdict(model), num_beams=num_beams, length_penalty=length_penalty)
+            hypotheses = [result.text for result in naming_refused(results, lambda number: f"{source}, line {number}")]
     elif checkpoint is not None:
         from dragoman.model.checkpoint_folder import CheckpointFolder
 
@@ -87,13 +88,6 @@ def _load_score() -> "Callable[[list[str], list[str], bool], Scores]":
     from dragoman.model.quality import score
 
     return score
-
-
-def _translate_with_server(client: "Client", path: Path, sources: list[str], asked: dict[str, Any]) -> list[str]:
-    from dragoman.client.lines import naming_refused
-
-    results = naming_refused(client.generate_many(sources, **asked), lambda number: f"{path}, line {number}")
-    return [result.text for result in results]
 
 
 def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:
