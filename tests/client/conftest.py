@@ -12,17 +12,15 @@ import pytest
 from dragoman.client.aio import AsyncClient
 from dragoman.client.sync import Client
 from tests.client.fake_server import PATIENCE_SECONDS, FakeServer, Service
+from tests.clock import Clock
 
 
-class Clock:
+class FakeClock(Clock):
     """Time that passes only in waits, which are recorded and end at once."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        super().__init__()
         self.waits: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
 
     def wait(self, event: threading.Event, seconds: float) -> None:
         self.waits.append(seconds)
@@ -109,8 +107,8 @@ def service(server: FakeServer) -> Service:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock(100.0)
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture(params=["sync", "aio"])
@@ -119,7 +117,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def connect(kind: str, server: FakeServer, clock: Clock, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+def connect(kind: str, server: FakeServer, clock: FakeClock, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Make a client of either kind: of the fake server, on the fake clock unless `is_real` says otherwise."""
     loop = request.getfixturevalue("loop") if kind == "aio" else None
     with ExitStack() as stack:
@@ -151,6 +149,6 @@ def call(connect: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def sync_client(server: FakeServer, clock: Clock) -> Iterator[Client]:
+def sync_client(server: FakeServer, clock: FakeClock) -> Iterator[Client]:
     with Client(server.target, clock=clock, wait=clock.wait) as client:
         yield client
