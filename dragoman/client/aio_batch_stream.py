@@ -12,7 +12,7 @@ import grpc
 from grpc import aio
 
 from dragoman.client.aio_calls import AsyncCalls, is_task_cancelled
-from dragoman.client.batch import Batch, Outcome, Sending, Step, StreamEvent, apart, result_of
+from dragoman.client.batch import Batch, Outcome, Sending, Step, StreamEvent, apart, check_concurrency, result_of
 from dragoman.client.errors import CallError, FailedCall, Unavailable, from_rpc_error
 from dragoman.client.request import Request
 from dragoman.client.results import Result
@@ -158,8 +158,7 @@ class AsyncBatchRun:
         calls: AsyncCalls,
         concurrency: int,
     ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency: {concurrency} is less than 1")
+        check_concurrency(concurrency)
         self._batch = batch
         self._items = as_async(items)
         self._to_request = to_request

@@ -113,6 +113,12 @@ class Grouping:
         return used.max_bytes > limit and (largest <= limit or error.max_bytes is None)
 
 
+def check_concurrency(concurrency: int) -> None:
+    """Raise `ValueError` if no request may be under way."""
+    if concurrency < 1:
+        raise ValueError(f"concurrency: {concurrency} is less than 1")
+
+
 def apart(answers: Answers) -> Iterable[generation_pb2.GenerateBatchResponse]:
     """Return the answers of a message."""
     return answers.answers if isinstance(answers, generation_pb2.GenerateBulkResponse) else (answers,)

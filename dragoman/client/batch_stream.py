@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from dragoman.client.batch import Batch, Outcome, Sending, Step, StreamEvent, apart, result_of
+from dragoman.client.batch import Batch, Outcome, Sending, Step, StreamEvent, apart, check_concurrency, result_of
 from dragoman.client.calls import Calls, Scope
 from dragoman.client.errors import Cancelled
 from dragoman.client.request import Request
@@ -104,8 +104,7 @@ class BatchRun:
         concurrency: int,
         scope: Scope | None = None,
     ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency: {concurrency} is less than 1")
+        check_concurrency(concurrency)
         self._batch = batch
         self._requests = map(to_request, items)
         self._stub = stub

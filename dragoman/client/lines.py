@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from dragoman.client.batch import check_concurrency
 from dragoman.client.calls import Scope
 from dragoman.client.errors import InvalidArgument
 from dragoman.client.search import refusal
@@ -112,9 +113,16 @@ def in_order(
     At `PAUSE` results in flight are yielded before the next item is read; so are those before an item that raises.
     `work` is called on `concurrency` threads with an item and the scope, which is cancelled when the results end or are dropped.
     """
+    check_concurrency(concurrency)
+    return _in_order(iter(items), work, scope, concurrency)
+
+
+def _in_order(
+    source: Iterator[Item | Pause], work: Callable[[Item, Scope], Output], scope: Scope, concurrency: int
+) -> Generator[Output, None, None]:
     pending: deque[Future[Output]] = deque()
     executor = ThreadPoolExecutor(concurrency, thread_name_prefix="client")
-    source, is_read, failure = iter(items), False, None
+    is_read, failure = False, None
     try:
         while not is_read:
             item: Item | Pause = PAUSE

@@ -269,3 +269,5 @@ def test_work_is_in_order_whichever_item_is_finished_first() -> None:
     assert read == [] and next(results) == 0 and read == [0, 1, 2, 3]
     assert next(results) == 1 and read == [0, 1, 2, 3, 4]
     assert list(results) == [*range(2, 9)]
+    with pytest.raises(ValueError, match=r"^concurrency: 0 is"):
+        in_order([], work, Scope(), concurrency=0)
