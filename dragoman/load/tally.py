@@ -100,9 +100,11 @@ class Outcome:
 
     def is_good(self, slos: dict[str, float]) -> bool:
         """Tell whether it was answered within every limit, on the mean for tokens; limits on tokens are for streams."""
+        if not (self.is_ok and slos):
+            return self.is_ok
         times = self.times()
         samples = ((limit, times.get(measure)) for measure, limit in slos.items())
-        return self.is_ok and all(not seconds or sum(seconds) / len(seconds) <= limit for limit, seconds in samples)
+        return all(not seconds or sum(seconds) / len(seconds) <= limit for limit, seconds in samples)
 
 
 class Group(Counts):
@@ -136,8 +138,10 @@ class Group(Counts):
         self.source_tokens += outcome.source_tokens
         self.generated_tokens += outcome.generated_tokens
         for measure, samples in outcome.times().items():
+            if samples and measure not in self.times:
+                self.times[measure] = Histogram()
             for seconds in samples:
-                self.times.setdefault(measure, Histogram()).add(seconds)
+                self.times[measure].add(seconds)
 
     def add_done(self, outcome: Outcome, is_good: bool) -> None:
         """Count an answer that came while it counted."""
@@ -187,7 +191,9 @@ class Tally(Counts):
     def record(self, outcome: Outcome, slos: dict[str, float], start: float, end: float) -> None:
         """Count how a request ended, by limits of a good answer; counting begins and ends at seconds of the run."""
         is_good = not outcome.is_injected and outcome.is_good(slos)
-        group = self.groups.setdefault(outcome.group, Group())
+        if outcome.group not in self.groups:
+            self.groups[outcome.group] = Group()
+        group = self.groups[outcome.group]
         if start <= outcome.due < end:
             group.add_due(outcome, is_good)
             if not outcome.is_ok and not outcome.is_intended:

@@ -85,16 +85,16 @@ def test_a_trace_has_numbers_and_objects_and_a_wrong_line_is_named(tmp_path: Pat
     assert list(read_trace(path)) == [Entry(0.5), Entry(1.0, "a dog", None, 4), Entry(1.0, None, 7, None, 3)]
     assert measure_trace(path) == (3, 1.0)
     for line, reason in (
-        ("soon", ""),
-        ("-1", "at"),
-        ("NaN", ""),
+        ("soon", "malformed"),
+        ("-1", ">= 0"),
+        ("NaN", "malformed"),
         ("0.5", "due before"),
         ('{"text": "a"}', "at"),
         ('{"at": 2, "beams": 3}', "beams"),
         ('{"at": 2, "words": 0}', "words"),
         ('{"at": 2, "words": 1, "text": "a"}', "exclude"),
-        ("[1]", ""),
-        ("[" * 100_000, ""),
+        ("[1]", "got `array`"),
+        ("[" * 100_000, "got `array`"),
         ('{"at": 1e999}', "at"),
     ):
         path.write_text(f"1.0\n{line}\n")
