@@ -91,6 +91,11 @@ def install_command(*extras: str) -> str:
     return f"{_pip()} install {shlex.quote(place)}"
 
 
+def own_version() -> str:
+    """Return the version of Dragoman; `unknown` where it is run from a folder of its source."""
+    return installed_version("dragoman") or "unknown"
+
+
 def installed_version(package: str) -> str | None:
     """Return the version of an installed package; None if it is not installed."""
     try:

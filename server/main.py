@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Coroutine, Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +19,7 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 from dragoman.export.signing import Keys
+from dragoman.extras import own_version
 from dragoman.server import config as settings
 from dragoman.server.config import ServerConfig
 from dragoman.server.listening import in_url
@@ -96,11 +96,11 @@ class Server:
         """Make everything that can fail on a bad setting; raise `InputError` if a setting or model cannot be used."""
         self.config, self._source = config, source
         self._terminal = terminal
-        tracer = make_tracer(config, _version()) if config.front_ends == 1 else None
+        tracer = make_tracer(config, own_version()) if config.front_ends == 1 else None
         registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
-        self.metrics = Metrics(registry, _version())
+        self.metrics = Metrics(registry, own_version())
         self.repository: ModelRegistry = ModelRegistry()
         self._loader = VersionLoader(
             config, self.metrics, keys, num_models=lambda: len(self.manager.models), on_change=self._on_change
@@ -125,7 +125,7 @@ class Server:
         if config.front_ends == 1:
             self.front = Frontend(config, self.repository, self.metrics, tracer, sampler, operators=self._operators.over_http)
         else:
-            self.front = FrontendWorkers(config, self.repository, self.metrics, _version(), self._operators.over_http)
+            self.front = FrontendWorkers(config, self.repository, self.metrics, own_version(), self._operators.over_http)
         self.front.on_awaited(self._on_awaited)
         self._metrics_access = AdminAccess.of(config)
         self._watcher = Watcher(self.metrics.reloads)
@@ -307,10 +307,3 @@ def _signals() -> list[signal.Signals]:
     """Return the signals to handle: SIGHUP among them, unless nohup ignores it."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGTERM, signal.SIGINT, *([] if is_ignored else [signal.SIGHUP])]
-
-
-def _version() -> str:
-    try:
-        return version("dragoman")
-    except PackageNotFoundError:
-        return "unknown"

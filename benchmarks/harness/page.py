@@ -15,11 +15,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from dragoman.export.processor import processor_kind
+from dragoman.extras import installed_version
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -122,7 +122,7 @@ def about(packages: Sequence[str]) -> str:
     models = sorted({line.partition(":")[2].strip() for line in lines if line.startswith("model name")})
     machine = f"{len(os.sched_getaffinity(0))} cores of {', '.join(models) or platform.processor() or platform.machine()}"
     facts = [datetime.datetime.now(datetime.UTC).date().isoformat(), machine, f"Python {platform.python_version()}"]
-    facts += [f"{package} {_version(package)}" for package in packages] + [f"commit {commit()}"]
+    facts += [f"{package} {installed_version(package) or 'absent'}" for package in packages] + [f"commit {commit()}"]
     return f"{', '.join(facts)}: `{program()}{' ' * bool(sys.argv[1:])}{shlex.join(sys.argv[1:])}`"
 
 
@@ -130,10 +130,3 @@ def commit(folder: Path = ROOT) -> str:
     """Return the short name of a checkout's commit, with a plus sign where files differ from it."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "absent"

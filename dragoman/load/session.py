@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TextIO
 
@@ -18,6 +17,7 @@ import grpc
 import msgspec
 
 from dragoman.client.errors import CallError
+from dragoman.extras import own_version
 from dragoman.load.conditions import Condition, share_good
 from dragoman.load.live import watching
 from dragoman.load.plan import Plan
@@ -243,12 +243,8 @@ def _check_metrics(url: str) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions of the sender."""
-    try:
-        own = version("dragoman")
-    except PackageNotFoundError:  # run from a folder of its source
-        own = "unknown"
     return {
-        "dragoman": own,
+        "dragoman": own_version(),
         "python": platform.python_version(),
         "grpcio": grpc.__version__,
         "system": f"{platform.system()} {platform.machine()}",

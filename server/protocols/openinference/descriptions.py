@@ -1,9 +1,9 @@
 """Metadata, configuration, statistics and index of models, as messages of the Open Inference Protocol and Triton's extensions."""
 
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from dragoman.extras import own_version
 from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest, NotReady
 from dragoman.server.models.loaded import LoadedModel
@@ -22,11 +22,7 @@ READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 
 def server_metadata() -> inference_pb2.ServerMetadataResponse:
     """Return the server's metadata."""
-    try:
-        number = version("dragoman")
-    except PackageNotFoundError:
-        number = "unknown"
-    return inference_pb2.ServerMetadataResponse(name="dragoman", version=number, extensions=EXTENSIONS)
+    return inference_pb2.ServerMetadataResponse(name="dragoman", version=own_version(), extensions=EXTENSIONS)
 
 
 class Descriptions:
