@@ -5,10 +5,17 @@ import contextlib
 import ctypes
 import gc
 import os
+import signal
 import sys
+import threading
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+# Linux option of `prctl`: signal sent to the process when its parent ends.
+PR_SET_PDEATHSIG = 1
 
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -90,6 +97,45 @@ def module_command(module: str, *arguments: str) -> tuple[list[str], dict[str, s
     """
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return [sys.executable, "-P", "-m", module, *arguments], os.environ | {"PYTHONPATH": path}
+
+
+async def start_process(
+    module: str, *arguments: str, stdout: int | None = None, stderr: int | None = None, pass_fds: Sequence[int] = ()
+) -> Process:
+    """Start a module in a child process, which leads a group; its standard input closes when this process ends.
+
+    Raises `OSError` if no process can be started.
+    """
+    command, environment = module_command(module, *arguments)
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=stdout, stderr=stderr, env=environment, pass_fds=pass_fds, start_new_session=True
+    )
+
+
+def kill_group(process: Process) -> None:
+    """Kill a child of `start_process`, unless it has ended, and the processes that it started."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_with_parent(clean_up: Callable[[], None] = lambda: None) -> None:
+    """Start a thread that ends this child of `start_process`, with its group, when its parent has ended.
+
+    On Linux a process stopped by SIGSTOP is continued for that.
+    """
+
+    def wait() -> None:
+        while os.read(0, 1024):  # not sys.stdin, whose lock must be free when the interpreter ends
+            pass
+        clean_up()
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(0)
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+    if sys.platform == "linux":
+        _call_libc("prctl", PR_SET_PDEATHSIG, int(signal.SIGCONT))
 
 
 def last_line(errors: bytes) -> str:

@@ -54,13 +54,14 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
     manifest = bundle.manifest
     choice = choose_device(device.name, manifest.precision)
     if choice.ordinal is None:
-        from dragoman.server.runtime.elastic import open_elastic
+        from dragoman.server.runtime.elastic import Elastic, open_mark
         from dragoman.server.runtime.onnx import OnnxRunner
         from dragoman.server.runtime.weights import Weights
 
         log.info("device chosen", model=manifest.name, device="cpu", asked_for=device.name, reason=choice.reason)
         weights = Weights.of(bundle, device.weights_cache)
-        elastic = open_elastic(weights.folder, device.wide) if weights.folder is not None else None
+        mark = open_mark(weights.folder)
+        elastic = None if mark is None else Elastic(mark, device.wide)
         return OnnxRunner(bundle, limits.max_slots, num_threads, weights, elastic)
     from dragoman.server.runtime.device.cuda import CudaDevice
     from dragoman.server.runtime.device.model import Buckets, DeviceModel

@@ -5,7 +5,6 @@ input closes (the parent has ended), or when the engine is broken; the superviso
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -25,11 +24,8 @@ from dragoman.server.engine.loading import load_engine, load_scorer, platform_of
 from dragoman.server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Score, Stop, Submit, Watch
 from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.system import keep_freed_memory, trim_memory
+from dragoman.server.system import end_with_parent, keep_freed_memory, trim_memory
 from dragoman.server.telemetry import logs
-
-# Linux option of `prctl`: signal sent to the process when its parent ends.
-PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger("dragoman.engine")
 
@@ -255,24 +251,11 @@ def _known_reason(error: Exception) -> str | None:
     return str(error) if isinstance(error, InputError) else None
 
 
-def exit_with_parent(endpoint: str) -> None:
-    """Start a thread that ends this process and removes its socket when standard input closes, that is when the parent has ended.
-
-    On Linux a process stopped by SIGSTOP is continued for that.
-    """
-
-    def wait() -> None:
-        while os.read(0, 1024):  # not sys.stdin, whose lock must be free when the interpreter ends
-            pass
-        socket = Path(endpoint.removeprefix("ipc://"))
-        with contextlib.suppress(OSError):
-            socket.unlink()
-            socket.parent.rmdir()
-        os._exit(0)
-
-    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT))
+def _remove_socket(endpoint: str) -> None:
+    socket = Path(endpoint.removeprefix("ipc://"))
+    with contextlib.suppress(OSError):
+        socket.unlink()
+        socket.parent.rmdir()
 
 
 def main() -> int:
@@ -282,7 +265,7 @@ def main() -> int:
     # The supervisor decides when an engine ends, not signals to the frontend's process group.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    exit_with_parent(settings.endpoint)
+    end_with_parent(lambda: _remove_socket(settings.endpoint))
     keep_freed_memory()
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)

@@ -334,7 +334,7 @@ class Executor:
         """Start a version's engine when there is memory, self-test it, and make it reachable from frontends."""
         opened, file, loader = version.opened, self.found.file, self._loader
         assert opened is not None
-        await loader.measure_engines(opened.bundle, file)
+        await loader.measure_engines(opened.bundle, file, self._placement.free_bytes)
         version.has_died, version.reserved_bytes = False, loader.needed_bytes(opened.bundle, file)
         await self._make_room(version.reserved_bytes, mode)
         version.replicas = self.loaded.free_replicas(loader.num_replicas(opened.bundle, file))

@@ -14,7 +14,7 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.engine.settings import slots_per_request
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.loaded import LoadedModel, SleepingEngine
-from dragoman.server.models.memory import PROCESS_BYTES, Measured, needed_bytes, room
+from dragoman.server.models.memory import Measured, max_engines, needed_bytes
 from dragoman.server.models.model_file import ModelFile
 from dragoman.server.models.self_test import PROOF_SECONDS, ProofFailed, prove
 from dragoman.server.models.version import Cause, Opened, Refused
@@ -25,9 +25,6 @@ from dragoman.server.workers.engines import EnginePlan, engine_settings, make_en
 from dragoman.server.workers.pool import ReplicaPool
 
 log = structlog.get_logger("dragoman.repository")
-
-# Free memory for each engine that is started without being asked for, most of it for caches.
-MEMORY_PER_ENGINE = 4 * PROCESS_BYTES
 
 
 class VersionLoader:
@@ -73,12 +70,12 @@ class VersionLoader:
             raise Refused(Cause.SETTINGS, str(error)) from error
         return opened
 
-    async def measure_engines(self, bundle: Bundle, file: ModelFile) -> None:
+    async def measure_engines(self, bundle: Bundle, file: ModelFile, free_bytes: int) -> None:
         """Find out the fastest plan of a version's engines, unless settings say it."""
         config = file.settings.within(self._config)
         if bundle not in self._plans:
-            max_engines = max(1, room().num_bytes // MEMORY_PER_ENGINE)
-            self._plans[bundle] = await measure_engines(config, bundle, self._num_models(), max_engines)
+            most = max_engines(bundle, config.max_slots, free_bytes)
+            self._plans[bundle] = await measure_engines(config, bundle, self._num_models(), most)
 
     def num_replicas(self, bundle: Bundle, file: ModelFile) -> int:
         """Return the number of engines of a version."""

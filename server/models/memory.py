@@ -23,6 +23,8 @@ PROCESS_BYTES = 120 * 2**20
 # Memory for each byte of weights, with prepacked weights and intermediate results.
 WEIGHTS_FACTOR = 1.25
 ITEM_BYTES: dict[Precision, int] = {"fp32": 4, "int8": 1, "fp16": 2, "bf16": 2}
+# Free memory for each engine that is started without being asked for, most of it for caches.
+MEMORY_PER_ENGINE = 4 * PROCESS_BYTES
 # Safety factor on the measured memory of another version of the model.
 MARGIN = 1.25
 CGROUPS = Path("/sys/fs/cgroup")
@@ -75,6 +77,12 @@ def needed_bytes(bundle: Bundle, settings: EngineSettings, num_replicas: int, me
         return bound
     growth = max(0, bound - measured.most_bytes)
     return min(bound, int((measured.num_bytes + growth) * MARGIN))
+
+
+def max_engines(bundle: Bundle, max_slots: int, num_bytes: int) -> int:
+    """Return how many engines that share weights may be started in some memory without being asked for; 0 if it is not even one."""
+    per_engine = max(MEMORY_PER_ENGINE, PROCESS_BYTES + max_slots * slot_bytes(bundle))
+    return max(0, num_bytes - int(weight_bytes(bundle) * WEIGHTS_FACTOR)) // per_engine
 
 
 def weight_bytes(bundle: Bundle) -> int:
@@ -194,15 +202,23 @@ class Placement:
         """Signal that memory may have become free, or is no longer wanted."""
         self._news.set()
 
+    @property
+    def free_bytes(self) -> int:
+        """Memory for another model without unloading one."""
+        return min(one.num_bytes for one in self._rooms(is_start=False))
+
     def check(self, needed_bytes: int, *, is_start: bool = False) -> None:
         """Raise `Refused` unless there is memory; at server start only the bound counts, as many models load at once."""
+        for there in self._rooms(is_start=is_start):
+            if needed_bytes > there.num_bytes:
+                raise Refused(Cause.MEMORY, f"it may take {_mib(needed_bytes)}, and {_mib(there.num_bytes)} {there.limit}")
+
+    def _rooms(self, *, is_start: bool) -> list[Room]:
         rooms = [] if is_start else [self._measure_room()]
         if self.bound_bytes:
             free = max(0, self.bound_bytes - sum(one.memory_bytes for one in self._candidates()))
             rooms.append(Room(free, f"of {self.bound_bytes / MIB:.0f} MiB (models_memory_gib) is left"))
-        for there in rooms:
-            if needed_bytes > there.num_bytes:
-                raise Refused(Cause.MEMORY, f"it may take {_mib(needed_bytes)}, and {_mib(there.num_bytes)} {there.limit}")
+        return rooms
 
     async def make_room(self, name: str, needed_bytes: int, is_wanted: Callable[[], bool]) -> None:
         """Evict models, the least recently and frequently used first, until there is memory; the caller holds `VersionLoader.turn`.

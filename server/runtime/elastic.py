@@ -40,21 +40,32 @@ class BusyMark:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file; raise `OSError` if that is impossible."""
+        """Open or create the file; raise `OSError` if that is impossible, or locks are: not every file system has them."""
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.utime(self._file)  # temporary folders are cleaned of what is old
         self._byte = int.from_bytes(os.urandom(7))
         self._is_set = False
+        fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._byte)
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._byte)
+
+    def __enter__(self) -> None:
+        self.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
 
     def set(self) -> None:
         """Set the mark; no effect if it is set."""
         if not self._is_set:
-            fcntl.lockf(self._file, fcntl.LOCK_EX, 1, self._byte)
+            with contextlib.suppress(OSError):  # the system has no more locks
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._byte)
             self._is_set = True
 
     def clear(self) -> None:
         """Remove the mark; no effect without one."""
         if self._is_set:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._byte)
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._byte)
             self._is_set = False
 
     @property
@@ -126,12 +137,8 @@ class Sessions:
             self._elastic.note(num_rows, session is self._wide, seconds)
 
 
-def open_elastic(folder: Path, wide: WideSteps) -> Elastic | None:
-    """Return the choice for an engine whose marks are in a folder; None without wide steps, or where marks are impossible."""
-    if wide.num_threads:
-        with contextlib.suppress(OSError):
-            mark = BusyMark(folder / "busy")
-            mark.set()  # not every file system has locks
-            mark.clear()
-            return Elastic(mark, wide)
+def open_mark(folder: Path | None) -> BusyMark | None:
+    """Return a new mark in the folder of shared weights; None without that folder, or where marks are impossible."""
+    with contextlib.suppress(OSError):
+        return None if folder is None else BusyMark(folder / "busy")
     return None

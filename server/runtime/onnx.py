@@ -1,5 +1,6 @@
 """CPU runner on ONNX Runtime, and the scorer, which also runs on a device."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.export.tensors import PACKED_OUTPUT, STATES_OUTPUT, output_name, pack
 from dragoman.server.runtime.cache import Buffer, SlotCache
-from dragoman.server.runtime.elastic import Elastic, Sessions
+from dragoman.server.runtime.elastic import Elastic, Sessions, open_mark
 from dragoman.server.runtime.runner import Candidates, Held
 from dragoman.server.runtime.weights import Weights
 
@@ -154,7 +155,7 @@ class OnnxRunner:
     ) -> None:
         """Load both graphs, by default from the checked bundle; `num_threads` of each session include the calling one.
 
-        With `elastic`, sessions with more threads are loaded beside them.
+        With an `elastic` of wide steps, sessions with more threads are loaded beside them.
         """
         manifest = bundle.manifest
         self.max_rows = max_rows
@@ -214,7 +215,7 @@ class OnnxRunner:
 
     def _open(self, path: Path, num_threads: int) -> Sessions:
         elastic = self._elastic
-        wide = None if elastic is None else self.weights.open(path, elastic.num_threads)
+        wide = None if elastic is None or not elastic.num_threads else self.weights.open(path, elastic.num_threads)
         return Sessions(self.weights.open(path, num_threads), wide, elastic)
 
     def _bound(
@@ -285,6 +286,7 @@ class OnnxScorer:
         self._num_threads = num_threads
         self._open_on_device = open_on_device
         self._weights = weights or Weights(bundle)
+        self._mark = open_mark(self._weights.folder) or contextlib.nullcontext()
         self._session: onnxruntime.InferenceSession | None = None
         self._running: onnxruntime.RunOptions | None = None
 
@@ -328,10 +330,12 @@ class OnnxScorer:
             "labels": labels,
         }
         self._running = onnxruntime.RunOptions()
-        if not self._has_attention:
-            (log_probs,) = self._session.run(["label_log_probs"], inputs, self._running)
+        outputs = ["label_log_probs", "attention"] if self._has_attention else ["label_log_probs"]
+        with self._mark:
+            log_probs, *rest = self._session.run(outputs, inputs, self._running)
+        if not rest:
             return log_probs[0], np.zeros((len(target_ids), 0), np.float32)
-        log_probs, attention = self._session.run(["label_log_probs", "attention"], inputs, self._running)
+        (attention,) = rest
         return log_probs[0], attention[0].mean(0) if layer is None else attention[0, layer]
 
     def interrupt(self) -> None:

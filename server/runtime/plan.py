@@ -2,30 +2,32 @@
 
 It is measured once for a model's size and a machine, in a process of its own, and kept beside the shared weights:
 
-    python -m dragoman.server.runtime.plan BUNDLE FOLDER NUM_CORES MAX_ENGINES MAX_SLOTS
+    python -m dragoman.server.runtime.plan BUNDLE DIGEST FOLDER NUM_CORES MAX_ENGINES MAX_SLOTS
 """
 
 import asyncio
+import contextlib
 import hashlib
 import sys
-import threading
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 import numpy as np
 import structlog
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.export.processor import processor_identity
 from dragoman.extras import installed_version
-from dragoman.server.runtime.elastic import WideSteps
+from dragoman.server.runtime.elastic import WideSteps, open_mark
 from dragoman.server.runtime.weights_cache import Cache, CacheError, Entry
-from dragoman.server.system import last_line, module_command
+from dragoman.server.system import end_with_parent, kill_group, last_line, start_process
 
 if TYPE_CHECKING:
     from dragoman.server.runtime.onnx import OnnxRunner
@@ -34,17 +36,17 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("dragoman.engine")
 
-FORMAT = 1
+FORMAT = 2
 PLAN_FILE = "plan.json"
-# Time after which a measurement is given up.
-MAX_SECONDS = 120.0
+# Time after which a measurement is given up, and what it may wait for before: the weights, and measurements of other models.
+MAX_SECONDS, MAX_WAIT_SECONDS = 120.0, 1200.0
 # Requests under way for each core, of this many tokens, of which so many steps are measured.
 ROWS_PER_CORE, SOURCE_TOKENS, NUM_STEPS = 8, 20, 4
 SECONDS_PER_PLAN = 0.1
 # Fewer threads are chosen unless more give this much: steps of fewer threads suffer less from other processes.
 MIN_GAIN = 1.05
-# Part of a narrow step's time that a wide one may take to be worth it, and the runs of which each time is the median.
-MAX_WIDE_PART, NUM_RUNS = 0.85, 3
+# Part of a narrow step's time that a wide one may take to be worth it. Both are run in turns, at least so often and for so long.
+MAX_WIDE_PART, NUM_RUNS, SECONDS_PER_NUM_ROWS = 0.85, 3, 0.04
 # Most rows of a wide step: an engine with more is seldom the only one that computes.
 MAX_WIDE_ROWS = 16
 
@@ -57,60 +59,72 @@ class Sizes(NamedTuple):
     max_slots: int  # of an engine
 
 
-class Plan(Struct, frozen=True):
+class Plan(Struct, frozen=True, tag=True):
     """Number of engines, threads of each, steps with more threads, and tokens a second by the plans tried (`2 x 1`)."""
 
-    num_replicas: int
-    num_threads: int
+    num_replicas: Annotated[int, Meta(ge=1)]
+    num_threads: Annotated[int, Meta(ge=1)]
     wide: WideSteps = WideSteps()
     rates: dict[str, float] = {}
 
 
-def known_plan(manifest: Manifest, folder: str, sizes: Sizes) -> Plan | None:
-    """Return the plan that was measured for models of this size; None if there is none."""
+class Failure(Struct, frozen=True, tag=True):
+    """Reason why models of a size cannot be measured, kept in place of a plan so that it is not tried at each start."""
+
+    reason: str
+
+
+def known_plan(manifest: Manifest, folder: str, sizes: Sizes) -> Plan | Failure | None:
+    """Return the outcome of a measurement for models of this size; None if there was none."""
     try:
         entry = Cache(Path(folder)).find(_name(manifest, sizes))
         return None if entry is None else _read(entry)
-    except (CacheError, OSError, ValueError):
+    except (CacheError, OSError):
         return None
 
 
 async def measured_plan(bundle: Bundle, folder: str, sizes: Sizes) -> Plan | None:
     """Return the plan for a model, measured now if it is not known; log and return None where it cannot be."""
     manifest = bundle.manifest
-    if (known := await asyncio.to_thread(known_plan, manifest, folder, sizes)) is not None:
-        return known
-    command, environment = module_command("dragoman.server.runtime.plan", str(bundle.directory), folder, *map(str, sizes))
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
     started = time.monotonic()
+    found = await asyncio.to_thread(known_plan, manifest, folder, sizes)
+    if isinstance(found, Plan):
+        return found
+    if found is None:
+        reason = await _measure_in_process(bundle, folder, sizes)
+        found = await asyncio.to_thread(known_plan, manifest, folder, sizes) or Failure(reason)
+    if isinstance(found, Failure):
+        log.warning("engines could not be measured, the usual plan is used", model=manifest.name, reason=found.reason)
+        return None
+    log.info(
+        "engines measured",
+        model=manifest.name,
+        engines_and_threads=f"{found.num_replicas} x {found.num_threads}",
+        lone_threads=found.wide.num_threads or found.num_threads,
+        tokens_per_second=found.rates,
+        seconds=round(time.monotonic() - started, 3),
+    )
+    return found
+
+
+async def _measure_in_process(bundle: Bundle, folder: str, sizes: Sizes) -> str:
+    """Run `main` in a process; return the reason if it fails."""
+    arguments = str(bundle.directory), bundle.digest, folder, *map(str, sizes)
     try:
-        async with asyncio.timeout(MAX_SECONDS):
-            _, errors = await process.communicate()
+        process = await start_process("dragoman.server.runtime.plan", *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=PIPE)
+    except OSError as error:
+        return str(error)
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(MAX_WAIT_SECONDS + MAX_SECONDS):
+            errors = await process.stderr.read()  # not `communicate`, which would close its input
+            code = await process.wait()
+        return last_line(errors) or f"its process ended with {code}"
     except TimeoutError:
-        errors = f"it took more than {MAX_SECONDS:.0f} s".encode()
+        return f"it took more than {MAX_WAIT_SECONDS + MAX_SECONDS:.0f} s"
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    plan = await asyncio.to_thread(known_plan, manifest, folder, sizes)
-    if plan is None:
-        log.warning("engines could not be measured, the usual plan is used", model=manifest.name, reason=last_line(errors))
-    else:
-        log.info(
-            "engines measured",
-            model=manifest.name,
-            engines_and_threads=f"{plan.num_replicas} x {plan.num_threads}",
-            lone_threads=plan.wide.num_threads or plan.num_threads,
-            tokens_per_second=plan.rates,
-            seconds=round(time.monotonic() - started, 3),
-        )
-    return plan
+        kill_group(process)
+        await process.wait()
 
 
 def _name(manifest: Manifest, sizes: Sizes) -> str:
@@ -125,14 +139,19 @@ def _name(manifest: Manifest, sizes: Sizes) -> str:
     return f"plan-{hashlib.sha256(key).hexdigest()[:16]}-{FORMAT}"
 
 
-def _read(entry: Entry) -> Plan:
-    return msgspec.json.decode((entry.directory / PLAN_FILE).read_bytes(), type=Plan)
+def _read(entry: Entry) -> Plan | Failure:
+    path = entry.directory / PLAN_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Plan | Failure)
+    except msgspec.MsgspecError as error:
+        return Failure(f"{path}: {error}; remove it")
 
 
 def measure(bundle: Bundle, weights: "Weights", sizes: Sizes) -> Plan:
-    """Measure plans on all cores."""
+    """Measure plans on all cores; raise `TimeoutError` if that takes too long."""
     from dragoman.server.runtime.onnx import OnnxRunner
 
+    until = time.monotonic() + MAX_SECONDS
     num_cores, max_engines, max_slots = sizes
     rates: dict[tuple[int, int], float] = {}  # by the numbers of engines and of threads
     for num_threads in sorted({num_cores, *(1 << i for i in range(num_cores.bit_length() - 1))}):
@@ -140,33 +159,40 @@ def measure(bundle: Bundle, weights: "Weights", sizes: Sizes) -> Plan:
         num_rows = min(ROWS_PER_CORE * num_cores // num_engines, max_slots)
         runners = [OnnxRunner(bundle, num_rows, num_threads, weights) for _ in range(num_engines)]
         rates[num_engines, num_threads] = _tokens_per_second(runners, bundle.manifest)
+        _check_time(until)
     best = max(rates.values())
     num_engines, num_threads = next(plan for plan, rate in rates.items() if rate * MIN_GAIN >= best)
     wide = WideSteps()
     if num_threads < num_cores:
         num_rows = min(MAX_WIDE_ROWS, max_slots)
         narrow, other = (OnnxRunner(bundle, num_rows, num, weights) for num in (num_threads, num_cores))
-        if found := _narrow_seconds(narrow, other, bundle.manifest):
+        if found := _narrow_seconds(narrow, other, bundle.manifest, until):
             wide = WideSteps(num_cores, found)
     by_plan = {f"{engines} x {threads}": round(rate, 1) for (engines, threads), rate in rates.items()}
     return Plan(num_engines, num_threads, wide, by_plan)
 
 
+def _check_time(until: float) -> None:
+    if time.monotonic() >= until:
+        raise TimeoutError(f"it takes more than {MAX_SECONDS:.0f} s")
+
+
 def _tokens_per_second(runners: Sequence["OnnxRunner"], manifest: Manifest) -> float:
     """Return how many tokens engines decode together, with the encoder's part of the time."""
-    together = threading.Barrier(len(runners), timeout=MAX_SECONDS / 2)
 
-    def run(runner: "OnnxRunner") -> tuple[int, float]:
+    def warm_up(runner: "OnnxRunner") -> None:
         _prefill(runner, manifest)
         _step(runner, manifest, runner.max_rows, 0)
-        together.wait()
+
+    def run(runner: "OnnxRunner") -> float:
         num_tokens, started = 0, time.perf_counter()
         while (seconds := time.perf_counter() - started) < SECONDS_PER_PLAN:
             num_tokens += _work(runner, manifest)
-        return num_tokens, seconds
+        return num_tokens / seconds
 
     with ThreadPoolExecutor(len(runners)) as pool:
-        return sum(num_tokens / seconds for num_tokens, seconds in pool.map(run, runners))
+        list(pool.map(warm_up, runners))  # all are warm before the first is measured
+        return sum(pool.map(run, runners))
 
 
 def _work(runner: "OnnxRunner", manifest: Manifest) -> int:
@@ -178,28 +204,28 @@ def _work(runner: "OnnxRunner", manifest: Manifest) -> int:
     return runner.max_rows * num_steps
 
 
-def _narrow_seconds(narrow: "OnnxRunner", wide: "OnnxRunner", manifest: Manifest) -> dict[int, float]:
+def _narrow_seconds(narrow: "OnnxRunner", wide: "OnnxRunner", manifest: Manifest, until: float) -> dict[int, float]:
     """Return the seconds of narrow steps for the numbers of rows where wide ones are faster; raise if their bits differ."""
     for runner in (narrow, wide):
         _prefill(runner, manifest)
     found: dict[int, float] = {}
     num_rows = 1
     while num_rows <= narrow.max_rows:
-        seconds: list[float] = []
-        answers: list[bytes] = []
-        for runner in (narrow, wide):
-            times = []
-            for _ in range(NUM_RUNS):
+        seconds: dict[OnnxRunner, list[float]] = {narrow: [], wide: []}
+        answers: set[bytes] = set()
+        ends = time.perf_counter() + SECONDS_PER_NUM_ROWS
+        while len(seconds[wide]) < NUM_RUNS or time.perf_counter() < ends:
+            for runner, times in seconds.items():
                 started = time.perf_counter()
                 candidates = _step(runner, manifest, num_rows, 0)
                 times.append(time.perf_counter() - started)
-            seconds.append(sorted(times)[NUM_RUNS // 2])
-            answers.append(candidates.ids.tobytes() + candidates.log_probs.tobytes())
-        if answers[0] != answers[1]:
+                answers.add(candidates.ids.tobytes() + candidates.log_probs.tobytes())
+        if len(answers) > 1:
             raise CacheError("steps of another number of threads have other bits")
-        if seconds[1] <= MAX_WIDE_PART * seconds[0]:
-            found[num_rows] = seconds[0]
+        if median(seconds[wide]) <= MAX_WIDE_PART * median(seconds[narrow]):
+            found[num_rows] = median(seconds[narrow])
         num_rows *= 2
+        _check_time(until)
     return found
 
 
@@ -215,19 +241,29 @@ def _step(runner: "OnnxRunner", manifest: Manifest, num_rows: int, position: int
 
 
 def main() -> None:
-    """Measure and keep a plan."""
+    """Measure a plan and keep it, or the reason why that is impossible."""
     from dragoman.server.runtime.weights import Weights
 
-    directory, folder, sizes = Path(sys.argv[1]), Path(sys.argv[2]), Sizes(*map(int, sys.argv[3:]))
-    bundle = Bundle.open(directory)
-    weights = Weights.of(bundle, str(folder))
+    end_with_parent()
+    directory, digest, folder, *sizes = sys.argv[1:]
+    limits = Sizes(*map(int, sizes))
+    bundle = Bundle.open(Path(directory))
+    bundle.refuse_other(digest)
+    weights = Weights.of(bundle, folder)
     if weights.folder is None:
         raise CacheError("weights cannot be shared")
+    mark = open_mark(weights.folder) or contextlib.nullcontext()
 
     def make(entry: Path, lock: int) -> None:  # one measurement at a time: they take all cores
-        (entry / PLAN_FILE).write_bytes(msgspec.json.encode(measure(bundle, weights, sizes)))
+        outcome: Plan | Failure
+        try:
+            with mark:  # engines of other models do not take all cores meanwhile
+                outcome = measure(bundle, weights, limits)
+        except (TimeoutError, CacheError) as error:  # what would happen again
+            outcome = Failure(str(error))
+        (entry / PLAN_FILE).write_bytes(msgspec.json.encode(outcome))
 
-    Cache(folder).find_or_make(_name(bundle.manifest, sizes), make, MAX_SECONDS)
+    Cache(Path(folder)).find_or_make(_name(bundle.manifest, limits), make, MAX_WAIT_SECONDS)
 
 
 if __name__ == "__main__":

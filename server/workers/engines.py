@@ -46,14 +46,15 @@ class EnginePlan:
 async def measure_engines(config: ServerConfig, bundle: Bundle, num_models: int, max_engines: int) -> EnginePlan | None:
     """Return the fastest plan of a model on its part of the cores; None where settings or the device decide, or it is unknown.
 
-    It has at most `max_engines`, or less by less than half: free memory, of which that depends, is not the same each time.
+    It has at most `max_engines` or the usual number, rounded down to a power of two: free memory is not the same each time.
     """
     num_cores = _part_of_cores(num_models)
     is_on_cpu = not (config.device.startswith("cuda") or _may_be_on_gpu(config, bundle))
     if config.replicas or config.num_threads or num_cores == 1 or not is_on_cpu:
         return None
     folder = weights_folder(config.weights_cache, num_cores)
-    sizes = Sizes(num_cores, min(1 << (max_engines.bit_length() - 1), MAX_ENGINES), config.max_slots)
+    max_engines = min(max(max_engines, _size(config, bundle, num_cores)[0]), MAX_ENGINES, num_cores)
+    sizes = Sizes(num_cores, 1 << (max_engines.bit_length() - 1), config.max_slots)
     plan = await measured_plan(bundle, folder, sizes) if folder else None
     return None if plan is None else EnginePlan(plan.num_threads, ((),) * plan.num_replicas, plan.wide, folder)
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import msgspec
 import structlog
 
+from dragoman.server.system import start_process
 from dragoman.server.telemetry.series import Series
 from dragoman.server.workers.messages import (
     AdminRequest,
@@ -29,7 +30,7 @@ from dragoman.server.workers.messages import (
     read_message,
     to_bytes,
 )
-from dragoman.server.workers.supervisor import ProcessSupervisor, RestartPolicy, start_process
+from dragoman.server.workers.supervisor import ProcessSupervisor, RestartPolicy
 
 # Bound on a worker's metrics report; a scrape uses the last report after that.
 COLLECT_SECONDS = 2.0

@@ -15,13 +15,13 @@ from dragoman.server.dispatch.dispatcher import Dispatcher
 from dragoman.server.dispatch.link import Link
 from dragoman.server.engine.messages import Event, Fatal, Hello, Ready, Report, Snapshot, Statistics, Stop
 from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.system import start_process
 from dragoman.server.workers.supervisor import (
     LAST_WORDS_SECONDS,
     RESTART_RETRY_SECONDS,
     EngineCannotStart,
     ProcessSupervisor,
     RestartPolicy,
-    start_process,
 )
 
 log = structlog.get_logger("dragoman.supervisor")

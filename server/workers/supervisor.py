@@ -5,13 +5,13 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import structlog
 
-from dragoman.server.system import module_command
+from dragoman.server.system import kill_group
 
 log = structlog.get_logger("dragoman.supervisor")
 
@@ -102,7 +102,7 @@ class ProcessSupervisor(ABC):
         if self.process is not None:
             self._request_stop()
             if self._ready_at is None:
-                self._kill(self.process)
+                kill_group(self.process)
         if self._task is not None:
             done, _ = await asyncio.wait([self._task], timeout=seconds)
             if not done:
@@ -124,7 +124,7 @@ class ProcessSupervisor(ABC):
         """Kill the child, which has sent an unreadable message."""
         self.failure = "it sent what cannot be handled"
         if self.process is not None:
-            self._kill(self.process)
+            kill_group(self.process)
 
     @abstractmethod
     def _run_process(self) -> AbstractAsyncContextManager[Process]:
@@ -187,7 +187,7 @@ class ProcessSupervisor(ABC):
     async def _until_end(self, process: Process) -> str:
         """Wait until the process has exited or is killed as silent; silence is counted in waits, as this process may be paused."""
         if self._stopping.is_set():
-            self._kill(process)
+            kill_group(process)
         ended = asyncio.create_task(process.wait())
         silence = 0.0
         try:
@@ -202,27 +202,11 @@ class ProcessSupervisor(ABC):
                     return f"silent for {silence:.0f} s"
         finally:
             if not ended.done():
-                self._kill(process)
+                kill_group(process)
                 await asyncio.wait([ended], timeout=STOP_SECONDS)
                 await self._read_last_words()
             ended.cancel()
 
-    @staticmethod
-    def _kill(process: Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-
 
 def _describe_exit(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-
-async def start_process(module: str, *arguments: str, stdout: int | None = None, pass_fds: Sequence[int] = ()) -> Process:
-    """Start a module in a child process, whose standard input closes when this process ends.
-
-    Raises `OSError` if no process can be started.
-    """
-    command, environment = module_command(module, *arguments)
-    return await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=stdout, env=environment, pass_fds=pass_fds, start_new_session=True
-    )

@@ -251,7 +251,7 @@ class Stage:
     def woken(self, model: str, outcome: str) -> None:
         self.wakes.append(outcome)
 
-    async def measure_engines(self, bundle: Any, file: ModelFile) -> None: ...
+    async def measure_engines(self, bundle: Any, file: ModelFile, free_bytes: int) -> None: ...
 
     def needed_bytes(self, bundle: Any, file: ModelFile) -> int:
         return self.sizes.get(bundle.directory.name, self.size)

@@ -99,6 +99,12 @@ def test_memory_needed_is_that_of_weights_caches_and_processes(tiny_bundle: Path
     assert needed_bytes(bundle, settings, 2) == 2 * one
     shared: Any = replace(settings, device=replace(settings.device, weights_cache="somewhere"))
     assert needed_bytes(bundle, shared, 2) == packed + 2 * (PROCESS_BYTES + 10 * slot_bytes(bundle))
+    for slots, num_bytes in ((10, 10 * one), (10, one - 1), (10_000, 2**31), (10, -1)):
+        count = memory.max_engines(bundle, slots, num_bytes)
+        assert count == 0 or needed_bytes(bundle, replace(shared, max_slots=slots), count) <= num_bytes
+        assert needed_bytes(bundle, replace(shared, max_slots=slots), 4 * (count + 1)) > num_bytes, (
+            "at least a quarter of what fits"
+        )
     growth = needed_bytes(bundle, replace(settings, max_slots=20), 1) - one
     for slots, measured, expected in (
         (10, Measured(50 * MIB, one, 1), int(50 * MIB * MARGIN)),

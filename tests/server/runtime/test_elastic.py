@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from dragoman.export.bundle import Bundle
-from dragoman.server.runtime.elastic import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS, BusyMark, Elastic, WideSteps, open_elastic
-from dragoman.server.runtime.onnx import OnnxRunner
+from dragoman.server.engine.loading import load_runner
+from dragoman.server.engine.settings import DeviceSettings, Limits
+from dragoman.server.runtime.elastic import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS, BusyMark, Elastic, WideSteps, open_mark
+from dragoman.server.runtime.onnx import OnnxRunner, OnnxScorer
 from tests.clock import Clock
 from tests.export.conftest import Export
 
@@ -100,11 +102,41 @@ def test_wide_steps_are_compared_with_narrow_ones_of_late(elastic: Elastic) -> N
     assert elastic.is_wide(1), "steps far into a text take longer"
 
 
-def test_without_wide_steps_or_a_place_for_marks_there_is_no_choice(tmp_path: Path) -> None:
-    assert open_elastic(tmp_path, WideSteps()) is None
-    assert open_elastic(tmp_path / "missing", WideSteps(2, {1: 1.0})) is None
+def test_without_a_place_for_marks_there_are_none(tmp_path: Path) -> None:
+    assert open_mark(None) is None and open_mark(tmp_path / "missing") is None
     (tmp_path / "busy").symlink_to(tmp_path / "elsewhere")
-    assert open_elastic(tmp_path, WideSteps(2, {1: 1.0})) is None and not (tmp_path / "elsewhere").exists()
+    assert open_mark(tmp_path) is None and not (tmp_path / "elsewhere").exists()
+
+
+def test_every_engine_with_shared_weights_is_marked_while_it_computes(export: Export, tmp_path: Path) -> None:
+    """Also one without wide steps, and one that scores."""
+    bundle: Bundle = export("tiny", "fp32")
+    runner = load_runner(bundle, Limits(4), 1, DeviceSettings("cpu", 0, str(tmp_path)), is_warmed_up=False)
+    assert isinstance(runner, OnnxRunner)
+    folder = runner.weights.folder
+    assert folder is not None
+
+    def is_marked() -> bool:
+        code = "import sys; from pathlib import Path; from dragoman.server.runtime.elastic import BusyMark as B"
+        command = [sys.executable, "-c", f"{code}; sys.exit(B(Path(sys.argv[1])).is_another_set)", str(folder / "busy")]
+        return bool(subprocess.run(command, check=False).returncode)
+
+    assert not is_marked()
+    runner.prefill([[4, bundle.manifest.eos_id]], [0])
+    assert is_marked()
+    runner.rest()
+    assert not is_marked()
+
+    class Session:
+        def run(self, outputs: list[str], *_: object) -> list[Any]:
+            assert is_marked()
+            return [np.zeros((1, 1, *([1, 1] * number))) for number in range(len(outputs))]
+
+    opened: Any = Session()
+    scorer = OnnxScorer(bundle, 1, lambda path: opened, runner.weights)
+    scorer.open()
+    scorer.score([4], [bundle.manifest.eos_id])
+    assert not is_marked()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

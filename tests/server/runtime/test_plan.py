@@ -1,6 +1,11 @@
 """Plans of engines: measured once for a size of models, kept, and given up where they cannot be measured."""
 
 import asyncio
+import contextlib
+import math
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +16,13 @@ import pytest
 import structlog
 
 from dragoman.export.bundle import Bundle
+from dragoman.server import system
 from dragoman.server.runtime import plan as planning
 from dragoman.server.runtime.plan import Plan, Sizes, known_plan, measured_plan
 from dragoman.server.runtime.runner import Candidates
-from dragoman.server.runtime.weights_cache import CacheError
+from dragoman.server.runtime.weights_cache import Cache, CacheError
 from tests.export.conftest import Export
+from tests.system.harness.server import wait_until
 
 
 def measured(bundle: Bundle, folder: Path, num_cores: int = 2) -> tuple[Plan | None, list[Any]]:
@@ -33,7 +40,7 @@ def test_plan_is_measured_once_for_every_model_of_its_size(
     assert plan.rates.keys() == {"2 x 1", "1 x 2"} and all(rate > 0 for rate in plan.rates.values())
     assert plan.wide.num_threads in ((0, 2) if plan.num_threads == 1 else (0,))
     assert (line["event"], line["engines_and_threads"]) == ("engines measured", f"{plan.num_replicas} x {plan.num_threads}")
-    monkeypatch.setattr(planning.sys, "executable", "/bin/false")
+    monkeypatch.setattr(system.sys, "executable", "/bin/false")
     assert measured(bundle, tmp_path) == (plan, [])
     assert known_plan(msgspec.structs.replace(bundle.manifest, version="another"), str(tmp_path), Sizes(2, 2, 8)) == plan
     assert known_plan(bundle.manifest, str(tmp_path), Sizes(3, 2, 8)) is None, "another number of cores"
@@ -45,20 +52,63 @@ def test_reason_is_logged_where_nothing_can_be_measured(export: Export, tmp_path
     (tmp_path / "file").write_text("")
     none, (line,) = measured(export("tiny", "int8"), tmp_path / "file")
     assert none is None and "weights cannot be shared" in line["reason"] and line["log_level"] == "warning"
-    monkeypatch.setattr(planning, "MAX_SECONDS", 0.01)
+    monkeypatch.setattr(system.sys, "executable", "/missing")
     none, (line,) = measured(export("tiny", "int8"), tmp_path)
-    assert none is None and line["reason"] == "it took more than 0 s"
+    assert none is None and "/missing" in line["reason"]
 
 
-def test_one_that_is_cancelled_leaves_no_process(export: Export, tmp_path: Path) -> None:
-    async def cancelled() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await measured_plan(export("tiny", "int8"), str(tmp_path), Sizes(2, 2, 8))
+def test_one_that_takes_too_long_is_not_tried_again(export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = export("tiny", "int8")
+    arguments = str(bundle.directory), bundle.digest, str(tmp_path), *map(str, Sizes(2, 2, 8))
+    monkeypatch.setattr(planning, "end_with_parent", lambda: None)
+    monkeypatch.setattr(planning, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "argv", ["plan", *arguments])
+    planning.main()
+    none, (line,) = measured(bundle, tmp_path)
+    assert none is None and line["reason"] == "it takes more than 0 s"
 
-    asyncio.run(cancelled())
-    children = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
-    assert not any(b"runtime.plan" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
+
+@pytest.mark.parametrize("content", ["{}", '{"type": "Plan", "num_replicas": 0, "num_threads": 1}'])
+def test_unreadable_plan_is_named(export: Export, tmp_path: Path, content: str) -> None:
+    bundle = export("tiny", "int8")
+    name = planning._name(bundle.manifest, Sizes(2, 2, 8))
+    Cache(tmp_path).find_or_make(name, lambda entry, _: void((entry / "plan.json").write_text(content)), 1)
+    none, (line,) = measured(bundle, tmp_path)
+    assert none is None and f"{name}/plan.json" in line["reason"] and "remove it" in line["reason"]
+
+
+def void(_: object) -> None: ...
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from dragoman.export.bundle import Bundle
+from dragoman.server.runtime.plan import Sizes, measured_plan
+asyncio.run(measured_plan(Bundle.open(Path(sys.argv[1])), sys.argv[2], Sizes(2, 2, 8)))
+"""
+
+
+def processes(module: str, folder: Path) -> list[int]:
+    """Return the processes that run a module for a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes()
+            if module.encode() in line and bytes(folder) in line:
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_one_whose_parent_ends_leaves_no_process(export: Export, tmp_path: Path, how: signal.Signals) -> None:
+    """Neither the one that measures nor the one that writes the weights for it."""
+    bundle = export("tiny", "int8")
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(bundle.directory), str(tmp_path)], stderr=subprocess.DEVNULL)
+    wait_until(lambda: processes("runtime.weights", tmp_path), "weights are being written")
+    parent.send_signal(how)
+    assert parent.wait(30) != 0
+    wait_until(lambda: not processes("server.runtime", tmp_path), "both have ended")
 
 
 class Runner:
@@ -78,6 +128,6 @@ def test_threads_that_change_bits_are_refused() -> None:
         eos_id=1, has_prompts=False, max_source_tokens=9, max_target_tokens=9, decoder_start_id=0, num_choices=9
     )
     narrow, same, other = (Runner(value) for value in (1.0, 1.0, 1.0 + 2**-20))
-    assert planning._narrow_seconds(narrow, same, manifest).keys() <= {1, 2, 4}
+    assert planning._narrow_seconds(narrow, same, manifest, math.inf).keys() <= {1, 2, 4}
     with pytest.raises(CacheError, match="other bits"):
-        planning._narrow_seconds(narrow, other, manifest)
+        planning._narrow_seconds(narrow, other, manifest, math.inf)

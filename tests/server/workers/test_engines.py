@@ -135,10 +135,12 @@ async def test_nothing_is_measured_where_something_else_decides(
     usual = {"models": "bundles", "weights_cache": str(tmp_path), "max_slots": 9}
     assert await measure_engines(load(usual | settings), bundle_of("m", precision), num_models, 9) is None and not asked
     plan = await measure_engines(load(usual), bundle_of("m"), 1, 7)
-    assert plan == EnginePlan(1, ((), ()), WideSteps(2, {1: 0.5}), str(tmp_path)) and asked[0][1:] == (
-        str(tmp_path),
-        Sizes(2, 4, 9),
-    )
+    assert plan == EnginePlan(1, ((), ()), WideSteps(2, {1: 0.5}), str(tmp_path))
+    monkeypatch.setattr(engines, "available_cores", lambda: 9)  # where two engines are usual
+    for most in (0, 7, 100):
+        await measure_engines(load(usual), bundle_of("m"), 1, most)
+    expected = [Sizes(2, 2, 9), Sizes(9, 2, 9), Sizes(9, 4, 9), Sizes(9, 8, 9)]
+    assert [arguments[1:] for arguments in asked] == [(str(tmp_path), sizes) for sizes in expected]
 
 
 def test_engines_are_started_with_the_settings_of_the_device(tiny_bundle: Path) -> None:

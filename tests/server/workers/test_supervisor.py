@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from dragoman.server.engine.messages import Finished, Request, ScoreRequest, Statistics
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
+from dragoman.server.system import start_process
 from dragoman.server.workers import pool, supervisor
 from dragoman.server.workers.pool import ReplicaPool
 from dragoman.server.workers.supervisor import (
@@ -29,7 +30,6 @@ from dragoman.server.workers.supervisor import (
     Process,
     ProcessSupervisor,
     RestartPolicy,
-    start_process,
 )
 from tests.server.conftest import until
 
@@ -219,7 +219,7 @@ async def test_engine_whose_parent_is_gone_ends_and_removes_its_socket(tiny_bund
     await until((place / "engine").exists)
     assert process.stdin is not None
     process.stdin.close()
-    assert await process.wait() == 0 and not place.exists()
+    assert await process.wait() == -signal.SIGKILL and not place.exists()
 
 
 class Program(ProcessSupervisor):
@@ -232,7 +232,9 @@ class Program(ProcessSupervisor):
     @contextlib.asynccontextmanager
     async def _run_process(self) -> AsyncIterator[Process]:
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", self._program, stdin=pipe, stdout=pipe)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", self._program, stdin=pipe, stdout=pipe, start_new_session=True
+        )
         self._reading = asyncio.create_task(self._read(process))
         yield process
 
