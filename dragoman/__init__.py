@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from dragoman.client.model_info import Defaults, Language, ModelInfo, ModelVersion
     from dragoman.client.request import Request
-    from dragoman.client.results import Alignment, Answer, FinishReason, Piece, Result, Score, Timings, TokenLogProb, Usage
+    from dragoman.client.results import Alignment, Answer, FinishReason, Piece, Result, Score, Segment, Timings, TokenLogProb, Usage
     from dragoman.client.retry import RetryPolicy
     from dragoman.client.search import Search, SearchOptions
     from dragoman.client.sync import Client
@@ -71,6 +71,7 @@ __all__ = [
     "Score",
     "Search",
     "SearchOptions",
+    "Segment",
     "Stream",
     "Timings",
     "TokenLogProb",
@@ -104,7 +105,18 @@ _HOMES = {
     ),
     "client.model_info": ("Defaults", "Language", "ModelInfo", "ModelVersion"),
     "client.request": ("Request",),
-    "client.results": ("Alignment", "Answer", "FinishReason", "Piece", "Result", "Score", "Timings", "TokenLogProb", "Usage"),
+    "client.results": (
+        "Alignment",
+        "Answer",
+        "FinishReason",
+        "Piece",
+        "Result",
+        "Score",
+        "Segment",
+        "Timings",
+        "TokenLogProb",
+        "Usage",
+    ),
     "client.retry": ("RetryPolicy",),
     "client.search": ("Search", "SearchOptions"),
     "client.sync": ("Client",),

@@ -256,6 +256,10 @@ class ServerConfig(BaseSettings):
     max_waiting_requests: Count = Field(1024, description="Requests that may wait for a model; more are refused.")
     max_waiting_tokens: Count = Field(65536, description="Source tokens of waiting requests of a model; more are refused.")
 
+    max_text_characters: Count = Field(
+        100_000, description="Characters of a text, or of all texts of a call, that are divided into sentences or lines."
+    )
+
     ready_when: str = Field(
         "any", description="Models that must be ready for the server to be: any (at the start each of them once), all, or names."
     )

@@ -85,6 +85,25 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a divided text that was answered alone.
+
+    Attributes:
+        source_start, source_end: Its place in the text, in characters.
+        target_start, target_end: The place of its answer in `Result.text`.
+        score: As `Answer.score`.
+        is_cut: Whether its sentence was too long for the model and goes on in the next segment.
+    """
+
+    source_start: int
+    source_end: int
+    target_start: int
+    target_end: int
+    score: float
+    is_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """The answer to a request.
 
@@ -103,6 +122,7 @@ class Result:
         seed: Seed of the samples; None without sampling.
         shortlist_tokens: Tokens that the answers were chosen from; 0 for the model's whole vocabulary.
         warnings: Warnings for a person, such as that the text has more sentences than the model takes at a time.
+        segments: Parts of a text that was divided, see `Search.split`; scores are then means over them.
     """
 
     text: str
@@ -118,6 +138,7 @@ class Result:
     seed: int | None = None
     shortlist_tokens: int = 0
     warnings: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +194,10 @@ def result_from_proto(message: generation_pb2.GenerateResponse) -> Result:
         seed=message.seed if message.HasField("seed") else None,
         shortlist_tokens=message.shortlist_tokens,
         warnings=tuple(message.warnings),
+        segments=tuple(
+            Segment(one.source_start, one.source_end, one.target_start, one.target_end, one.score, one.is_cut)
+            for one in message.segments
+        ),
     )
 
 

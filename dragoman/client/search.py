@@ -38,6 +38,7 @@ class Search:
         return_log_probs: Return log-probabilities of the generated tokens.
         top_log_probs: Return this many of the likeliest tokens at each position too.
         special_tokens_in_text: Read the names of special tokens in the text, such as `<hl>`, as these tokens. Default no.
+        split: Divide the text into `sentences` or `lines`, each answered alone, or `none`. Default none.
     """
 
     num_beams: int | None = None
@@ -58,6 +59,7 @@ class Search:
     return_log_probs: bool = False
     top_log_probs: int = 0
     special_tokens_in_text: bool | None = None
+    split: str = ""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -81,6 +83,7 @@ class SearchOptions(TypedDict, total=False):
     return_log_probs: bool
     top_log_probs: int
     special_tokens_in_text: bool | None
+    split: str
 
 
 AS_THE_MODEL_DOES: Final = Search()

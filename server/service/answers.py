@@ -71,6 +71,20 @@ class Timings(Struct, frozen=True):
     total_seconds: float
 
 
+class Segment(Struct, frozen=True):
+    """A part of a text that was translated alone: its place, and its answer's, in characters (code points).
+
+    `is_cut` says that a sentence too long for the model goes on in the next segment.
+    """
+
+    source_start: int
+    source_end: int
+    target_start: int
+    target_end: int
+    score: float
+    is_cut: bool = False
+
+
 class Generated(Struct, frozen=True):
     """The whole answer to a request, the best sequence first; `warnings` are English sentences.
 
@@ -79,6 +93,8 @@ class Generated(Struct, frozen=True):
         generated_tokens: Tokens generated for all answers.
         seed: Seed of sampling; None for other searches.
         shortlist_tokens: Size of the shortlist; 0 for the whole vocabulary.
+        segments: Segments of a text that was divided, of its first answer. Tokens and durations are then of all of them, scores are
+            their mean, the time to the first token is that of the first.
     """
 
     request_id: str
@@ -92,6 +108,7 @@ class Generated(Struct, frozen=True):
     seed: int | None
     shortlist_tokens: int = 0
     warnings: Sequence[str] = ()
+    segments: Sequence[Segment] = ()
 
     @property
     def best(self) -> Answer:

@@ -278,9 +278,34 @@ class RunningCalls:
             except ServiceError as error:
                 call.not_entered = error
 
+    @contextmanager
+    def part(self, whole: Call) -> Iterator[Call]:
+        """Serve a part of a call's text within the `with`, in its own task: with a span and in the metrics, but not in the log.
+
+        Raises `ServiceError` in place of every exception but cancellation.
+        """
+        part = Call.begin(whole.method)
+        part.request_id, part.caller, part.share, part.model = whole.request_id, whole.caller, whole.share, whole.model
+        part.deadline, part.deadline_limit = whole.deadline, whole.deadline_limit
+        if whole.span is not None:
+            part.span = whole.span.start_item(part.arrival)
+        code = "OK"
+        try:
+            yield part
+        except asyncio.CancelledError:
+            code = Unavailable.code if whole.is_ended_by_server else Cancelled.code
+            raise
+        except Exception as error:
+            fault = self.fault(error)
+            code, part.refusal = fault.code, fault.refusal
+            raise fault from None
+        finally:
+            whole.source_tokens += part.source_tokens
+            whole.generated_tokens += part.generated_tokens
+            self._record(part, code, time.monotonic())
+
     def finish(self, call: Call, code: str, event: str = "call") -> None:
         """Log the end of a call (failures sampled, see `log_suppressed`), count its answer or failure, and end its span."""
-        call.code = code
         ended = time.monotonic()
         if call.is_entered:
             call.leave()
@@ -293,6 +318,10 @@ class RunningCalls:
                 source_tokens=call.source_tokens,
                 generated_tokens=call.generated_tokens,
             )
+        self._record(call, code, ended)
+
+    def _record(self, call: Call, code: str, ended: float) -> None:
+        call.code = code
         if code != "OK" and call.is_counted:
             self._metrics.observe_failure(call.model, code, call.refusal)
         elif code == "OK" and call.count_answer is not None:

@@ -16,7 +16,8 @@ from dragoman.server.engine import messages
 from dragoman.server.errors import InvalidRequest, QueueFull, UnknownModel, UnknownPair
 from dragoman.server.service.answers import AnswerLimit, Generated, Piece, error_of, place_refused, to_generated
 from dragoman.server.service.callers import NO_DEADLINES, Caller, Deadlines
-from dragoman.server.service.context import Call
+from dragoman.server.service.context import Call, RunningCalls
+from dragoman.server.service.in_flight import InFlight
 from dragoman.server.service.languages import (
     MAX_LISTED_CHARACTERS,
     PromptTemplate,
@@ -26,7 +27,8 @@ from dragoman.server.service.languages import (
 )
 from dragoman.server.service.requests import GenerateRequest, ScoreRequest, check_length
 from dragoman.server.service.score import Scores, to_scores
-from dragoman.server.service.validation import Validator
+from dragoman.server.service.texts import Texts, is_split
+from dragoman.server.service.validation import Validator, check_text
 from dragoman.server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -37,18 +39,30 @@ ANSWERS = ("eos", "length")
 # Grace beyond a deadline; a live engine reports a late request's end sooner, and with its tokens.
 HANG_SECONDS = 0.5
 
+# Usual limit of texts that are divided.
+MAX_TEXT_CHARACTERS = 100_000
+
 Outcome = TypeVar("Outcome")
 
 
 class Generation:
     """Generation and scoring with the loaded models."""
 
-    def __init__(self, models: "ModelRegistry", metrics: Metrics, deadlines: Deadlines = NO_DEADLINES) -> None:
+    def __init__(
+        self,
+        models: "ModelRegistry",
+        metrics: Metrics,
+        calls: RunningCalls,
+        in_flight: InFlight,
+        deadlines: Deadlines = NO_DEADLINES,
+        max_text_characters: int = MAX_TEXT_CHARACTERS,
+    ) -> None:
         """Prepare the loaded models, which may change later."""
         self._models = models
         self._metrics = metrics
         self._deadlines = deadlines
         self.validator = Validator()
+        self.texts = Texts(calls, in_flight, self.validator, self._serve, max_text_characters)
         for model in models.all():
             self.prepare(model)
 
@@ -68,10 +82,24 @@ class Generation:
         `remaining_seconds` are until the deadline, `limit` is the adapter's answer size. Raises `ServiceError` without an answer.
         """
         async with self._hold(request, call, remaining_seconds) as model:
-            sequence, template, is_truncated = await self._admit(request, call, model, limit)
-            finished = await _in_time(model.engine.generate(sequence), sequence)
-            self._finish(call, model, sequence, finished)
-            return to_generated(request, call, model, sequence, template, finished, is_truncated=is_truncated)
+            if is_split(request, model):
+                check_text(request.text, model)
+                (generated,) = await self.texts.generate([request], call, model, limit)
+                return generated
+            return await self._serve(request, call, model, limit)
+
+    async def generate_all(
+        self, requests: Sequence[GenerateRequest], call: Call, remaining_seconds: float | None, limit: AnswerLimit | None
+    ) -> list[Generated]:
+        """Return the answers to texts, blank ones included, whose requests differ only in them, and divide them; as `generate`."""
+        async with self._hold(requests[0], call, remaining_seconds) as model:
+            return await self.texts.generate(requests, call, model, limit)
+
+    async def _serve(self, request: GenerateRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None) -> Generated:
+        sequence, template, is_truncated = await self._admit(request, call, model, limit)
+        finished = await _in_time(model.engine.generate(sequence), sequence)
+        self._finish(call, model, sequence, finished)
+        return to_generated(request, call, model, sequence, template, finished, is_truncated=is_truncated)
 
     @asynccontextmanager
     async def stream(
@@ -91,6 +119,12 @@ class Generation:
     async def _pieces(
         self, request: GenerateRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None
     ) -> AsyncGenerator[Piece, None]:
+        if is_split(request, model):
+            check_text(request.text, model)
+            async with aclosing(self.texts.stream(request, call, model, limit)) as found:
+                async for piece in found:
+                    yield piece
+            return
         sequence, template, is_truncated = await self._admit(request, call, model, limit, is_streamed=True)
         detokenizer = detokenizer_after(model.tokenizers.target, template.before(sequence))
         texts: list[str] = []
@@ -241,9 +275,9 @@ class Generation:
         """Return the deadlines of a call: its caller's or the server's."""
         return self._deadlines if call.caller is None else call.caller.deadlines
 
-    def max_characters(self, model: "LoadedModel | None" = None) -> int:
-        """Return the most characters of a text worth reading: one more than the model, or any model, could use."""
-        return max(map(self.validator.max_characters, self._models.all() if model is None else [model]), default=0) + 1
+    def max_characters(self) -> int:
+        """Return the most characters of a text worth reading: one more than could be divided, or any model could use."""
+        return max(self.texts.max_characters, *map(self.validator.max_characters, self._models.all())) + 1
 
 
 async def _in_time(outcome: Awaitable[Outcome], sequence: messages.Request | messages.ScoreRequest) -> Outcome | messages.Finished:

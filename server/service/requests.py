@@ -25,6 +25,8 @@ Number = TypeVar("Number", int, float)
 # Of names of models, versions and languages, and of ids.
 MAX_CHARACTERS = 128
 MAX_PRIORITY = 10
+# Ways to divide a text into segments; the first is none.
+SPLITS = ("none", "sentences", "lines")
 MAX_SUPPRESSED_TOKENS = 256
 NO_DEFAULTS = Defaults()
 # Search fields with defaults. Excluded: `max_new_tokens` and special tokens are decided earlier, suppressed tokens are added to
@@ -70,6 +72,7 @@ class GenerateRequest(Struct, frozen=True):
     target_language: str = ""
     model_version: str = ""
     special_tokens_in_text: bool | None = None
+    split: str = ""
 
     @property
     def has_log_probs(self) -> bool:
@@ -167,7 +170,7 @@ def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max
 # Fields of a request that are no options of its search.
 _OTHER_FIELDS = (
     *("model", "model_version", "text", "source_language", "target_language", "special_tokens_in_text"),
-    *("request_id", "priority", "max_new_tokens", "truncate"),
+    *("request_id", "priority", "max_new_tokens", "truncate", "split"),
 )
 _options_of = attrgetter(*(name for name in GenerateRequest.__struct_fields__ if name not in _OTHER_FIELDS))
 _NO_OPTIONS, _ONE_BEAM = _options_of(GenerateRequest()), _options_of(GenerateRequest(num_beams=1))

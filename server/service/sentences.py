@@ -1,15 +1,16 @@
-"""Sentence splitting, and the threads and time slices for processing large texts.
+"""Division of texts into sentences or lines, cuts of sentences that are too long, and time slices for large texts.
 
-A text is divided into lines and sentences; white space between them, blank lines and parts without letter or digit are kept as
-they are. A sentence ends with `.`, `!`, `?` or `…` (and quotation marks or brackets after them) before white space and a possible
-start of another; not after an abbreviation, an initial or a number of one or two digits. In scripts without spaces it ends with
-their own full stop.
+White space, blank lines, list marks and parts without letter or digit are kept as they are. A sentence ends with `.`, `!`, `?` or
+`…` (and quotation marks or brackets after them) before white space and a possible start of another; not after an abbreviation, an
+initial or a number of one or two digits. In scripts without spaces it ends with their own full stop. Rules that hold for all
+languages: the language of a text is not always known.
 """
 
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -34,8 +35,6 @@ ABBREVIATIONS = frozenset((
 # fmt: on
 # Limit for the last word before a stop.
 MAX_WORD_CHARACTERS = 64
-# Limit for stops and white space after a sentence.
-MAX_SPACE_CHARACTERS = 4096
 # Prefix of a text that is searched for a second sentence.
 MAX_LOOKED_AT = 1024
 _BREAK = r"[\n\r\v\f\x85\u2028\u2029]"
@@ -46,16 +45,21 @@ _END = re.compile(
     r"""(?<![.!?…؟।])[.!?…؟।]++["'”’»«)\]]*+(?=\s++["'“‘„«»(\[¿¡-]*+[^\W_])\s++|[。！？]++[”’」』）]*+""",
 )
 _LAST_WORD = re.compile(r"((?:[^\W_]++\.)+)[\"'”’»«)\]]*+\Z")
+# White space and list marks at the start of a line.
+_MARK = re.compile(r"\s*+(?:(?:[-*+•◦‣▪●○·–—>#]++|\(?(?:\d{1,3}|[a-z])\))\s++)*+")
+_NUMBER = re.compile(r"(\d{1,3})\.\s++")
+_NUMBERS = re.compile(rf"(?:\A|{_BREAK})[ \t]*+(\d{{1,3}})\.[ \t]")
+_CLAUSE, _SPACE = re.compile(r"""[,;:)\]–—]++["'”’»]*+(?=\s)|[，、；：]++"""), re.compile(r"\s++")
 _SEVERAL = re.compile(rf"{_BREAK}|{_END.pattern}")
 
 
-def split_sentences(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
+def split_text(text: str, *, is_by_line: bool = False) -> Iterator[tuple[str, bool]]:
     """Yield consecutive parts of a text and whether to translate each; of two in turn at least one is to be translated.
 
-    A sentence longer than `max_characters` extends to the end of its line. An empty part means that none is found yet.
+    With `is_by_line` the lines are not divided. An empty part means that none is found yet.
     """
     begin = end = 0
-    for part, is_translated in _parts(text, max_characters):
+    for part, is_translated in _parts(text, is_by_line):
         if is_translated:
             if begin < end:
                 yield text[begin:end], False
@@ -68,17 +72,24 @@ def split_sentences(text: str, max_characters: int) -> Iterator[tuple[str, bool]
         yield text[begin:end], False
 
 
-def join_sentences(parts: Sequence[tuple[str, bool]], answers: Sequence[Sequence[str]], index: int) -> str:
-    """Return the text with the parts of `split_sentences` replaced by each one's answer `index`, or its best if there are fewer."""
-    given = iter(answers)
-    joined = []
-    for part, is_translated in parts:
-        if is_translated:
-            answer = next(given)
-            joined.append(answer[index] if index < len(answer) else answer[0])
-        else:
-            joined.append(part)
-    return "".join(joined)
+def cut_text(text: str, num_tokens: Callable[[str], int], max_tokens: int, max_characters: int) -> Iterator[str]:
+    """Yield consecutive parts of at most `max_tokens` tokens, none of which has more than `max_characters`.
+
+    A part ends with a clause in its second half, else with a word, else where it has to.
+    """
+    while text:
+        size = min(len(text), max_characters)
+        while size > 1 and (count := num_tokens(text[:size])) > max_tokens:
+            size = max(min(size - 1, size * max_tokens // count), 1)
+        if size < len(text):
+            size = _last_end(_CLAUSE, text, size // 2, size) or _last_end(_SPACE, text, 1, size) or size
+        yield text[:size]
+        text = text[size:]
+
+
+def _last_end(pattern: re.Pattern[str], text: str, begin: int, end: int) -> int:
+    """Return the end of the last match in a part of a text; 0 without one. A pattern may look at the next character."""
+    return max((match.end() for match in pattern.finditer(text, begin, end + 1) if match.end() <= end), default=0)
 
 
 def has_several(text: str) -> bool:
@@ -86,32 +97,36 @@ def has_several(text: str) -> bool:
     text = text[:MAX_LOOKED_AT]
     if _SEVERAL.search(text) is None:  # most texts; splitting takes fifteen times as long
         return False
-    return sum(is_translated for _, is_translated in split_sentences(text, MAX_LOOKED_AT)) > 1
+    return sum(is_translated for _, is_translated in split_text(text)) > 1
 
 
-def _parts(text: str, max_characters: int) -> Iterator[tuple[str, bool]]:
+def _parts(text: str, is_by_line: bool) -> Iterator[tuple[str, bool]]:
     """Yield the parts line by line, possibly with several untranslated ones in turn."""
+    numbers = {int(found[1]) for found in _NUMBERS.finditer(text)}
     start = 0
     for match in _LINE.finditer(text):
-        yield from _of_line(text[start : match.start()], max_characters)
+        yield from _of_line(text[start : match.start()], numbers, is_by_line)
         yield match[0], False
         start = match.end()
-    yield from _of_line(text[start:], max_characters)
+    yield from _of_line(text[start:], numbers, is_by_line)
 
 
-def _of_line(line: str, max_characters: int) -> Iterator[tuple[str, bool]]:
-    position = start = len(line) - len(line.lstrip())
+def _of_line(line: str, numbers: Set[int], is_by_line: bool) -> Iterator[tuple[str, bool]]:
+    position = start = len(line) - len(_MARK.sub("", line, count=1))
+    # A number with a stop is a mark beside its neighbours; alone it may be a date.
+    if (found := _NUMBER.match(line, start)) and not numbers.isdisjoint({int(found[1]) - 1, int(found[1]) + 1}):
+        position = start = found.end()
     if start:
         yield line[:start], False
-    while match := _END.search(line, position, start + max_characters + MAX_SPACE_CHARACTERS):
+    while not is_by_line and (match := _END.search(line, position)):
         position, stop = match.end(), match.start()
         last = line[max(start, stop - MAX_WORD_CHARACTERS) : min(position, stop + MAX_WORD_CHARACTERS)].rstrip()
         if _is_end(last, line[position : position + 8]):
-            yield from _trimmed(line[start:position])
+            yield from trimmed(line[start:position])
             start = position
         else:
             yield "", False
-    yield from _trimmed(line[start:])
+    yield from trimmed(line[start:])
 
 
 def _is_end(sentence: str, following: str) -> bool:
@@ -126,19 +141,29 @@ def _is_end(sentence: str, following: str) -> bool:
     return not (is_initial or is_dotted or word in ABBREVIATIONS or (word.isdigit() and len(word) <= 2))
 
 
-def _trimmed(part: str) -> Iterator[tuple[str, bool]]:
+def trimmed(part: str) -> Iterator[tuple[str, bool]]:
     """Yield a part as text and surrounding white space."""
     text = part.strip()
     if not any(map(str.isalnum, set(text))):
         if part:
             yield part, False
         return
+    if not text[-1].isascii():
+        text = _without_emoji(text)
     before = len(part) - len(part.lstrip())
     if before:
         yield part[:before], False
     yield text, True
     if rest := part[before + len(text) :]:
         yield rest, False
+
+
+def _without_emoji(text: str) -> str:
+    """Return a sentence without the symbols that follow its stop: models drop them."""
+    end = len(text)
+    while text[end - 1].isspace() or unicodedata.category(text[end - 1]) in ("So", "Sk", "Mn", "Cf"):
+        end -= 1
+    return text[:end] if text[end - 1] in ".!?…" else text
 
 
 async def on_thread(work: Callable[..., T], *arguments: object) -> T:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dragoman.server.config import ANY, ReadyRule
 from dragoman.server.service.callers import NO_DEADLINES, Callers, Deadlines
 from dragoman.server.service.context import RunningCalls
-from dragoman.server.service.generate import Generation
+from dragoman.server.service.generate import MAX_TEXT_CHARACTERS, Generation
 from dragoman.server.service.in_flight import REQUESTS_PER_SLOT, InFlight
 from dragoman.server.service.live_statistics import LiveStatistics
 from dragoman.server.telemetry.metrics import Metrics
@@ -68,14 +68,15 @@ class Service:
         callers: Callers | None = None,
         deadlines: Deadlines = NO_DEADLINES,
         readiness: Readiness | None = None,
+        max_text_characters: int = MAX_TEXT_CHARACTERS,
     ) -> None:
         """Start without calls; by default the server is ready while any model is, once all were."""
         self.models = models
         self.readiness = readiness or Readiness(ReadyRule())
         self.callers = callers
-        self.generation = Generation(models, metrics, deadlines)
         self.calls = RunningCalls(metrics, tracer, callers)
         self.in_flight = InFlight(lambda: REQUESTS_PER_SLOT * max((model.max_slots for model in models.all()), default=1))
+        self.generation = Generation(models, metrics, self.calls, self.in_flight, deadlines, max_text_characters)
         self.live_statistics = LiveStatistics(models, lambda: self.is_ready, self.calls.draining)
 
     @property

@@ -28,7 +28,7 @@ from dragoman.server.service.requests import (
     has_special_tokens,
     search_options,
 )
-from dragoman.server.service.sentences import on_thread
+from dragoman.server.service.sentences import cut_text, on_thread
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
@@ -133,6 +133,21 @@ class Validator:
             check_scores(sequence, tokenizers, manifest.target_vocab_size, limit)
         return sequence, template
 
+    async def cut_source(self, text: str, request: GenerateRequest, model: "LoadedModel") -> list[str]:
+        """Return consecutive parts of a source that fit the model: mostly one."""
+        manifest, tokenizers = model.manifest, model.tokenizers
+        template = model.templates.find(request.source_language, request.target_language)
+        limit = manifest.max_source_tokens - template.num_around
+        if len(text.encode(errors="replace")) + len(template.task) <= limit:  # a token has a byte at least
+            return [text]
+        has_special = has_special_tokens(request, manifest, tokenizers)
+
+        def cut() -> list[str]:
+            encode = tokenizers.encode_with_special_tokens if has_special else tokenizers.source.encode
+            return list(cut_text(text, lambda part: len(encode(template.task + part)), limit, self._max_source_characters(model)))
+
+        return await on_thread(cut)
+
     def sizes_of(self, tokenizer: Tokenizer) -> TokenSizes:
         """Return the token sizes of a tokeniser; the first call takes 0.1 s for a large vocabulary."""
         sizes = self._sizes.get(tokenizer)
@@ -171,8 +186,7 @@ class Validator:
         limit, kept = model.manifest.max_source_tokens, text
         if may_cut:
             kept = text[: self._max_source_characters(model) + CUT_MARGIN_CHARACTERS]
-        if (not text or text.isspace()) and not template.has_prompts:
-            raise InvalidRequest("text", "is blank")
+        check_text(text, model)
         tokenizers = model.tokenizers
         # The special-token reader is loaded on first use, on the thread.
         encode = (lambda text: tokenizers.encode_with_special_tokens(text)) if has_special else tokenizers.source.encode
@@ -224,6 +238,12 @@ class Validator:
         self._check_target_length(field, text, model)
         tokenizer = model.tokenizers.target
         return await _encode(field, text, partial(encode_after, tokenizer, before) if before else tokenizer.encode)
+
+
+def check_text(text: str, model: "LoadedModel") -> None:
+    """Raise `InvalidRequest` for a blank text, except as a prompt."""
+    if (not text or text.isspace()) and not model.manifest.has_prompts:
+        raise InvalidRequest("text", "is blank")
 
 
 def check_max_new_tokens(request: GenerateRequest, manifest: "Manifest", num_prefix_tokens: int, template: PromptTemplate) -> int:

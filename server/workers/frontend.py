@@ -54,7 +54,8 @@ class Frontend:
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
         book = read_callers_book(config)
         self._callers = None if book is None else Callers(book, metrics.callers, deadlines, usage_of=usage_of)
-        self.service = Service(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
+        readiness, most = Readiness(config.ready_rule, known), config.max_text_characters
+        self.service = Service(models, metrics, tracer, self._callers, deadlines, readiness, most)
         self._operators = operators
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None

@@ -8,11 +8,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
 
 from dragoman.model.corpus import read_lines
+from dragoman.server.service.sentences import split_text
 from tests.system.harness.grpc_client import NativeGrpc
 from tests.system.harness.http_client import LibreTranslate
 from tests.system.harness.protocol import Answer, Method, ProtocolClient, Query
@@ -105,6 +107,40 @@ async def test_options_mean_the_same_over_every_protocol(server: Server, sentenc
     assert await check_all_methods(server, sentences[:: NUM_SENTENCES // NUM_WITH_OPTIONS], options) >= 14
 
 
+GAPS = (" ", "\n", "\n\n", " \r\n\t", "\u2028", "\n - ", "\n\n## ", "\n...\n", "  ", "\n> * ", " 😀\n", "\n1) ")
+
+
+def paragraphs(sentences: list[str], random: Random, count: int) -> list[list[str]]:
+    """Return texts as lists: what is kept, a sentence, what is kept, …, a sentence, what is kept."""
+    found = []
+    for _ in range(count):
+        text = [random.choice(("", "\n", "\t# "))]
+        for sentence in random.sample(sentences, random.randint(1, 6)):
+            text += [sentence, random.choice(GAPS)]
+        found.append([*text[:-1], random.choice(("", "\n", " \n\n"))])
+    return found
+
+
+async def test_a_text_is_divided_alike_over_every_protocol(server: Server, sentences: list[str]) -> None:
+    """What is no sentence stays byte for byte, and each sentence is translated as alone."""
+    single = [line for line in sentences if list(split_text(line)) == [(line, True)]]
+    texts = paragraphs(single, Random(0), 1000 if LONG else 30)
+    async with NativeGrpc.connect(server) as native:
+        method = native.methods["Generate"]
+        alone = {line: answer.texts[0] for line, answer in zip(single, await answers(native, method, single, {}), strict=True)}
+        wanted = await answers(native, method, list(map("".join, texts)), {"split": "sentences"})
+    assert [answer.texts for answer in wanted] == [["".join(alone.get(part, part) for part in text)] for text in texts]
+    num_methods = 0
+    for protocol in PROTOCOLS:
+        async with protocol.connect(server) as client:
+            options = {} if protocol is LibreTranslate else {"split": "sentences"}
+            for name, method in client.methods.items():
+                found = await answers(client, method, list(map("".join, texts)), options)
+                assert found == [client.project(answer) for answer in wanted], (client.name, name)
+                num_methods += 1
+    assert num_methods >= 16
+
+
 def documented() -> dict[str, dict[str, str]]:
     """Return the table of docs/api.md: the status of each kind of error, by protocol."""
     section = (ROOT / "docs/api.md").read_text().partition("### Statuses by protocol\n")[2].partition("\n## ")[0]
@@ -125,7 +161,10 @@ async def refuse(client: ProtocolClient, kind: str, call: Any, reason: str = "")
         assert refused.retry_after_seconds is not None and refused.retry_after_seconds > 0, (kind, refused)
 
 
-NARROW_FLAGS = ("--max-slots", "1", "--max-waiting-requests", "1", "--max-message-bytes", str(MAX_MESSAGE_BYTES))
+NARROW_FLAGS = (
+    *("--max-slots", "1", "--max-waiting-requests", "1"),
+    *("--max-message-bytes", str(MAX_MESSAGE_BYTES), "--max-text-characters", "500"),
+)
 
 
 @pytest.fixture(scope="module")

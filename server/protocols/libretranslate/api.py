@@ -1,22 +1,17 @@
 """LibreTranslate's API (https://docs.libretranslate.com; differences in docs/call.md).
 
-Texts are split into sentences, each a request with its own record and limits; if one fails, the call fails and the rest are
-cancelled.
+Texts are divided into sentences; if one fails, the call fails.
 """
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, NoReturn
 
 from aiohttp import web
-from structlog.contextvars import bind_contextvars
 
 from dragoman.server.errors import InvalidRequest, NotReady
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.protocols.bulk import ItemRecords
-from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.requests import Endpoint, Exchange
 from dragoman.server.protocols.http.responses import LIBRETRANSLATE_ERRORS, HttpRefusal, json_response
 from dragoman.server.protocols.libretranslate.languages import ALIASES, Detected, Detector, Known, LibreLanguages
@@ -24,15 +19,10 @@ from dragoman.server.protocols.libretranslate.reading import Asked, read_request
 from dragoman.server.protocols.v1.messages import MessageLimit
 from dragoman.server.service.callers import RETRY_SECONDS, Caller
 from dragoman.server.service.generate import is_of_one_pair
-from dragoman.server.service.in_flight import REQUESTS_PER_SLOT
 from dragoman.server.service.requests import GenerateRequest
-from dragoman.server.service.sentences import Slices, join_sentences, split_sentences
 from dragoman.server.service.service import Service
 
 AUTO = "auto"
-# Limits of one call: sentences, and sentence ends without a sentence.
-MAX_PIECES = 4096
-MAX_STOPS = 64 * MAX_PIECES
 # Typing delay of LibreTranslate's page.
 FRONTEND_MILLISECONDS = 500
 
@@ -61,6 +51,7 @@ class Wanted(NamedTuple):
             num_return_sequences=self.num_alternatives + 1 if self.num_alternatives else None,
             source_language=self.source,
             target_language=self.target,
+            split="sentences",
         )
 
 
@@ -69,17 +60,16 @@ class LibreTranslateApi:
 
     def __init__(self, service: Service, max_message_bytes: int) -> None:
         self._service, self._generation = service, service.generation
-        self._max_bytes, self._limit = max_message_bytes, MessageLimit(max_message_bytes)
+        self._limit = MessageLimit(max_message_bytes)
         self._languages = LibreLanguages()
         self._detector = Detector()
-        self._slices = Slices()
 
     def endpoints(self) -> Iterable[Endpoint]:
         """Return the endpoints."""
         endpoint = partial(Endpoint, errors=LIBRETRANSLATE_ERRORS)
         reading = partial(endpoint, "POST", read=read_request, api_key=lambda asked: asked.api_key)
         return (
-            reading("/translate", self.translate, is_counted=True, has_items=True),
+            reading("/translate", self.translate, is_counted=True),
             reading("/detect", self.detect),
             endpoint("GET", "/languages", self.languages, is_open=True),
             endpoint("GET", "/frontend/settings", self.settings, is_open=True),
@@ -102,7 +92,7 @@ class LibreTranslateApi:
             model = self._generation.model_for(request, caller)
             if asked.alternatives > (most := _most_alternatives(model, caller)):
                 raise InvalidRequest("alternatives", f"{asked.alternatives} is more than {most}, which model {model.name} can give")
-            answers = await self._answers(asked.texts, Wanted(model, source, target, asked.alternatives), exchange)
+            answers = await self._answers(asked, Wanted(model, source, target, asked.alternatives), exchange)
         return json_response(_translated(asked, answers, detected))
 
     async def detect(self, exchange: Exchange) -> web.Response:
@@ -125,7 +115,7 @@ class LibreTranslateApi:
         return json_response(
             {
                 "apiKeys": is_closed,
-                "charLimit": -1,
+                "charLimit": self._generation.texts.max_characters,
                 "filesTranslation": False,
                 "frontendTimeout": FRONTEND_MILLISECONDS,
                 "keyRequired": is_closed,
@@ -171,59 +161,12 @@ class LibreTranslateApi:
         is_one = self._languages.find(models, source) == self._languages.find(models, target)
         return is_one and not any(is_of_one_pair(model) and model.templates.is_able(source, target) for model in models)
 
-    async def _answers(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange) -> list[list[str]]:
-        """Return each text's translation and alternatives, joined from its sentences."""
-        pieces: list[list[tuple[str, bool]]] = [[] for _ in texts]
-        owner = exchange.call.caller_or(exchange.http.remote or "")
-        check = partial(self._generation.validator.check_source_length, model=wanted.model)
-        found = _pieces(texts, self._generation.max_characters(wanted.model), check)
-        for index, piece, is_translated in await self._slices.collect(found, owner):
-            pieces[index].append((piece, is_translated))
-        sentences = [piece for each in pieces for piece, is_translated in each if is_translated]
-        num_kept = sum(len(piece.encode(errors="replace")) for each in pieces for piece, is_translated in each if not is_translated)
-        translated = await self._translate_all(sentences, wanted, exchange, num_kept)
-        answers, start = [], 0
-        for each in pieces:
-            end = start + sum(is_translated for _, is_translated in each)
-            count = max(map(len, translated[start:end]), default=1)
-            whole = [join_sentences(each, translated[start:end], index) for index in range(min(count, wanted.num_alternatives + 1))]
-            answers.append(list(dict.fromkeys(whole)))
-            start = end
-        return answers
-
-    async def _translate_all(
-        self, sentences: Sequence[str], wanted: Wanted, exchange: Exchange, num_kept: int
-    ) -> Sequence[list[str]]:
-        """Return each sentence's answers, best first; `num_kept` bytes that stay as they are count toward the size limit."""
-        call, loop = exchange.call, asyncio.get_running_loop()
-        call.is_counted = False  # its sentences are counted
-        items = ItemRecords(self._service.calls, call, own_ending)
-        seconds, _ = self._generation.deadlines(call).time_left(call.arrival, exchange.remaining_seconds)
-        end = None if seconds is None else loop.time() + seconds
-        num_bytes = 0
-
-        def count(number: int) -> None:
-            nonlocal num_bytes
-            num_bytes += number
-            if num_bytes > self._max_bytes:
-                raise InvalidRequest("q", f"answers have more than {self._max_bytes} bytes, max_message_bytes of the server")
-
-        async def translate(index: int) -> list[str]:
-            bind_contextvars(item=index)
-            # The shared request id makes one model version answer all sentences.
-            with items.item(call.request_id, is_part=True) as item:
-                try:
-                    remaining = None if end is None else end - loop.time()
-                    generated = await self._generation.generate(wanted.request(sentences[index]), item, remaining, self._limit)
-                finally:
-                    call.model = item.model
-            answers = [answer.text for answer in generated.answers]
-            count(sum(len(answer.encode(errors="replace")) for answer in answers))
-            return answers
-
-        count(num_kept * (wanted.num_alternatives + 1))
-        assert call.window is not None
-        return await call.window.run_each(len(sentences), translate, _max_at_once(wanted, call.caller))
+    async def _answers(self, asked: Asked, wanted: Wanted, exchange: Exchange) -> list[list[str]]:
+        """Return each text's translation and alternatives, without duplicates."""
+        requests = [wanted.request(text) for text in asked.texts]
+        remaining = exchange.remaining_seconds
+        answered = await self._generation.generate_all(requests, exchange.call, remaining, self._limit)
+        return [list(dict.fromkeys(answer.text for answer in generated.answers)) for generated in answered]
 
 
 async def _not_offered(_: Exchange) -> NoReturn:
@@ -233,12 +176,6 @@ async def _not_offered(_: Exchange) -> NoReturn:
 def _most_alternatives(model: LoadedModel, caller: Caller | None) -> int:
     most = None if caller is None else caller.limits.max_slots
     return min(model.max_slots_per_request, most or model.max_slots_per_request) - 1
-
-
-def _max_at_once(wanted: Wanted, caller: Caller | None) -> int:
-    """Return the sentences of a call to run or queue at once, within the caller's limits."""
-    most = max(1, REQUESTS_PER_SLOT * wanted.model.max_slots // (wanted.num_beams or 1))
-    return most if caller is None else min(most, caller.most_at_once or most)
 
 
 def _check(asked: Asked) -> None:
@@ -256,20 +193,6 @@ def _check(asked: Asked) -> None:
 def _check_texts(asked: Asked) -> None:
     if not asked.texts:
         raise InvalidRequest("q", "is missing")
-
-
-def _pieces(texts: Sequence[str], max_characters: int, check: Callable[[str], None]) -> Iterator[tuple[int, str, bool] | None]:
-    """Yield (text index, piece, whether to translate), None for an empty piece; `check` raises for a piece that is too long."""
-    count = num_empty = 0
-    for index, text in enumerate(texts):
-        for piece, is_translated in split_sentences(text, max_characters):
-            num_empty += not piece
-            if is_translated:
-                check(piece)
-                count += 1
-            if count > MAX_PIECES or num_empty > MAX_STOPS:
-                raise InvalidRequest("q", f"more than {MAX_PIECES} sentences; send fewer at once")
-            yield (index, piece, is_translated) if piece else None
 
 
 def _translated(asked: Asked, answers: Sequence[Sequence[str]], detected: Detected | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dragoman.server.protocols.openinference.requests import (
     LOG_PROBS,
     OUTPUTS,
     SEED,
+    SEGMENTS,
     STREAM,
     TEXT,
     TEXT_INPUT,
@@ -171,6 +172,8 @@ def _wanted(inference: Inference, answered: Sequence[Generated]) -> Iterable[Out
         void.add(SEED)
     if not any(generated.warnings for generated in answered):
         void.add(WARNINGS)
+    if not any(generated.segments for generated in answered):
+        void.add(SEGMENTS)
     return (output for name, output in OUTPUTS.items() if name not in void)
 
 

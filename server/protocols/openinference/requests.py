@@ -70,6 +70,7 @@ FIELDS = {
         Field("source_language", "text", "BYTES"),
         Field("target_language", "text", "BYTES"),
         Field("special_tokens_in_text", "flag", "BOOL"),
+        Field("split", "text", "BYTES"),
     )
 }
 # vLLM's names of fields.
@@ -91,6 +92,7 @@ INPUTS = (TEXT_INPUT, SAMPLING_PARAMETERS, *NAMED)
 NUM_PARAMETERS = len(NAMED) + len(PARAMETERS) + 1
 
 TEXT, TOKENS, LOG_PROBS, SEED, WARNINGS = "text_output", "tokens", "log_probs", "seed", "warnings"
+SEGMENTS = "segments"
 OUTPUTS = {
     output.name: output
     for output in (
@@ -104,6 +106,7 @@ OUTPUTS = {
         Output("is_truncated", "BOOL", "text", lambda generated, _: generated.is_truncated),
         Output(SEED, "UINT64", "text", lambda generated, _: generated.seed or 0),
         Output(WARNINGS, "BYTES", "text", lambda generated, _: "\n".join(generated.warnings).encode()),
+        Output(SEGMENTS, "BYTES", "text", lambda generated, _: msgspec.json.encode(list(generated.segments))),
     )
 }
 

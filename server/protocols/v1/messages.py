@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc.code_pb2 import Code
 from google.rpc.error_details_pb2 import RequestInfo, RetryInfo
+from msgspec.structs import asdict
 
 from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.service.answers import AnswerShape, Generated, Piece, ScoresShape, TokenLogProb
@@ -143,6 +144,10 @@ async def write_response(generated: Generated, max_message_bytes: int, response:
     if generated.shortlist_tokens:
         response.shortlist_tokens = generated.shortlist_tokens
     response.warnings.extend(generated.warnings)
+    for number, segment in enumerate(generated.segments, start=1):
+        response.segments.add(**asdict(segment))
+        if number % TOKENS_PER_SLICE == 0:
+            await asyncio.sleep(0)
     num_written = 0
     for answer in generated.answers:
         written = response.answers.add(

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import struct
-import time
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -21,7 +20,6 @@ from dragoman.server.protocols.libretranslate.languages import LibreLanguages, c
 from dragoman.server.protocols.libretranslate.reading import read_json, read_multipart, read_urlencoded
 from dragoman.server.protocols.openinference.requests import MAX_TEXTS, Inference
 from dragoman.server.protocols.openinference.service import infer_parser
-from dragoman.server.service.sentences import has_several, join_sentences, split_sentences
 from dragoman.v1.generation_pb2 import GenerateRequest
 from tests.system.harness import openinference as messages
 from tests.system.harness.openinference import binary_body as with_tensors
@@ -257,63 +255,6 @@ def test_a_form_begins_with_its_boundary() -> None:
     """The reader of aiohttp would look for it in every line, for seconds in a large body."""
     assert refusal(parts_of, b"\r\n" * 2**21 + b"--a--", PARTS) == "body: does not begin with its boundary"
     assert refusal(parts_of, b"--a--", "multipart/form-data; boundary=\udcff") == "body: does not begin with its boundary"
-
-
-def sentences(text: str) -> list[str]:
-    return [piece for piece, is_translated in split_sentences(text, 100) if is_translated]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("A dog runs. A cat sleeps! Does it? Yes.", ["A dog runs.", "A cat sleeps!", "Does it?", "Yes."]),
-        ("  A dog.\n\n\tA cat\r\n", ["A dog.", "A cat"]),
-        ("Dr. Smith met J. S. Bach, e.g. Mr. X, in the U.S. Army.", ["Dr. Smith met J. S. Bach, e.g. Mr. X, in the U.S. Army."]),
-        ("Am 3. Mai 1990. Danach z. B. Brot. Usw. Ende.", ["Am 3. Mai 1990.", "Danach z. B. Brot.", "Usw. Ende."]),
-        ('"Go!" He went (home). "Why?" asked she… No.', ['"Go!"', "He went (home).", '"Why?" asked she…', "No."]),
-        ("It costs 3.50 at www.example.org. ¿Qué? «Oui.» Non.", ["It costs 3.50 at www.example.org.", "¿Qué?", "«Oui.»", "Non."]),
-        ("犬です。猫です！「はい。」そう", ["犬です。", "猫です！", "「はい。」", "そう"]),
-        ("... --- 😀\n!!!", []),
-        ("", []),
-    ],
-)
-def test_sentences_are_found(text: str, expected: list[str]) -> None:
-    assert sentences(text) == expected and has_several(text) == (len(expected) > 1)
-
-
-def test_no_end_is_looked_for_in_a_sentence_that_is_too_long() -> None:
-    long = "A " + "b " * 10_000 + "c."
-    assert sentences(f" A dog. {long} A cat.\nA cat. A dog.") == ["A dog.", f"{long} A cat.", "A cat.", "A dog."]
-
-
-@pytest.mark.parametrize("line", ["-", "_", "\u2013 ", ". ", "\r"])
-def test_lines_without_text_are_one_piece_however_many(line: str) -> None:
-    rest = f"\n{line}" * 100_000
-    pieces = [piece for piece in split_sentences(f"{rest}\nOne.{rest}\nTwo{rest}", 100) if piece[0]]
-    assert [piece for piece, is_translated in pieces if is_translated] == ["One.", "Two"] and len(pieces) == 5
-
-
-@pytest.mark.parametrize("stop", ["。 ", "Mr. "])
-def test_others_have_their_turn_at_stops_that_end_no_sentence(stop: str) -> None:
-    assert list(split_sentences(stop * 1000, 10**6)).count(("", False)) >= 999
-
-
-@given(st.text(alphabet=st.sampled_from("aB1.!? \n\r\t\"'()-。😀é\x00"), max_size=60), st.integers(0, 20))
-def test_only_sentences_change(text: str, max_characters: int) -> None:
-    pieces = list(split_sentences(text, max_characters))
-    assert "".join(piece for piece, _ in pieces) == text
-    assert all(piece == piece.strip() != "" for piece, is_translated in pieces if is_translated)
-    answers = [[piece] for piece, is_translated in pieces if is_translated]
-    assert join_sentences(pieces, answers, 0) == text == join_sentences(pieces, answers, 5)
-
-
-@pytest.mark.parametrize(
-    "text", ["." * 10**6, ". " * 10**5, "a." * 10**5, '."' * 10**5, ("." + " " * 1000) * 300, ("." + "-" * 1000) * 300]
-)
-def test_a_text_is_divided_in_linear_time(text: str) -> None:
-    began = time.process_time()
-    assert "".join(piece for piece, _ in split_sentences(text, 10**6)) == text
-    assert time.process_time() - began < 20, "the square would be minutes"
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_special_tokens_that_a_source_names_are_tokens_where_that_is_asked_for(m
         assert told == "special_tokens_in_text: model en-de has no special tokens that a text may name"
     source, name = model.tokenizers.source, "<extra_id_0_of_many>"
     model.tokenizers = Tokenizers(source, source, (SpecialToken(name, 300), SpecialToken("<hl>", 301, lstrip=True, rstrip=True)))
-    Generation(cast(Any, SimpleNamespace(all=lambda: [model])), cast(Any, None))
+    Generation(cast(Any, SimpleNamespace(all=lambda: [model])), *[cast(Any, None)] * 3)
     assert ("encode_with_special_tokens" in vars(model.tokenizers)) is bool(default), "made before there are requests, or by one"
     for text in (name * 3, "<hl>  <hl>\t<hl>"):  # more characters than three tokens of other texts have
         ids = [300] * 3 if text[1] == "e" else [301] * 3
