@@ -21,18 +21,18 @@ T = TypeVar("T")
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="texts")
 # Longest blocking of the event loop by a slice.
 SLICE_SECONDS = 0.002
-# Lower-case words whose stop ends no sentence.
+# Lower-case words whose stop ends no sentence, and others whose stop ends none before a digit.
 # fmt: off
 ABBREVIATIONS = frozenset((
-    "adj", "al", "approx", "art", "aug", "av", "ave", "bd", "bldg", "bzgl", "bzw", "ca", "capt", "cf", "co", "col",
-    "corp", "dec", "dept", "dipl", "div", "dr", "ed", "eds", "eg", "engl", "est", "etc", "evtl", "ext", "feb", "fig",
-    "figs", "ft", "gen", "ggf", "gov", "hon", "hr", "hrsg", "ie", "inc", "incl", "ing", "inkl", "jan", "jr", "jul",
-    "jun", "kap", "lt", "ltd", "lt", "m", "maj", "max", "me", "messrs", "mgr", "min", "mio", "mlle", "mm", "mme", "mr",
-    "mrs", "ms", "mt", "no", "nos", "nov", "nr", "oct", "op", "orig", "p", "par", "pg", "ph", "phd", "pl", "pp",
-    "prof", "pt", "ref", "rep", "rev", "sec", "sen", "sep", "sept", "sgt", "sig", "sog", "sr", "st", "str", "tab",
-    "tel", "u", "ua", "univ", "usw", "v", "vgl", "vol", "vs", "z", "zb", "zzgl",
+    "adj", "al", "approx", "aug", "av", "ave", "bd", "bldg", "bzgl", "bzw", "ca", "capt", "cf", "co", "col", "corp",
+    "dec", "dept", "dipl", "div", "dr", "ed", "eds", "eg", "engl", "est", "etc", "evtl", "ext", "feb", "ft", "gen",
+    "ggf", "gov", "hon", "hr", "hrsg", "ie", "inc", "incl", "ing", "inkl", "jan", "jr", "jul", "jun", "lt", "ltd", "m",
+    "maj", "max", "messrs", "mgr", "min", "mio", "mlle", "mm", "mme", "mr", "mrs", "ms", "mt", "nov", "oct", "orig",
+    "ph", "phd", "pl", "prof", "pt", "ref", "rep", "rev", "sen", "sep", "sept", "sgt", "sig", "sog", "sr", "st", "str",
+    "tel", "u", "ua", "univ", "usw", "v", "vgl", "vs", "z", "zb", "zzgl",
 ))
 # fmt: on
+BEFORE_NUMBERS = frozenset(("art", "fig", "figs", "kap", "no", "nos", "nr", "op", "p", "par", "pg", "pp", "sec", "tab", "vol"))
 # Limit for the last word before a stop.
 MAX_WORD_CHARACTERS = 64
 # Prefix of a text that is searched for a second sentence.
@@ -138,7 +138,8 @@ def _is_end(sentence: str, following: str) -> bool:
     word = last[1].replace(".", "").lower()
     is_initial = len(word) == 1 and word.isalpha()
     is_dotted = "." in last[1][:-1] and len(word) <= 4
-    return not (is_initial or is_dotted or word in ABBREVIATIONS or (word.isdigit() and len(word) <= 2))
+    is_numbered = word in BEFORE_NUMBERS and following[:1].isdigit()
+    return not (is_initial or is_dotted or is_numbered or word in ABBREVIATIONS or (word.isdigit() and len(word) <= 2))
 
 
 def trimmed(part: str) -> Iterator[tuple[str, bool]]:

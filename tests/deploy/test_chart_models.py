@@ -31,6 +31,7 @@ WHOLE_FILE = {
         "max_priority": -3,
         "is_ready_needed": False,
         "one_sentence": True,
+        "split": "sentences",
         "keep_loaded": "1.5h",
     },
     "swap": {"mode": "restart", "probation_seconds": 90, "max_error_rate": 0.001, "max_latency_factor": 2.5},

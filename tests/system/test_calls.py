@@ -44,7 +44,8 @@ RATE = 100
 
 @pytest.fixture(scope="module")
 def server(translators: Path) -> Iterator[Server]:
-    flags = ("--max-slots", "4", "--max-waiting-requests", "12", "--max-messages-per-second", str(RATE))
+    limits = ("--max-messages-per-second", str(RATE), "--max-text-characters", "1500")
+    flags = ("--max-slots", "4", "--max-waiting-requests", "12", *limits)
     with serving(translators, *flags, callers=CALLERS) as started:
         yield started
         assert started.terminate() == 0
@@ -82,7 +83,7 @@ async def test_a_refused_call_is_counted_by_its_cause_and_unfit_ids_are_refused(
 
     async with protocol.connect(server, TOKEN) as client:
         for method in client.methods.values():
-            for model, text, cause in (("alpha", "x " * 100, "invalid"), ("nobody", "a", "unknown_model")):
+            for model, text, cause in (("alpha", "x " * 1000, "invalid"), ("nobody", "a", "unknown_model")):
                 before = count(cause)
                 await refusal(method.call(query(method, text, model=model)))
                 if protocol.name != "LibreTranslate" or cause == "invalid":

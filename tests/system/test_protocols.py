@@ -217,7 +217,6 @@ async def test_each_kind_of_error_has_its_protocols_status(narrow: Server, proto
         before = num_late()
         async with protocol.connect(narrow, token) as client:
             first = next(iter(client.methods.values()))
-            reason = "the deadline" if reason and protocol is LibreTranslate else reason
             await refuse(client, "deadline", first.call(query(first, timeout_seconds=timeout)), reason)
         await eventually(lambda before=before: num_late() > before, "the deadline is counted")
     await asyncio.to_thread(narrow.wait_until_idle)

@@ -40,6 +40,7 @@ TABLES: dict[str, dict[str, Any]] = {
         **{"num_threads": 2, "replicas": 3, "device": "cpu", "gpu_memory_gib": 2.0, "max_slots": 32, "max_slots_per_request": 8},
         **{"max_waiting_requests": 100, "max_waiting_tokens": 1000, "max_priority": -2, "is_ready_needed": False},
         "one_sentence": True,
+        "split": "lines",
         "keep_loaded": "10m",
     },
     "swap": {"mode": "restart", "probation_seconds": 0.0, "max_error_rate": 0.5, "max_latency_factor": 2.0},

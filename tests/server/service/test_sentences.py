@@ -26,6 +26,10 @@ def sentences(text: str) -> list[str]:
         ('"Go!" He went (home). "Why?" asked she… No.', ['"Go!"', "He went (home).", '"Why?" asked she…', "No."]),
         ("It costs 3.50 at www.example.org. ¿Qué? «Oui.» Non.", ["It costs 3.50 at www.example.org.", "¿Qué?", "«Oui.»", "Non."]),
         ("犬です。猫です！「はい。」そう", ["犬です。", "猫です！", "「はい。」", "そう"]),
+        (
+            "He said no. Look at me. See p. 5, art. 3 of vol. II. I like art. 5 is odd.",
+            ["He said no.", "Look at me.", "See p. 5, art. 3 of vol.", "II.", "I like art. 5 is odd."],
+        ),
         ("... --- 😀\n!!!", []),
         ("", []),
     ],
