@@ -260,6 +260,11 @@ class ServerConfig(BaseSettings):
         100_000, description="Characters of a text, or of all texts of a call, that are divided into sentences or lines."
     )
 
+    result_cache_mib: CountOrUsual = Field(64, description="MiB of answers that a frontend keeps for equal requests; 0 for none.")
+    result_cache_shared: bool = Field(
+        False, description="Whether callers get answers that were computed for others; the time tells them that these asked."
+    )
+
     ready_when: str = Field(
         "any", description="Models that must be ready for the server to be: any (at the start each of them once), all, or names."
     )

@@ -39,6 +39,7 @@ class Search:
         top_log_probs: Return this many of the likeliest tokens at each position too.
         special_tokens_in_text: Read the names of special tokens in the text, such as `<hl>`, as these tokens. Default no.
         split: Divide the text into `sentences` or `lines`, each answered alone, or `none`. Default none.
+        no_cache: Compute the answer even if the server has it, and do not keep it.
     """
 
     num_beams: int | None = None
@@ -60,6 +61,7 @@ class Search:
     top_log_probs: int = 0
     special_tokens_in_text: bool | None = None
     split: str = ""
+    no_cache: bool = False
 
 
 class SearchOptions(TypedDict, total=False):
@@ -84,6 +86,7 @@ class SearchOptions(TypedDict, total=False):
     top_log_probs: int
     special_tokens_in_text: bool | None
     split: str
+    no_cache: bool
 
 
 AS_THE_MODEL_DOES: Final = Search()

@@ -80,7 +80,7 @@ class Items:
 
     def _request(self, request_id: str, draws: random.Random, entry: Entry | None) -> generation_pb2.GenerateRequest:
         work = self._plan.work
-        fields: dict[str, object] = {**work.fields, "request_id": request_id, "text": self._text(draws, entry)}
+        fields: dict[str, object] = {"no_cache": True, **work.fields, "request_id": request_id, "text": self._text(draws, entry)}
         if work.beams:
             fields["num_beams"] = _draw(work.beams, draws)
         if entry is not None:

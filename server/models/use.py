@@ -75,6 +75,11 @@ class Use:
         if not self.num_held:
             self._free.set()
 
+    def exclude(self, seconds: float) -> None:
+        """Leave a request that is about to be answered out of the outcomes: its answer was not computed by the version now."""
+        self.num_answered -= 1
+        self.seconds -= seconds
+
     def _move(self) -> None:
         self.num_moves += 1
         self.last_used = time.monotonic()

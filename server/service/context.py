@@ -71,6 +71,7 @@ class Call(Struct, eq=False):
         not_entered: Refusal by the caller's limits of a request of a batch; raised when it is served.
         count_answer: Counts the answer once it has been sent; None without an answer.
         has_begun_items: Whether a request of the stream or message has been admitted or refused.
+        is_cached: Whether an answer, or a part of it, is from the result cache.
         code: Name of the status; empty until the call ends. The answer may still be in transit.
         refusal: Reason of a refusal before any work; see `ServiceError`.
         window: In-flight window, if the call is large or has several requests.
@@ -95,6 +96,7 @@ class Call(Struct, eq=False):
     count_answer: Callable[[], None] | None = None
     is_ended_by_server: bool = False
     has_begun_items: bool = False
+    is_cached: bool = False
     code: str = ""
     refusal: str = ""
     span: "CallSpan | None" = None
@@ -302,6 +304,7 @@ class RunningCalls:
         finally:
             whole.source_tokens += part.source_tokens
             whole.generated_tokens += part.generated_tokens
+            whole.is_cached |= part.is_cached
             self._record(part, code, time.monotonic())
 
     def finish(self, call: Call, code: str, event: str = "call") -> None:

@@ -26,6 +26,7 @@ from dragoman.server.service.languages import (
     shown,
 )
 from dragoman.server.service.requests import GenerateRequest, ScoreRequest, check_length
+from dragoman.server.service.result_cache import ANSWERS, Hit, ResultCache
 from dragoman.server.service.score import Scores, to_scores
 from dragoman.server.service.texts import Texts, is_split
 from dragoman.server.service.validation import Validator, check_text
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from dragoman.server.models.loaded import LoadedModel
     from dragoman.server.models.registry import ModelRegistry
 
-ANSWERS = ("eos", "length")
 # Grace beyond a deadline; a live engine reports a late request's end sooner, and with its tokens.
 HANG_SECONDS = 0.5
 
@@ -56,8 +56,11 @@ class Generation:
         in_flight: InFlight,
         deadlines: Deadlines = NO_DEADLINES,
         max_text_characters: int = MAX_TEXT_CHARACTERS,
+        results: ResultCache | None = None,
     ) -> None:
-        """Prepare the loaded models, which may change later."""
+        """Prepare the loaded models, which may change later; without `results` every answer is computed."""
+        self._results = results or ResultCache(0)
+        metrics.watch_result_cache(lambda: self._results.num_bytes)
         self._models = models
         self._metrics = metrics
         self._deadlines = deadlines
@@ -85,20 +88,25 @@ class Generation:
             if is_split(request, model):
                 check_text(request.text, model)
                 (generated,) = await self.texts.generate([request], call, model, limit)
-                return generated
-            return await self._serve(request, call, model, limit)
+            else:
+                generated = await self._serve(request, call, model, limit)
+            _exclude_cached(call, model)
+            return generated
 
     async def generate_all(
         self, requests: Sequence[GenerateRequest], call: Call, remaining_seconds: float | None, limit: AnswerLimit | None
     ) -> list[Generated]:
         """Return the answers to texts, blank ones included, whose requests differ only in them, and divide them; as `generate`."""
         async with self._hold(requests[0], call, remaining_seconds) as model:
-            return await self.texts.generate(requests, call, model, limit)
+            generated = await self.texts.generate(requests, call, model, limit)
+            _exclude_cached(call, model)
+            return generated
 
     async def _serve(self, request: GenerateRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None) -> Generated:
         sequence, template, is_truncated = await self._admit(request, call, model, limit)
-        finished = await _in_time(model.engine.generate(sequence), sequence)
-        self._finish(call, model, sequence, finished)
+        key = self._results.key(request, model, sequence)
+        found = await _in_time(self._results.find_or_compute(key, sequence, model.engine.generate), sequence)
+        finished = self._finish(call, model, sequence, found)
         return to_generated(request, call, model, sequence, template, finished, is_truncated=is_truncated)
 
     @asynccontextmanager
@@ -124,8 +132,16 @@ class Generation:
             async with aclosing(self.texts.stream(request, call, model, limit)) as found:
                 async for piece in found:
                     yield piece
+            _exclude_cached(call, model)
             return
         sequence, template, is_truncated = await self._admit(request, call, model, limit, is_streamed=True)
+        key = self._results.key(request, model, sequence)
+        if (hit := self._results.find(key)) is not None:
+            finished = self._finish(call, model, sequence, hit)
+            result = to_generated(request, call, model, sequence, template, finished, is_truncated=is_truncated)
+            yield Piece(result.best.text, result.best.tokens, result)
+            _exclude_cached(call, model)
+            return
         detokenizer = detokenizer_after(model.tokenizers.target, template.before(sequence))
         texts: list[str] = []
         num_sent = 0
@@ -137,6 +153,7 @@ class Generation:
                 call.generated_tokens = num_sent  # in case the caller disconnects
                 yield Piece(texts[-1], event.token_ids)
         self._finish(call, model, sequence, event)
+        self._results.keep(key, event)
         rest = event.answers[0].token_ids[num_sent:]
         texts.append(detokenizer.push(rest) + detokenizer.finish())
         text = "".join(texts)
@@ -218,8 +235,15 @@ class Generation:
         if call.caller is not None:
             call.caller.read(call.source_tokens + num_target_tokens)
 
-    def _finish(self, call: Call, model: "LoadedModel", sequence: messages.Request, finished: messages.Finished) -> None:
-        """Record the engine's outcome; without an answer, count the tokens at once and raise the error."""
+    def _finish(
+        self, call: Call, model: "LoadedModel", sequence: messages.Request, found: messages.Finished | Hit
+    ) -> messages.Finished:
+        """Record the outcome and return it; without an answer, count the tokens at once and raise the error."""
+        if isinstance(found, Hit):
+            call.generated_tokens, call.is_cached = found.finished.num_generated, True
+            call.count_answer = partial(self._metrics.observe_hit, model.name, sequence, *found)
+            return found.finished
+        finished = found
         call.generated_tokens = finished.num_generated or call.generated_tokens  # what was streamed, if the engine is lost
         if call.span is not None:
             call.span.add_phases(finished)
@@ -230,6 +254,7 @@ class Generation:
         if finished.admitted is not None:
             model.use.queue_seconds += finished.admitted - sequence.arrival
         call.count_answer = count
+        return finished
 
     def models(self, caller: Caller | None = None) -> "Sequence[LoadedModel]":
         """Return the models that a caller may use, sorted by name; all without a caller."""
@@ -289,6 +314,12 @@ async def _in_time(outcome: Awaitable[Outcome], sequence: messages.Request | mes
             return await outcome
     except TimeoutError:
         return messages.Finished(sequence.id, "deadline", [], 0, None, 0.0, None, time.monotonic())
+
+
+def _exclude_cached(call: Call, model: "LoadedModel") -> None:
+    """Leave an answer from the cache out of the version's outcomes: its latency says nothing about it."""
+    if call.is_cached:
+        model.use.exclude(time.monotonic() - call.arrival)
 
 
 def choose_model(models: "Sequence[LoadedModel]", source_language: str, target_language: str) -> "LoadedModel":

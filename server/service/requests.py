@@ -73,6 +73,7 @@ class GenerateRequest(Struct, frozen=True):
     model_version: str = ""
     special_tokens_in_text: bool | None = None
     split: str = ""
+    no_cache: bool = False
 
     @property
     def has_log_probs(self) -> bool:
@@ -170,7 +171,7 @@ def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max
 # Fields of a request that are no options of its search.
 _OTHER_FIELDS = (
     *("model", "model_version", "text", "source_language", "target_language", "special_tokens_in_text"),
-    *("request_id", "priority", "max_new_tokens", "truncate", "split"),
+    *("request_id", "priority", "max_new_tokens", "truncate", "split", "no_cache"),
 )
 _options_of = attrgetter(*(name for name in GenerateRequest.__struct_fields__ if name not in _OTHER_FIELDS))
 _NO_OPTIONS, _ONE_BEAM = _options_of(GenerateRequest()), _options_of(GenerateRequest(num_beams=1))

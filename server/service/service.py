@@ -11,6 +11,7 @@ from dragoman.server.service.context import RunningCalls
 from dragoman.server.service.generate import MAX_TEXT_CHARACTERS, Generation
 from dragoman.server.service.in_flight import REQUESTS_PER_SLOT, InFlight
 from dragoman.server.service.live_statistics import LiveStatistics
+from dragoman.server.service.result_cache import ResultCache
 from dragoman.server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Service:
         deadlines: Deadlines = NO_DEADLINES,
         readiness: Readiness | None = None,
         max_text_characters: int = MAX_TEXT_CHARACTERS,
+        results: ResultCache | None = None,
     ) -> None:
         """Start without calls; by default the server is ready while any model is, once all were."""
         self.models = models
@@ -76,7 +78,7 @@ class Service:
         self.callers = callers
         self.calls = RunningCalls(metrics, tracer, callers)
         self.in_flight = InFlight(lambda: REQUESTS_PER_SLOT * max((model.max_slots for model in models.all()), default=1))
-        self.generation = Generation(models, metrics, self.calls, self.in_flight, deadlines, max_text_characters)
+        self.generation = Generation(models, metrics, self.calls, self.in_flight, deadlines, max_text_characters, results)
         self.live_statistics = LiveStatistics(models, lambda: self.is_ready, self.calls.draining)
 
     @property

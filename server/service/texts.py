@@ -159,7 +159,7 @@ def _segments(
     shared = replace(request, split=SPLITS[0], forced_prefix="")
     filled = with_defaults(request, manifest.defaults, 2)
     if filled.do_sample and filled.temperature != 0 and request.seed is None:
-        shared = replace(shared, seed=secrets.randbits(SEED_BITS))
+        shared = replace(shared, seed=secrets.randbits(SEED_BITS), no_cache=True)
     for number, parts in enumerate(texts, start=1):
         end, is_first = 0, True
         for part in parts:

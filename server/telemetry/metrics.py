@@ -55,6 +55,8 @@ COUNTERS = {
     "prompt_tokens_total": "Source tokens of admitted requests that have ended.",
     "generation_tokens_total": "Tokens generated for requests that have ended, failed ones included.",
     "score_tokens_total": "Source and target tokens of score requests.",
+    "result_cache_hits_total": "Requests answered from the result cache: answered, but without tokens read or generated.",
+    "result_cache_saved_seconds_total": "Prefill and decode time of the answers from the result cache when they were computed.",
 }
 HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "time_to_first_token_seconds": ("Arrival to first token.", LATENCY_BUCKETS),
@@ -138,6 +140,13 @@ class ModelSeries:
         if longest > 1:
             observe["inter_token_latency_seconds"](decode_seconds / (longest - 1))
 
+    def observe_hit(self, request: messages.Request, finished: messages.Finished, saved_seconds: float) -> None:
+        """Count a request that was answered from the result cache."""
+        self._success[finished.reason].inc()
+        self.observe["e2e_request_latency_seconds"](finished.ended - request.arrival)
+        self.count["result_cache_hits_total"].inc()
+        self.count["result_cache_saved_seconds_total"].inc(saved_seconds)
+
     def observe_scored(self, request: messages.ScoreRequest, num_source_tokens: int, scored: messages.Scored) -> None:
         """Count a score request with its tokens and time."""
         self._success[SCORED].inc()
@@ -184,6 +193,7 @@ class Metrics:
         self._models: dict[str, ModelSeries] = {}
         self._engines: dict[tuple[str, int], EngineSeries] = {}
         self._front_ends: Callable[[], Iterable[tuple[int, bool, int]]] = tuple
+        self._num_cached_bytes: Callable[[], int] = int
         self._families = families = Families(registry)
         self.labels = families.labels
         for name, (text, of) in STATISTICS.items():
@@ -209,6 +219,9 @@ class Metrics:
             "engine_resident_memory_bytes", "Resident memory of the engine's process.", lambda of: of.resident_memory_bytes
         )
         self._read_processes("engine_cpu_seconds_total", "CPU time of the engine's process.", lambda of: of.cpu_seconds)
+        families.read(
+            "result_cache_bytes", "Memory of the result cache, of all frontends.", (), lambda: {(): self._num_cached_bytes()}
+        )
         self._read_front_ends("front_end_up", "1 while a frontend worker answers callers, else 0; where there are several.", 1)
         self._read_front_ends("front_end_restarts_total", "Restarts of a frontend worker.", 2)
         self.counters = {name: families.counter(name, text, "model") for name, text in COUNTERS.items()}
@@ -302,6 +315,11 @@ class Metrics:
         if model in self._models:
             self._models[model].observe_finished(request, num_source_tokens, finished)
 
+    def observe_hit(self, model: str, request: messages.Request, finished: messages.Finished, saved_seconds: float) -> None:
+        """Observe a request that was answered from the result cache."""
+        if model in self._models:
+            self._models[model].observe_hit(request, finished, saved_seconds)
+
     def observe_scored(self, model: str, request: messages.ScoreRequest, num_source_tokens: int, scored: messages.Scored) -> None:
         """Observe the end of a score request; arguments as `observe_finished`."""
         if model in self._models:
@@ -313,6 +331,10 @@ class Metrics:
         self.failed.labels(name, code).inc()
         if refusal:
             self.rejected.labels(name, refusal).inc()
+
+    def watch_result_cache(self, num_bytes: Callable[[], int]) -> None:
+        """Set the source of the result cache's size."""
+        self._num_cached_bytes = num_bytes
 
     def watch_front_ends(self, read: Callable[[], Iterable[tuple[int, bool, int]]]) -> None:
         """Set the source of frontend workers' metrics: number, liveness and restarts of each."""

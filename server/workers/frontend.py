@@ -19,6 +19,7 @@ from dragoman.server.protocols.http.server import HttpServer
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import Callers, Deadlines, OwnUsage, Usage
 from dragoman.server.service.callers_file import read_callers_book
+from dragoman.server.service.result_cache import MIB, ResultCache
 from dragoman.server.service.service import Readiness, Service
 from dragoman.server.system import trim_memory
 from dragoman.server.telemetry.logs import REPORT_SECONDS, Sampler
@@ -55,7 +56,8 @@ class Frontend:
         book = read_callers_book(config)
         self._callers = None if book is None else Callers(book, metrics.callers, deadlines, usage_of=usage_of)
         readiness, most = Readiness(config.ready_rule, known), config.max_text_characters
-        self.service = Service(models, metrics, tracer, self._callers, deadlines, readiness, most)
+        results = ResultCache(config.result_cache_mib * MIB, is_shared=config.result_cache_shared)
+        self.service = Service(models, metrics, tracer, self._callers, deadlines, readiness, most, results)
         self._operators = operators
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None

@@ -71,6 +71,7 @@ FIELDS = {
         Field("target_language", "text", "BYTES"),
         Field("special_tokens_in_text", "flag", "BOOL"),
         Field("split", "text", "BYTES"),
+        Field("no_cache", "flag", "BOOL"),
     )
 }
 # vLLM's names of fields.

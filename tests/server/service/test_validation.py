@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -129,7 +130,7 @@ def test_special_tokens_that_a_source_names_are_tokens_where_that_is_asked_for(m
         assert told == "special_tokens_in_text: model en-de has no special tokens that a text may name"
     source, name = model.tokenizers.source, "<extra_id_0_of_many>"
     model.tokenizers = Tokenizers(source, source, (SpecialToken(name, 300), SpecialToken("<hl>", 301, lstrip=True, rstrip=True)))
-    Generation(cast(Any, SimpleNamespace(all=lambda: [model])), *[cast(Any, None)] * 3)
+    Generation(cast(Any, SimpleNamespace(all=lambda: [model])), cast(Any, Mock()), *[cast(Any, None)] * 2)
     assert ("encode_with_special_tokens" in vars(model.tokenizers)) is bool(default), "made before there are requests, or by one"
     for text in (name * 3, "<hl>  <hl>\t<hl>"):  # more characters than three tokens of other texts have
         ids = [300] * 3 if text[1] == "e" else [301] * 3

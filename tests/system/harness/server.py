@@ -70,6 +70,7 @@ class Server:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
         usual = {"DRAGOMAN_PORT": "0", "DRAGOMAN_HTTP_PORT": "0", "DRAGOMAN_METRICS_PORT": "0", "PYTHONPATH": str(source)}
         usual["DRAGOMAN_REPLICAS"] = "1"  # what is measured to be fastest may be another number each time
+        usual["DRAGOMAN_RESULT_CACHE_MIB"] = "0"  # equal requests are to be computed
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "dragoman", "serve", "--models", str(models), "--host", "127.0.0.1", *flags],
             stderr=subprocess.PIPE,
