@@ -28,9 +28,6 @@ from dragoman.export.proof.report import Parity as Parity
 from dragoman.export.proof.report import Quality as Quality
 from dragoman.export.signing import Keys, check_signed
 from dragoman.export.tensors import Tensors as Tensors
-from dragoman.export.tensors import cross_kv_names as cross_kv_names
-from dragoman.export.tensors import self_kv_names as self_kv_names
-from dragoman.export.tensors import self_kv_output_names as self_kv_output_names
 from dragoman.model.card import MAX_CARD_BYTES
 from dragoman.model.files import leads_out, open_regular, read_bounded
 from dragoman.model.text.tokenizer import TokenizerError

@@ -5,7 +5,7 @@ The server imports this file, so it imports neither torch nor ONNX.
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -48,11 +48,6 @@ def self_kv_names(num_layers: int) -> list[str]:
     return [f"self_{part}_{layer}" for layer in range(num_layers) for part in "kv"]
 
 
-def self_kv_output_names(num_layers: int) -> list[str]:
-    """Name the same caches as outputs; each is bound to the buffer of its input, which the step updates in place."""
-    return [output_name(name) for name in self_kv_names(num_layers)]
-
-
 def cross_kv_names(num_layers: int) -> list[str]:
     """Name the cross-attention keys and values, `[B, H, S, Dh]` each, which the encoder gives and the decode step reads."""
     return [f"cross_{part}_{layer}" for layer in range(num_layers) for part in "kv"]
@@ -61,59 +56,6 @@ def cross_kv_names(num_layers: int) -> list[str]:
 def output_name(name: str) -> str:
     """Name a cache that the decode step writes, as an output."""
     return f"{name}_out"
-
-
-class TensorNames(NamedTuple):
-    """Inputs and outputs of the graphs, in the graphs' order."""
-
-    encoder_inputs: list[str]
-    encoder_outputs: list[str]
-    decoder_inputs: list[str]
-    decoder_outputs: list[str]
-    scorer_inputs: list[str]
-    scorer_outputs: list[str]
-
-    @classmethod
-    def of_caches(
-        cls,
-        self_names: Sequence[str],
-        cross_names: Sequence[str],
-        passed_names: Sequence[str] = (),
-        is_packed: bool = True,
-        *,
-        state_names: Sequence[str] = (),
-        has_prompts: bool = False,
-        has_attention: bool = True,
-    ) -> "TensorNames":
-        """Return what the bundle's format version asks of graphs with caches of these names.
-
-        Args:
-            self_names: Those that steps write.
-            cross_names: Those that the encoder gives.
-            passed_names: Those of them that steps have as outputs, too, though they write nothing.
-            is_packed: Whether the encoder takes sources packed, and gives side by side the caches of tokens, and those of sources.
-            state_names: Those that the encoder gives once a source, and not for each of its tokens.
-            has_prompts: Whether the encoder reads prompts into the caches that steps write.
-            has_attention: Whether the scorer tells attention.
-        """
-        packed = [*([PACKED_OUTPUT] if set(cross_names) - set(state_names) else []), *([STATES_OUTPUT] if state_names else [])]
-        encoder_inputs = list(PACKED_INPUTS) if is_packed else ["src_ids", "src_lens"]
-        encoder_outputs = packed if is_packed else list(cross_names)
-        if has_prompts:
-            encoder_inputs, encoder_outputs = [*PROMPT_INPUTS, *self_names], list(map(output_name, self_names))
-        return cls(
-            encoder_inputs=encoder_inputs,
-            encoder_outputs=encoder_outputs,
-            decoder_inputs=[*STEP_INPUTS, *self_names, *cross_names],
-            decoder_outputs=[*STEP_OUTPUTS, *map(output_name, self_names), *map(output_name, passed_names)],
-            scorer_inputs=list(SCORER_INPUTS),
-            scorer_outputs=list(SCORER_OUTPUTS if has_attention else SCORER_OUTPUTS[:1]),
-        )
-
-    @classmethod
-    def of_layers(cls, num_decoder_layers: int, is_packed: bool = True) -> "TensorNames":
-        """Return the same for a Transformer with so many decoder layers."""
-        return cls.of_caches(self_kv_names(num_decoder_layers), cross_kv_names(num_decoder_layers), is_packed=is_packed)
 
 
 class Cache(Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,16 +123,6 @@ def names_of(caches: Sequence[Cache], role: Role) -> list[str]:
     return [cache.name for cache in caches if cache.role == role]
 
 
-def state_names(caches: Sequence[Cache]) -> list[str]:
-    """Return the names of the caches that the encoder gives once a source, and not for each of its tokens."""
-    return [cache.name for cache in caches if cache.role == "cross" and cache.position_axis is None]
-
-
-def passed_names(caches: Sequence[Cache]) -> list[str]:
-    """Return the names of the caches that the encoder gives and that steps have as outputs nevertheless."""
-    return [cache.name for cache in caches if cache.role == "cross" and cache.is_output]
-
-
 def check_caches(caches: Sequence[Cache]) -> None:
     """Refuse caches that cannot be those of one graph.
 
@@ -219,24 +151,38 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of_layers(cls, num_decoder_layers: int, is_packed: bool = True) -> "Tensors":
-        """Return what this format version asks of graphs with so many decoder layers."""
-        return cls(*TensorNames.of_layers(num_decoder_layers, is_packed))
+        """Return what this format version asks of graphs of a Transformer with so many decoder layers."""
+        return cls.of_caches(attention_caches(num_decoder_layers, 1, 1), is_packed)
 
     @classmethod
     def of_caches(
         cls, caches: Sequence[Cache], is_packed: bool = True, *, has_prompts: bool = False, has_attention: bool = True
     ) -> "Tensors":
-        """Return what it asks of graphs with these caches; see `TensorNames.of_caches`."""
-        names = TensorNames.of_caches(
-            names_of(caches, "self"),
-            names_of(caches, "cross"),
-            passed_names(caches),
-            is_packed,
-            state_names=state_names(caches),
-            has_prompts=has_prompts,
-            has_attention=has_attention,
+        """Return what it asks of graphs with these caches.
+
+        Args:
+            caches: In the graphs' order.
+            is_packed: Whether the encoder takes sources packed, and gives side by side the caches of tokens, and those of sources.
+            has_prompts: Whether the encoder reads prompts into the caches that steps write.
+            has_attention: Whether the scorer tells attention.
+        """
+        written, given = names_of(caches, "self"), names_of(caches, "cross")
+        if has_prompts:
+            encoder_inputs, encoder_outputs = [*PROMPT_INPUTS, *written], list(map(output_name, written))
+        elif is_packed:
+            are_states = {cache.position_axis is None for cache in caches if cache.role == "cross"}
+            encoder_inputs = list(PACKED_INPUTS)
+            encoder_outputs = [PACKED_OUTPUT] * (False in are_states) + [STATES_OUTPUT] * (True in are_states)
+        else:
+            encoder_inputs, encoder_outputs = ["src_ids", "src_lens"], given
+        return cls(
+            encoder_inputs=encoder_inputs,
+            encoder_outputs=encoder_outputs,
+            decoder_inputs=[*STEP_INPUTS, *written, *given],
+            decoder_outputs=[*STEP_OUTPUTS, *(output_name(cache.name) for cache in caches if cache.is_output)],
+            scorer_inputs=list(SCORER_INPUTS),
+            scorer_outputs=list(SCORER_OUTPUTS if has_attention else SCORER_OUTPUTS[:1]),
         )
-        return cls(*names)
 
 
 def check_tensors(tensors: Tensors, expected: Tensors) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.export.recording import Recorder, write_node
-from dragoman.export.tensors import TensorNames
+from dragoman.export.tensors import Tensors
 
 PAIR_AXES = {"src_ids": ("B", "S"), "src_lens": ("B",), "tgt_ids": ("B", "T"), "tgt_lens": ("B",), "labels": ("B", "T")}
 
@@ -15,7 +15,7 @@ PAIR_AXES = {"src_ids": ("B", "S"), "src_lens": ("B",), "tgt_ids": ("B", "T"), "
 class Encoding:
     """A graph that reads sources."""
 
-    tensors: TensorNames  # names of the inputs and outputs of all graphs of its model
+    tensors: Tensors  # names of the inputs and outputs of all graphs of its model
 
     @property
     def input_names(self) -> list[str]:
@@ -31,7 +31,7 @@ class Encoding:
 class Stepping:
     """A graph that decodes one token for each of N rows."""
 
-    tensors: TensorNames  # names of the inputs and outputs of all graphs of its model
+    tensors: Tensors  # names of the inputs and outputs of all graphs of its model
     shortlist: Tensor | None  # ids that candidates are of, rising; None for all
 
     @property
@@ -61,7 +61,7 @@ class Stepping:
 class Scoring:
     """A graph that scores right-padded pairs."""
 
-    tensors: TensorNames  # names of the inputs and outputs of all graphs of its model
+    tensors: Tensors  # names of the inputs and outputs of all graphs of its model
 
     @property
     def input_names(self) -> list[str]:

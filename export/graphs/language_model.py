@@ -19,7 +19,7 @@ from dragoman.export.graphs.attention import Heads, KeyValue, group_query_attent
 from dragoman.export.graphs.kinds import Encoding, Scoring, Stepping
 from dragoman.export.recording import Recorder, axis_size, write_node
 from dragoman.export.shortlist import shortened
-from dragoman.export.tensors import PROMPT_INPUTS, TensorNames, self_kv_names
+from dragoman.export.tensors import PROMPT_INPUTS, Tensors, self_kv_names, text_caches
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.language_model import LanguageModel, joined
 from dragoman.model.networks.positions import RelativeBias, angles
@@ -108,13 +108,13 @@ class TextGraph(nn.Module):
         self.config: ModelConfig = model.config
         self.heads = Heads.of(model.config)
         self.rotation = Rotation.of(model.config)
-        self.cache_names = self_kv_names(model.config.num_decoder_layers)
-        self.tensors = TensorNames.of_caches(self.cache_names, [], has_prompts=True, has_attention=False)
+        caches = text_caches(model.config.num_decoder_layers, model.config.num_heads, model.config.head_dim)
+        self.tensors = Tensors.of_caches(caches, has_prompts=True, has_attention=False)
 
     def _caches(self, recorder: Recorder, num_rows: int | str) -> list[KeyValue]:
         """Add caches `[num_rows, H, T, Dh]` as inputs; return them layer by layer."""
         axes = num_rows, self.config.num_heads, "T", self.config.head_dim
-        values: list[Any] = [recorder.input(name, axes, torch.float32) for name in self.cache_names]
+        values: list[Any] = [recorder.input(name, axes, torch.float32) for name in self_kv_names(self.config.num_decoder_layers)]
         return list(zip(values[::2], values[1::2], strict=True))
 
 

@@ -22,7 +22,7 @@ from dragoman.export.graphs.attention import Heads, group_query_attention
 from dragoman.export.graphs.kinds import Encoding, Layout, Packed, Padded, Scoring, Stepping
 from dragoman.export.recording import Recorder, axis_size, write_node
 from dragoman.export.shortlist import shortened
-from dragoman.export.tensors import Cache, TensorNames, names_of, state_names
+from dragoman.export.tensors import Cache, Tensors
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import AdditiveAttention, padding_mask
 from dragoman.model.networks.rnn import DotAlignment, Rnn, RnnDecoder, Source
@@ -88,13 +88,6 @@ def rnn_caches(config: ModelConfig) -> list[Cache]:
     return [*states, *starts, *keys, *values]
 
 
-def rnn_names(config: ModelConfig) -> TensorNames:
-    """Return what the graphs' inputs and outputs are called."""
-    caches = rnn_caches(config)
-    names = names_of(caches, "self"), names_of(caches, "cross")
-    return TensorNames.of_caches(*names, state_names=state_names(caches), has_attention=config.attention != "none")
-
-
 class GatedRecurrence:
     """Recurrence on rows `[P, d_model]`, by one node a layer."""
 
@@ -146,7 +139,7 @@ class RnnGraph(nn.Module):
         self.config = model.config
         self.encoder = model.encoder
         self.decoder = model.decoder
-        self.tensors = rnn_names(model.config)
+        self.tensors = Tensors.of_caches(rnn_caches(model.config), has_attention=model.config.attention != "none")
 
 
 class RnnEncoderGraph(Encoding, RnnGraph):

@@ -22,7 +22,7 @@ from dragoman.export.graphs.attention import Biases, Heads, KeyValue, group_quer
 from dragoman.export.graphs.kinds import Encoding, Layout, Packed, Padded, Scoring, Stepping
 from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.shortlist import shortened
-from dragoman.export.tensors import TensorNames, cross_kv_names, self_kv_names
+from dragoman.export.tensors import Tensors, cross_kv_names, self_kv_names
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import merge_heads, padding_mask, split_heads
 from dragoman.model.networks.layers import at_least_single
@@ -103,7 +103,7 @@ class EncoderGraph(Encoding, nn.Module):
         self.decoder = model.decoder
         self.memory = MemoryProjection(model.decoder) if is_packed else None
         self.config: ModelConfig = model.config
-        self.tensors = TensorNames.of_layers(model.config.num_decoder_layers, is_packed)
+        self.tensors = Tensors.of_layers(model.config.num_decoder_layers, is_packed)
 
     def forward(
         self,
@@ -191,7 +191,7 @@ class StepGraph(Stepping, nn.Module):
         self.decoder = model.decoder if shortlist is None else shortened(model.decoder, shortlist)
         self.shortlist = None if shortlist is None else torch.tensor(shortlist)
         self.config: ModelConfig = model.config
-        self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
+        self.tensors = Tensors.of_layers(model.config.num_decoder_layers)
 
     def forward(
         self,
@@ -305,7 +305,7 @@ class ScorerGraph(Scoring, nn.Module):
         self.decoder = model.decoder
         self.memory = MemoryProjection(model.decoder) if is_packed else None
         self.config = model.config
-        self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
+        self.tensors = Tensors.of_layers(model.config.num_decoder_layers)
 
     def forward(
         self, src_ids: Tensor, src_lens: Tensor, tgt_ids: Tensor, tgt_lens: Tensor, labels: Tensor
