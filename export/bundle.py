@@ -11,23 +11,12 @@ from typing import BinaryIO
 
 from dragoman.export.cuda_contract import check_for_cuda
 from dragoman.export.fields import BundleError as BundleError
-from dragoman.export.fields import Precision as Precision
-from dragoman.export.manifest import CARD_FILE as CARD_FILE
-from dragoman.export.manifest import FORMAT_VERSION as FORMAT_VERSION
+from dragoman.export.manifest import CARD_FILE, PARITY_FILE, parse_manifest, read_manifest_bytes
 from dragoman.export.manifest import MANIFEST_FILE as MANIFEST_FILE
-from dragoman.export.manifest import PARITY_FILE as PARITY_FILE
-from dragoman.export.manifest import SAMPLES_FILE as SAMPLES_FILE
 from dragoman.export.manifest import TOKENIZER_DIRECTORY as TOKENIZER_DIRECTORY
 from dragoman.export.manifest import FileEntry as FileEntry
 from dragoman.export.manifest import Manifest as Manifest
-from dragoman.export.manifest import Origin as Origin
-from dragoman.export.manifest import content_version as content_version
-from dragoman.export.manifest import parse_manifest, read_manifest_bytes
-from dragoman.export.manifest import read_manifest as read_manifest
-from dragoman.export.proof.report import Parity as Parity
-from dragoman.export.proof.report import Quality as Quality
 from dragoman.export.signing import Keys, check_signed
-from dragoman.export.tensors import Tensors as Tensors
 from dragoman.model.card import MAX_CARD_BYTES
 from dragoman.model.files import leads_out, open_regular, read_bounded
 from dragoman.model.text.tokenizer import TokenizerError

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dragoman.export.bundle import CARD_FILE, MANIFEST_FILE, PARITY_FILE, Bundle, BundleError, Tensors, hash_file
-from dragoman.export.manifest import content_version
+from dragoman.export.bundle import Bundle, BundleError, hash_file
+from dragoman.export.manifest import CARD_FILE, MANIFEST_FILE, PARITY_FILE, content_version
+from dragoman.export.tensors import Tensors
 from dragoman.model.text import tokenizer as tokenizer_files
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from tests.export.conftest import edit

@@ -10,18 +10,20 @@ import msgspec
 import pytest
 
 from dragoman.export.arguments import ExportError, check_dimensions, check_name
-from dragoman.export.bundle import (
+from dragoman.export.fields import MAX_LAYERS, MAX_TOKENS, MAX_VOCABULARY, MAX_WIDTH, BundleError
+from dragoman.export.manifest import (
     CARD_FILE,
     FORMAT_VERSION,
     MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
     PARITY_FILE,
     SAMPLES_FILE,
-    BundleError,
     Manifest,
     content_version,
+    parse_manifest,
+    read_manifest,
+    told,
 )
-from dragoman.export.fields import MAX_LAYERS, MAX_TOKENS, MAX_VOCABULARY, MAX_WIDTH
-from dragoman.export.manifest import MAX_MANIFEST_BYTES, parse_manifest, read_manifest, told
 from dragoman.export.proof.report import Parity, Quality
 from dragoman.export.tensors import Cache, Tensors, attention_caches
 from dragoman.model.config import ModelConfig

@@ -13,9 +13,10 @@ import torch
 from dragoman.export import answering
 from dragoman.export.answering import MAX_NEW_TOKENS, MAX_SOURCE_TOKENS
 from dragoman.export.arguments import ExportError
-from dragoman.export.bundle import MANIFEST_FILE, SAMPLES_FILE, Bundle, read_manifest
+from dragoman.export.bundle import Bundle
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.fields import MAX_SAMPLES_BYTES, BundleError
+from dragoman.export.manifest import MANIFEST_FILE, SAMPLES_FILE, read_manifest
 from dragoman.export.processor import Platform
 from dragoman.export.proof.sessions import WIDENED
 from dragoman.export.samples import Samples, read_samples

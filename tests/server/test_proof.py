@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from dragoman.export.arguments import Shortlist
-from dragoman.export.bundle import MANIFEST_FILE, SAMPLES_FILE, Bundle
+from dragoman.export.bundle import Bundle
 from dragoman.export.exporter import export_checkpoint
+from dragoman.export.manifest import MANIFEST_FILE, SAMPLES_FILE
 from dragoman.export.processor import Platform
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.generation import Language, Languages, Template

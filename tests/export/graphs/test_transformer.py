@@ -8,7 +8,6 @@ import onnx_ir
 import pytest
 from numpy.typing import NDArray
 
-from dragoman.export.bundle import Tensors
 from dragoman.export.graphs.transformer import StepGraph
 from dragoman.export.proof.batching import check_one_candidate, drive
 from dragoman.export.proof.cases import Row
@@ -18,6 +17,7 @@ from dragoman.export.quantize import quantize
 from dragoman.export.recording import OPSET_VERSION
 from dragoman.export.rewriting import block_size, choose_one_in_blocks, keep_sums_apart, keep_time_axis
 from dragoman.export.session import open_session
+from dragoman.export.tensors import Tensors
 from dragoman.export.tracing import IR_VERSION, trace, write
 from dragoman.model.checkpoint import Checkpoint
 

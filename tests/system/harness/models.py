@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from dragoman.export.bundle import Bundle, content_version
+from dragoman.export.bundle import Bundle
 from dragoman.export.exporter import export_checkpoint
+from dragoman.export.manifest import content_version
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Defaults, Language, Languages, Template
