@@ -3,8 +3,9 @@
 The bytes written depend on the weights and the libraries' versions alone: no time, no path and no stack trace is left in them.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir
@@ -16,6 +17,7 @@ from torch import nn
 from dragoman.export.cuda_contract import INPUTS, OPERATOR
 from dragoman.export.functions import Functions
 from dragoman.export.recording import Recorder
+from dragoman.export.tensors import Tensors
 
 IR_VERSION = 10
 # Tensors of at most this many bytes stay in the graph's own file: shapes and scalars.
@@ -24,30 +26,28 @@ PAST_KEY = INPUTS.index("past_key")
 """Where an attention node has its past keys, if it has any."""
 
 
-class GraphModule(Protocol):
+class GraphModule(nn.Module):
     """A traced module, which computes the same as its graph."""
+
+    part: Literal["encoder", "decoder", "scorer"]  # which of the graphs of its model it is
+    tensors: Tensors  # names of the inputs and outputs of all of them
+    axes: Mapping[str, Sequence[int | str]]  # of inputs that `forward` takes by their names; names of axes are sizes at run time
 
     @property
     def input_names(self) -> list[str]:
         """Names of the graph's inputs."""
-        ...
+        names: list[str] = getattr(self.tensors, f"{self.part}_inputs")
+        return names
 
     @property
     def output_names(self) -> list[str]:
         """Names of the graph's outputs."""
-        ...
+        names: list[str] = getattr(self.tensors, f"{self.part}_outputs")
+        return names
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:
         """Add the graph's inputs; return them as `forward` takes them."""
-        ...
-
-    def eval(self) -> nn.Module:
-        """Be evaluated, not trained."""
-        ...
-
-    def __call__(self, **inputs: Any) -> Any:
-        """Compute the outputs, in the order of their names."""
-        ...
+        return {name: recorder.input(name, self.axes[name]) for name in self.input_names}
 
 
 def trace(module: GraphModule) -> onnx_ir.Model:

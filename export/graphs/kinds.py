@@ -1,4 +1,4 @@
-"""Common parts of graphs of one kind for all architectures: names, inputs, candidates of a step, and layouts of sources."""
+"""Common parts of graphs of one kind for all architectures: inputs, candidates of a step, and layouts of sources."""
 
 from typing import Any, Protocol
 
@@ -7,42 +7,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.export.recording import Recorder, write_node
-from dragoman.export.tensors import Tensors
+from dragoman.export.tracing import GraphModule
 
+PACKED_AXES = {"src_ids": ("P",), "positions": ("P",), "cells": ("P",), "grid": ("B", "S"), "src_lens": ("B",)}
 PAIR_AXES = {"src_ids": ("B", "S"), "src_lens": ("B",), "tgt_ids": ("B", "T"), "tgt_lens": ("B",), "labels": ("B", "T")}
 
 
-class Encoding:
-    """A graph that reads sources."""
-
-    tensors: Tensors  # names of the inputs and outputs of all graphs of its model
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.encoder_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.encoder_outputs
-
-
-class Stepping:
+class Stepping(GraphModule):
     """A graph that decodes one token for each of N rows."""
 
-    tensors: Tensors  # names of the inputs and outputs of all graphs of its model
+    part = "decoder"
     shortlist: Tensor | None  # ids that candidates are of, rising; None for all
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.decoder_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.decoder_outputs
 
     def rows(self, recorder: Recorder) -> dict[str, Any]:
         """Add the inputs that come before the caches."""
@@ -56,26 +31,6 @@ class Stepping:
         if self.shortlist is not None:
             (ids,) = write_node("Gather", (self.shortlist, ids), (shape,), (torch.int64,))
         return ids, values
-
-
-class Scoring:
-    """A graph that scores right-padded pairs."""
-
-    tensors: Tensors  # names of the inputs and outputs of all graphs of its model
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.scorer_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.scorer_outputs
-
-    def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        """Add the graph's inputs; return them as `forward` takes them."""
-        return {name: recorder.input(name, PAIR_AXES[name]) for name in self.input_names}
 
 
 class Layout(Protocol):

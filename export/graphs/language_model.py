@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.export.graphs.attention import Heads, KeyValue, group_query_attention
-from dragoman.export.graphs.kinds import Encoding, Scoring, Stepping
+from dragoman.export.graphs.kinds import PAIR_AXES, Stepping
 from dragoman.export.recording import Recorder, axis_size, write_node
 from dragoman.export.shortlist import shortened
 from dragoman.export.tensors import PROMPT_INPUTS, Tensors, self_kv_names, text_caches
+from dragoman.export.tracing import GraphModule
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.language_model import LanguageModel, joined
 from dragoman.model.networks.positions import RelativeBias, angles
@@ -98,7 +99,7 @@ class TextAttention:
         raise AssertionError("a language model has no encoder")
 
 
-class TextGraph(nn.Module):
+class TextGraph(GraphModule):
     """Common parts of the three graphs."""
 
     def __init__(self, model: LanguageModel, shortlist: Sequence[int] | None = None) -> None:
@@ -118,12 +119,14 @@ class TextGraph(nn.Module):
         return list(zip(values[::2], values[1::2], strict=True))
 
 
-class PromptGraph(Encoding, TextGraph):
+class PromptGraph(TextGraph):
     """A piece of one prompt to what steps will read of it, written into the row's caches.
 
     It stands where other architectures encode. What nothing of that needs, the last feed-forward network and the logits, is not in
     it.
     """
+
+    part = "encoder"
 
     def forward(self, src_ids: Tensor, positions: Tensor, src_lens: Tensor, self_kv: list[KeyValue]) -> tuple[Tensor, ...]:
         """Read a piece.
@@ -187,8 +190,10 @@ class TextStepGraph(Stepping, TextGraph):
         return {**self.rows(recorder), "self_kv": self._caches(recorder, "N")}
 
 
-class TextScorerGraph(Scoring, TextGraph):
+class TextScorerGraph(TextGraph):
     """Prompts and what goes on with them to the log-probabilities of the latter's tokens."""
+
+    part, axes = "scorer", PAIR_AXES
 
     def forward(self, src_ids: Tensor, src_lens: Tensor, tgt_ids: Tensor, tgt_lens: Tensor, labels: Tensor) -> tuple[Tensor]:
         """Score right-padded pairs, each put together as one text.

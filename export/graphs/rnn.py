@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from dragoman.export.functions import scan
 from dragoman.export.graphs.attention import Heads, group_query_attention
-from dragoman.export.graphs.kinds import Encoding, Layout, Packed, Padded, Scoring, Stepping
+from dragoman.export.graphs.kinds import PACKED_AXES, PAIR_AXES, Layout, Packed, Padded, Stepping
 from dragoman.export.recording import Recorder, axis_size, write_node
 from dragoman.export.shortlist import shortened
 from dragoman.export.tensors import Cache, Tensors
+from dragoman.export.tracing import GraphModule
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import AdditiveAttention, padding_mask
 from dragoman.model.networks.rnn import DotAlignment, Rnn, RnnDecoder, Source
@@ -130,7 +131,7 @@ def _remembered(decoder: RnnDecoder, values: Tensor) -> list[Tensor]:
     return [*([] if keys is values else [keys]), pad_columns(values)]
 
 
-class RnnGraph(nn.Module):
+class RnnGraph(GraphModule):
     """Common parts of the three graphs."""
 
     def __init__(self, model: Rnn) -> None:
@@ -142,8 +143,10 @@ class RnnGraph(nn.Module):
         self.tensors = Tensors.of_caches(rnn_caches(model.config), has_attention=model.config.attention != "none")
 
 
-class RnnEncoderGraph(Encoding, RnnGraph):
+class RnnEncoderGraph(RnnGraph):
     """Sources to what a decoder begins with and what it looks at."""
+
+    part, axes = "encoder", PACKED_AXES
 
     def forward(self, src_ids: Tensor, src_lens: Tensor, positions: Tensor, grid: Tensor, cells: Tensor) -> list[Tensor]:
         """Encode.
@@ -162,11 +165,6 @@ class RnnEncoderGraph(Encoding, RnnGraph):
         values, last = self.encoder(src_ids, GatedRecurrence(Packed(grid, cells), src_lens))
         rows = _remembered(self.decoder, values)
         return [*([torch.cat(rows, -1)] if rows else []), self.decoder.starts(last)]
-
-    def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        """Add the graph's inputs; return them as `forward` takes them."""
-        axes = {"src_ids": ("P",), "positions": ("P",), "cells": ("P",), "grid": ("B", "S"), "src_lens": ("B",)}
-        return {name: recorder.input(name, axes[name]) for name in self.input_names}
 
 
 class RnnStepGraph(Stepping, RnnGraph):
@@ -220,11 +218,13 @@ class RnnStepGraph(Stepping, RnnGraph):
         }
 
 
-class RnnScorerGraph(Scoring, RnnGraph):
+class RnnScorerGraph(RnnGraph):
     """Pairs of source and target to the log-probabilities of the targets' tokens and the attention between the two.
 
     What does not depend on a position's state runs on rows `[B·S, …]` and `[B·T, …]`, as the other graphs do on theirs.
     """
+
+    part, axes = "scorer", PAIR_AXES
 
     def forward(self, src_ids: Tensor, src_lens: Tensor, tgt_ids: Tensor, tgt_lens: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Score right-padded pairs.

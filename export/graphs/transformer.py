@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.export.graphs.attention import Biases, Heads, KeyValue, group_query_attention
-from dragoman.export.graphs.kinds import Encoding, Layout, Packed, Padded, Scoring, Stepping
+from dragoman.export.graphs.kinds import PACKED_AXES, PAIR_AXES, Layout, Packed, Padded, Stepping
 from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.shortlist import shortened
 from dragoman.export.tensors import Tensors, cross_kv_names, self_kv_names
+from dragoman.export.tracing import GraphModule
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import merge_heads, padding_mask, split_heads
 from dragoman.model.networks.layers import at_least_single
@@ -88,8 +89,10 @@ def encode_padded(encoder: Encoder, config: ModelConfig, source_ids: Tensor, sou
     return memory, layout
 
 
-class EncoderGraph(Encoding, nn.Module):
+class EncoderGraph(GraphModule):
     """Sources to the cross-attention keys and values of every decoder layer."""
+
+    part = "encoder"
 
     def __init__(self, model: Transformer, is_packed: bool = True) -> None:
         """Use a model's own layers.
@@ -104,6 +107,7 @@ class EncoderGraph(Encoding, nn.Module):
         self.memory = MemoryProjection(model.decoder) if is_packed else None
         self.config: ModelConfig = model.config
         self.tensors = Tensors.of_layers(model.config.num_decoder_layers, is_packed)
+        self.axes = PACKED_AXES if is_packed else PAIR_AXES
 
     def forward(
         self,
@@ -132,13 +136,6 @@ class EncoderGraph(Encoding, nn.Module):
         assert positions is not None and grid is not None and cells is not None
         backend = EncoderAttention(self.config, Packed(grid, cells), src_lens)
         return [self.memory(self.encoder(src_ids, backend, positions))]
-
-    def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        """Add the graph's inputs; return them as `forward` takes them."""
-        axes = {"src_ids": ("B", "S"), "src_lens": ("B",)}
-        if self.memory is not None:
-            axes |= {"src_ids": ("P",), "positions": ("P",), "grid": ("B", "S"), "cells": ("P",)}
-        return {name: recorder.input(name, axes[name]) for name in self.input_names}
 
 
 class CachedAttention:
@@ -182,7 +179,7 @@ class CachedAttention:
         return attended.squeeze(1)
 
 
-class StepGraph(Stepping, nn.Module):
+class StepGraph(Stepping):
     """One token for each of N rows, every row at its own position, to the likeliest next tokens."""
 
     def __init__(self, model: Transformer, shortlist: Sequence[int] | None = None) -> None:
@@ -286,12 +283,14 @@ class ScoringAttention:
         return merge_heads(weights @ value).flatten(0, 1).to(dtype)
 
 
-class ScorerGraph(Scoring, nn.Module):
+class ScorerGraph(GraphModule):
     """Pairs of source and target to the log-probabilities of the targets' tokens and the attention between the two.
 
     The encoder runs on rows `[B·S, …]`, the decoder on rows `[B·T, …]`, as the other graphs do on theirs, so that all have the same
     weights in the same layout and the graph needs none of its own.
     """
+
+    part, axes = "scorer", PAIR_AXES
 
     def __init__(self, model: Transformer, is_packed: bool = True) -> None:
         """Use a model's own layers.
