@@ -12,14 +12,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from dragoman.export.architectures import architecture_of
 from dragoman.export.arguments import ExportError
-from dragoman.export.fields import MAX_COPY_BYTES, Precision
+from dragoman.export.building import Recipe
+from dragoman.export.fields import MAX_COPY_BYTES
 from dragoman.export.processor import Platform
 from dragoman.export.proof.batching import NUM_SLOTS, drive
 from dragoman.export.proof.cases import SENTENCES, Pair, Row
@@ -40,20 +40,6 @@ PLACE_OF_RANDOM = 6
 OTHER_TEXT = "Größe:\u00a0３ déjà-vu, 犬 </s> 😀!"
 PLACES_SCORED = (2, 5)
 """Samples whose answers are scored, a short one and a long one."""
-
-
-class Made(Protocol):
-    """Recipe of the graphs, see `building.Recipe`."""
-
-    @property
-    def precision(self) -> Precision:
-        """Of weights, caches and arithmetic."""
-        ...
-
-    @property
-    def shortlist(self) -> Sequence[int] | None:
-        """Ids that a decode step chooses from."""
-        ...
 
 
 @dataclass(slots=True)
@@ -83,7 +69,7 @@ class SampleRow(Row):
         self.candidates.append([(token, value) for token, value in told if value > -np.inf])
 
 
-def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Made, tolerance: float) -> Samples:
+def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Recipe, tolerance: float) -> Samples:
     """Ask the graphs of a bundle.
 
     Args:
