@@ -188,9 +188,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def fault_of(node: NodeInfo, tensors: Mapping[str, TensorInfo]) -> str:
+def fault_of(attention: Attention) -> str:
     """Return the first rule that a node breaks, in words; nothing if there is none."""
-    return _fault(Attention(node, tensors))
+    return next((fault for rule in RULES if (fault := rule(attention))), "")
 
 
 def attentions(graph: GraphFile) -> Iterator[Attention]:
@@ -207,9 +207,5 @@ def check_for_cuda(path: Path) -> None:
         BundleError: Naming the node, what is wrong with it, and what to do.
     """
     for attention in attentions(GraphFile.read(path)):
-        if fault := _fault(attention):
+        if fault := fault_of(attention):
             raise BundleError(f"{path}: {attention.name} cannot be computed on CUDA: {fault}; export the checkpoint again")
-
-
-def _fault(attention: Attention) -> str:
-    return next((fault for rule in RULES if (fault := rule(attention))), "")

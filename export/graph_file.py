@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from dragoman.export.fields import BundleError
-from dragoman.model.files import read_bounded
+from dragoman.model.files import read_given
 
 MAX_GRAPH_FILE_BYTES = 1 << 28
 """Of a graph without its weights; one of 512 layers takes a few megabytes."""
@@ -84,11 +84,10 @@ class GraphFile:
             BundleError: If it is not there, or no graph.
         """
         model = _Model()
+        content = read_given(path, MAX_GRAPH_FILE_BYTES, BundleError)
         try:
-            model.ParseFromString(read_bounded(path, MAX_GRAPH_FILE_BYTES))
+            model.ParseFromString(content)
             return cls._of(model.graph)
-        except OSError as error:
-            raise BundleError(f"{path}: {error.strerror}") from error
         except (DecodeError, ValueError) as error:
             raise BundleError(f"{path}: not an ONNX graph") from error
 

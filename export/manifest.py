@@ -42,7 +42,7 @@ from dragoman.export.proof.report import Parity
 from dragoman.export.tensors import CacheList, Tensors, check_caches, check_tensors, is_packed, names_of
 from dragoman.model.card import MAX_CARD_BYTES
 from dragoman.model.config import Architecture
-from dragoman.model.files import read_bounded
+from dragoman.model.files import read_given
 from dragoman.model.generation import Affixes, Defaults, Languages, Template
 from dragoman.model.text.tokenizer import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
@@ -401,10 +401,7 @@ def read_manifest_bytes(path: Path) -> bytes:
     Raises:
         BundleError: If it is missing, cannot be read, or is larger than any manifest.
     """
-    try:
-        return read_bounded(path, MAX_MANIFEST_BYTES)
-    except OSError as error:
-        raise BundleError(f"{path}: {error.strerror}") from error
+    return read_given(path, MAX_MANIFEST_BYTES, BundleError)
 
 
 def parse_manifest(content: bytes, path: Path | str) -> Manifest:

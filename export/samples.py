@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from dragoman.export.fields import MAX_SAMPLES_BYTES, BundleError, Difference, Length, Line, TokenId, one_line
 from dragoman.export.manifest import SAMPLES_FILE, Manifest
 from dragoman.export.processor import Platform
-from dragoman.model.files import read_bounded
+from dragoman.model.files import read_given
 from dragoman.model.text.tokenizers import Tokenizers
 
 FORMAT: Literal[1] = 1
@@ -167,11 +167,10 @@ def read_samples(directory: Path, manifest: Manifest) -> Samples | None:
     if SAMPLES_FILE not in manifest.files:
         return None
     path = directory / SAMPLES_FILE
+    content = read_given(path, MAX_SAMPLES_BYTES, BundleError)
     try:
-        samples = msgspec.json.decode(read_bounded(path, MAX_SAMPLES_BYTES), type=Samples)
+        samples = msgspec.json.decode(content, type=Samples)
         samples.check(manifest)
-    except OSError as error:
-        raise BundleError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path}: not sample answers: {one_line(str(error))}") from error
     return samples

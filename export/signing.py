@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from dragoman.export.fields import BundleError, Digest, one_line
 from dragoman.export.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from dragoman.model.errors import InputError
-from dragoman.model.files import read_bounded, write_text
+from dragoman.model.files import read_given, write_text
 
 if TYPE_CHECKING:  # installed where somebody signs or checks signatures
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -118,10 +118,7 @@ def sign(path: Path, key: Path, digest: str = "") -> str:
         OSError: If the signature cannot be written.
     """
     private = _read_private(key)
-    try:
-        content = read_bounded(path, MAX_MANIFEST_BYTES)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+    content = read_given(path, MAX_MANIFEST_BYTES, InputError)
     if digest not in ("", hashlib.sha256(content).hexdigest()):
         raise InputError(f"{path}: has changed since it was checked, and is not signed")
     identity = key_id(private.public_key())
@@ -136,17 +133,6 @@ def sign(path: Path, key: Path, digest: str = "") -> str:
     return identity
 
 
-def check_signature(directory: Path, keys: Keys) -> bytes:
-    """Return the bytes of a bundle's manifest, which one of the keys has signed; what is made of them must be made of these.
-
-    Raises:
-        SignatureError: If the bundle is not signed, or not so; it names the file.
-    """
-    content = _read(directory / MANIFEST_FILE, MAX_MANIFEST_BYTES)
-    check_signed(directory, content, keys)
-    return content
-
-
 def check_signed(directory: Path, content: bytes, keys: Keys) -> None:
     """Do nothing if the signature in a bundle's folder is of these bytes, which were read as its manifest, and of one of the keys.
 
@@ -156,7 +142,7 @@ def check_signed(directory: Path, content: bytes, keys: Keys) -> None:
     path = directory / SIGNATURE_FILE
     if not path.exists():
         raise SignatureError(f"{directory}: is not signed (there is no {SIGNATURE_FILE}), and signatures are required")
-    keys.check(content, _read(path, MAX_SIGNATURE_BYTES), str(directory / MANIFEST_FILE))
+    keys.check(content, read_given(path, MAX_SIGNATURE_BYTES, BundleError), str(directory / MANIFEST_FILE))
 
 
 def key_id(key: "PublicKeyTypes") -> str:
@@ -166,18 +152,9 @@ def key_id(key: "PublicKeyTypes") -> str:
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
-def _read(path: Path, max_bytes: int) -> bytes:
-    try:
-        return read_bounded(path, max_bytes)
-    except OSError as error:
-        raise BundleError(f"{path}: {error.strerror}") from error
-
-
 def _read_pem(path: Path) -> str:
     try:
-        return read_bounded(path, MAX_KEY_FILE_BYTES).decode("ascii")
-    except OSError as error:
-        raise KeyFileError(f"{path}: {error.strerror}") from error
+        return read_given(path, MAX_KEY_FILE_BYTES, KeyFileError).decode("ascii")
     except UnicodeDecodeError:
         raise KeyFileError(f"{path}: not a PEM file") from None
 

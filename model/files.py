@@ -91,6 +91,14 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     return content
 
 
+def read_given(path: Path, max_bytes: int, refused: type[InputError]) -> bytes:
+    """Return what a regular file holds, as `read_bounded`; raise the error given, which names the file, where that raises."""
+    try:
+        return read_bounded(path, max_bytes)
+    except OSError as error:
+        raise refused(f"{path}: {error.strerror}") from error
+
+
 def _refuse_irregular(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))

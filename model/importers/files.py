@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeGuard, TypeVar
 
 from dragoman.model.errors import InputError
-from dragoman.model.files import open_regular, read_bounded
+from dragoman.model.files import open_regular, read_given
 
 # `config.json` has a few kilobytes, a vocabulary of 256,000 tokens or the index of a thousand shards a few megabytes.
 MAX_JSON_BYTES: Final = 128 * 2**20
@@ -156,10 +156,7 @@ def load_object_if_any(path: Path) -> dict[str, Any]:
 
 def read(path: Path, max_bytes: int) -> bytes:
     """Return the content of a regular file; raise `ForeignError` if it is missing, no regular file, or larger."""
-    try:
-        content = read_bounded(path, max_bytes)
-    except OSError as error:
-        raise ForeignError(f"{path}: {error.strerror}") from error
+    content = read_given(path, max_bytes, ForeignError)
     _refuse_pointer(path, content)
     return content
 

@@ -27,14 +27,14 @@ def half_bundle(export: Export, tmp_path: Path) -> Path:
 
 
 def test_nodes_of_the_models_are_accepted_and_shapes_that_a_file_does_not_say_are_no_fault() -> None:
-    assert {name: fault_of(*node_of(places)) for name, places in GOOD.items()} == dict.fromkeys(GOOD, "")
+    assert {name: fault_of(Attention(*node_of(places))) for name, places in GOOD.items()} == dict.fromkeys(GOOD, "")
     node, tensors = node_of(ENCODER)
-    assert fault_of(node, {name: TensorInfo(info.dtype) for name, info in tensors.items()}) == ""
+    assert fault_of(Attention(node, {name: TensorInfo(info.dtype) for name, info in tensors.items()})) == ""
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_broken_rule_is_named(case: Case) -> None:
-    assert case.words in fault_of(*node_of(case.places, **case.attributes))
+    assert case.words in fault_of(Attention(*node_of(case.places, **case.attributes)))
 
 
 def test_every_rule_has_a_case() -> None:
@@ -42,7 +42,7 @@ def test_every_rule_has_a_case() -> None:
     assert all(any(map(rule, nodes)) for rule in RULES)
     for name in ("num_heads", "kv_num_heads"):
         for number in (float("inf"), float("nan"), 4.0, "4"):
-            assert "do not go with" in fault_of(*node_of(ENCODER, **{name: number}))
+            assert "do not go with" in fault_of(Attention(*node_of(ENCODER, **{name: number})))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.export import bundle as bundles
 from dragoman.export.bundle import Bundle, BundleError
-from dragoman.export.signing import KeyFileError, Keys, check_signature, sign
+from dragoman.export.signing import KeyFileError, Keys, check_signed, sign
 from dragoman.model.errors import InputError
 from tests.certificates import openssl
 
@@ -52,12 +52,16 @@ def folder(keys: Path, tmp_path: Path) -> Path:
     return folder
 
 
+def check(bundle: Path, keys: Keys) -> None:
+    check_signed(bundle, (bundle / "bundle.json").read_bytes(), keys)
+
+
 def test_signed_content_is_accepted_and_openssl_agrees(folder: Path) -> None:
     keys, bundle = Keys.load(folder / "a.pem"), folder / "bundle"
     with pytest.raises(BundleError, match=rf"{bundle}: is not signed"):
-        check_signature(bundle, keys)
+        check(bundle, keys)
     identity = sign(bundle / "bundle.json", folder / "a.key")
-    assert check_signature(bundle, keys) == CONTENT
+    check(bundle, keys)
     der = subprocess.run(["openssl", "pkey", "-pubin", "-in", folder / "a.pem", "-outform", "DER"], capture_output=True, check=True)
     signed = json.loads((bundle / "bundle.json.sig").read_text())
     assert identity == signed["key"] == hashlib.sha256(der.stdout).hexdigest() and list(keys.by_id) == [identity]
@@ -65,17 +69,17 @@ def test_signed_content_is_accepted_and_openssl_agrees(folder: Path) -> None:
     openssl(folder, "pkeyutl", "-verify", "-pubin", "-inkey", "a.pem", "-rawin", "-in", "bundle/bundle.json", "-sigfile", "raw")
     (bundle / "bundle.json").write_bytes(CONTENT + b"\n")
     with pytest.raises(BundleError, match=r"bundle\.json: is not what key [0-9a-f]{64} signed"):
-        check_signature(bundle, keys)
+        check(bundle, keys)
 
 
 def test_signature_of_an_unknown_key_is_refused_also_under_the_name_of_a_trusted_one(folder: Path) -> None:
     keys, path = Keys.load(folder / "a.pem"), folder / "bundle/bundle.json.sig"
     identity = sign(folder / "bundle/bundle.json", folder / "b.key")
     with pytest.raises(BundleError, match=rf"bundle\.json: signed with key {identity}, which is not in {folder / 'a.pem'}"):
-        check_signature(folder / "bundle", keys)
+        check(folder / "bundle", keys)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"key": next(iter(keys.by_id))}))
     with pytest.raises(BundleError, match=r"is not what key"):
-        check_signature(folder / "bundle", keys)
+        check(folder / "bundle", keys)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_file_that_is_no_signature_is_named_in_one_line(folder: Path, content: b
     else:
         (folder / "bundle/bundle.json.sig").write_bytes(content)
     with pytest.raises(BundleError, match=rf"\A[^\n]*bundle\.json\.sig: {reason}[^\n]*\Z"):
-        check_signature(folder / "bundle", Keys.load(folder / "a.pem"))
+        check(folder / "bundle", Keys.load(folder / "a.pem"))
 
 
 def test_keys_come_from_a_file_of_several_and_from_a_folder(folder: Path) -> None:
