@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir
 import torch
-from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
+from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 from onnx_ir.traversal import RecursiveGraphIterator
 from torch import nn
 
@@ -51,7 +51,7 @@ class GraphModule(nn.Module):
 
 
 def trace(module: GraphModule) -> onnx_ir.Model:
-    """Return a module's ONNX graph, stripped, its weights still shared with the module.
+    """Return a module's ONNX graph, its weights still shared with the module.
 
     Raises:
         UnknownOperation: If the module does something that `recording` cannot write.
@@ -61,12 +61,12 @@ def trace(module: GraphModule) -> onnx_ir.Model:
         results = module(**module.inputs(recorder))
     for name, result in zip(module.output_names, results, strict=True):
         recorder.output(name, result)
-    model = onnx_ir.Model(recorder.graph, ir_version=IR_VERSION)
+    model = onnx_ir.Model(recorder.graph, ir_version=IR_VERSION, producer_name="dragoman")
     _fold_output_bias(model.graph)
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
     _drop_unused_outputs(model.graph)
-    _strip(model)
+    _name_nodes(model.graph)
     assert input_output_names(model) == (module.input_names, module.output_names), "tracing dropped an input or an output"
     return model
 
@@ -121,22 +121,10 @@ def _is_half(value: onnx_ir.Value) -> bool:
     return value.dtype in (onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
 
 
-def _strip(model: onnx_ir.Model) -> None:
-    """Remove everything that says when, where and by what the graph was made; name nodes by their operator and place."""
-    ClearMetadataAndDocStringPass()(model)
-    model.ir_version = IR_VERSION
-    model.producer_name, model.producer_version = "dragoman", None
-    model.doc_string = model.domain = model.model_version = None
-    model.metadata_props.clear()
-    graph = model.graph
-    graph.name = "main"
-    nodes = list(RecursiveGraphIterator(graph))
-    values = [*graph.inputs, *graph.initializers.values(), *(value for node in nodes for value in node.outputs)]
-    for value in values:
-        value.metadata_props.clear()
-        value.doc_string = None
+def _name_nodes(graph: onnx_ir.Graph) -> None:
+    """Name nodes by their operator and place, and weights that have no name of their own by the node that reads them."""
     counts: dict[str, int] = {}
-    for node in nodes:
+    for node in RecursiveGraphIterator(graph):
         index = counts[node.op_type] = counts.get(node.op_type, -1) + 1
         node.name = f"{node.op_type}_{index}"
         for place, source in enumerate(node.inputs):
