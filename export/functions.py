@@ -81,8 +81,8 @@ def _rms_norm(x: Recorded, normalized_shape: Sequence[int], weight: Tensor | Non
     return x.emit("SimplifiedLayerNormalization", [x, weight], x.shape, axis=-1, epsilon=eps, stash_type=1)
 
 
-def _relu(x: Recorded, inplace: bool = False) -> Recorded:
-    return x.emit("Relu", [x], x.shape)
+def _elementwise(op_type: str) -> Callable[..., Recorded]:
+    return lambda x, inplace=False: x.emit(op_type, [x], x.shape)
 
 
 def _gelu(x: Recorded, approximate: str = "none") -> Recorded:
@@ -91,14 +91,6 @@ def _gelu(x: Recorded, approximate: str = "none") -> Recorded:
 
 def _silu(x: Recorded, inplace: bool = False) -> Recorded:
     return x.binary("Mul", x.emit("Sigmoid", [x], x.shape))
-
-
-def _tanh(x: Recorded) -> Recorded:
-    return x.emit("Tanh", [x], x.shape)
-
-
-def _sigmoid(x: Recorded) -> Recorded:
-    return x.emit("Sigmoid", [x], x.shape)
 
 
 def _where(condition: Recorded, x: Recorded, y: Recorded) -> Recorded:
@@ -130,11 +122,11 @@ WRITERS: dict[Callable[..., Any], Callable[..., Recorded]] = {
     F.linear: _linear,
     F.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,
-    F.relu: _relu,
+    F.relu: _elementwise("Relu"),
     F.gelu: _gelu,
     F.silu: _silu,
-    torch.tanh: _tanh,
-    torch.sigmoid: _sigmoid,
+    torch.tanh: _elementwise("Tanh"),
+    torch.sigmoid: _elementwise("Sigmoid"),
     torch.where: _where,
     torch.cat: _cat,
     torch.stack: _stack,

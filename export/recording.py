@@ -296,7 +296,7 @@ class Recorded:
         """Swap two axes."""
         order = list(range(len(self.shape)))
         order[first], order[second] = order[second], order[first]
-        return self.emit("Transpose", [self], [self.shape[axis] for axis in order], perm=order)
+        return self.permute(*order)
 
     def permute(self, *dims: int) -> "Recorded":
         """Put the axes in another order."""
@@ -317,9 +317,15 @@ class Recorded:
         """Repeat along axes."""
         return self.emit("Expand", [self, self.recorder.shape(shape)], shape)
 
-    def view(self, shape: Sequence[Dim]) -> "Recorded":
-        """Take another shape with as many elements."""
-        return self._reshape(shape)
+    def view(self, shape: Sequence[Dim | None]) -> "Recorded":
+        """Take another shape with as many elements, of which one size may be None: axes that stay are 0, and one is worked out."""
+        dims: list[Dim] = []
+        for axis, dim in enumerate(shape):
+            is_kept = isinstance(dim, Size) and axis < len(self.shape) and dim is self.shape[axis] and axis == len(dims)
+            is_left = (dim is None or isinstance(dim, Size)) and not is_kept and -1 not in dims
+            assert dim is not None or is_left, "one size at the most is to be worked out"
+            dims.append(0 if is_kept else -1 if is_left or dim is None else dim)
+        return self.emit("Reshape", [self, self.recorder.shape(dims)], shape)
 
     def flatten(self, first: int = 0, last: int = -1) -> "Recorded":
         """Make one axis of several."""
@@ -327,7 +333,7 @@ class Recorded:
         first, last = first % rank, last % rank
         merged = self.shape[first : last + 1]
         size = None if any(isinstance(dim, Size) for dim in merged) else int(np.prod(merged))
-        return self._reshape((*self.shape[:first], size, *self.shape[last + 1 :]))
+        return self.view((*self.shape[:first], size, *self.shape[last + 1 :]))
 
     def unflatten(self, dim: int, sizes: Sequence[Dim]) -> "Recorded":
         """Make several axes of one, of which one may be -1 if the size is known."""
@@ -335,7 +341,7 @@ class Recorded:
         split = list(sizes)
         if not isinstance(self.shape[dim], Size) and -1 in split:
             split[split.index(-1)] = self.shape[dim] // int(np.prod([size for size in split if size != -1]))
-        return self._reshape((*self.shape[:dim], *split, *self.shape[dim + 1 :]))
+        return self.view((*self.shape[:dim], *split, *self.shape[dim + 1 :]))
 
     def chunk(self, chunks: int, dim: int) -> list["Recorded"]:
         """Split an axis of known size into equal parts."""
@@ -366,16 +372,6 @@ class Recorded:
         if not isinstance(other, Tensor | Recorded) or other.dtype is not self.dtype:
             raise UnknownOperation(f"{op_type} of {self.dtype} and {getattr(other, 'dtype', type(other))}")
         return self.emit(op_type, [self, other], _broadcast(self.shape, tuple(other.shape)), dtype)
-
-    def _reshape(self, shape: Sequence[Dim | None]) -> "Recorded":
-        """Write a Reshape: axes that stay are 0, and of the others one is left to be worked out."""
-        dims: list[Dim] = []
-        for axis, dim in enumerate(shape):
-            is_kept = isinstance(dim, Size) and axis < len(self.shape) and dim is self.shape[axis] and axis == len(dims)
-            is_left = (dim is None or isinstance(dim, Size)) and not is_kept and -1 not in dims
-            assert dim is not None or is_left, "one size at the most is to be worked out"
-            dims.append(0 if is_kept else -1 if is_left or dim is None else dim)
-        return self.emit("Reshape", [self, self.recorder.shape(dims)], shape)
 
 
 def write_node(

@@ -3,7 +3,7 @@
 Graphs are left with tensors that are mapped from what was written, so that nothing of a large model stays in memory twice.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -62,26 +62,18 @@ def _write(
         assert tensor is not None
         if tensor.nbytes <= MAX_INLINE_BYTES:
             value.const_value = onnx_ir.tensor(tensor.numpy().copy(), tensor.dtype, name=str(value.name))
-        elif (found := _find(tensor, stored)) is not None:
+        elif (found := next((other for other in stored.get(_key(tensor), []) if _is_same(tensor, other)), None)) is not None:
             value.const_value = _reference(found, str(value.name))
         else:
             new.append(value)
     given = [tensor for value in new if (tensor := value.const_value) is not None]
-    written = _written(given, directory, weights_name) if given else []
+    written: list[ExternalTensor] = []
+    if given:
+        written = convert_tensors_to_external(given, directory, weights_name, alignment=ALIGNMENT, align_threshold=ALIGNMENT)
     for value, tensor in zip(new, written, strict=True):
         value.const_value = tensor
         stored.setdefault(_key(tensor), []).append(tensor)
     onnx_ir.save(model, directory / graph_name)
-
-
-def _written(tensors: Sequence[TensorProtocol], directory: Path, weights_name: str) -> list[ExternalTensor]:
-    """Write tensors into one file; return them as they lie there."""
-    return convert_tensors_to_external(tensors, directory, weights_name, alignment=ALIGNMENT, align_threshold=ALIGNMENT)
-
-
-def _find(tensor: TensorProtocol, stored: dict[Key, list[ExternalTensor]]) -> ExternalTensor | None:
-    """Return the stored tensor that has the same type, shape and bytes."""
-    return next((other for other in stored.get(_key(tensor), []) if _is_same(tensor, other)), None)
 
 
 def _reference(stored: ExternalTensor, name: str) -> ExternalTensor:
