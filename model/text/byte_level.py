@@ -6,7 +6,7 @@ is the same token at the start of a sentence as inside it; decoding takes that o
 recognised in text: `</s>` typed by a user is four ordinary characters.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,9 +14,9 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dragoman.model.files import write_text
-from dragoman.model.text.json_file import encoder_of, parsed
-from dragoman.model.text.pieces import PieceDetokenizer, Pieces, byte_alphabet
-from dragoman.model.text.tokenizer import Encode, SpecialToken, TokenizerError, read, reason, splitting
+from dragoman.model.text.json_file import EncoderTokenizer, encoder_of, parsed
+from dragoman.model.text.pieces import byte_alphabet
+from dragoman.model.text.tokenizer import Pieces, Tokenizer, TokenizerError, read, reason
 
 PAD, EOS, START = "<pad>", "</s>", "<s>"
 SPECIAL_TOKENS = (PAD, EOS, START)
@@ -24,7 +24,7 @@ FILE_NAME = "tokenizer.json"
 MAX_SPECIAL_TOKENS = 1 << 16
 
 
-class ByteLevelTokenizer:
+class ByteLevelTokenizer(EncoderTokenizer):
     """One vocabulary, shared by source and target."""
 
     kind = "byte_level"
@@ -118,41 +118,8 @@ class ByteLevelTokenizer:
         """Return `tokenizer.json`."""
         return self.encoder.to_str(pretty=True).encode()
 
-    def settings(self) -> Mapping[str, Any]:
-        """Return nothing: the file says all."""
-        return {}
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens."""
-        ids: list[int] = self.encoder.encode(text, add_special_tokens=False).ids
-        return ids
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode many texts on all cores."""
-        return [encoding.ids for encoding in self.encoder.encode_batch_fast(texts, add_special_tokens=False)]
-
-    def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
-        """Return an encoder of texts with these tokens."""
-        return splitting(tokens, self.encode)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD."""
-        return self._table.decode(ids)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token; nothing for a special token, or for one that only pads a model's vocabulary."""
-        return self._table.later(token_id)
-
-    def word_bytes(self, token_id: int) -> bytes:
-        """Return `token_bytes`: nothing is unknown."""
-        return self.token_bytes(token_id)
-
-    def detokenizer(self) -> PieceDetokenizer:
-        """Return the start of an empty text."""
-        return self._table.detokenizer()
-
-
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """UTF-8, each byte a token; all other ids are silent."""
 
     kind = "bytes"
@@ -181,34 +148,6 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
         return [byte + self._offset for byte in text.encode()]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode many texts."""
-        return list(map(self.encode, texts))
-
-    def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
-        """Return an encoder of texts with these tokens."""
-        return splitting(tokens, self.encode)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD, one a bad sequence."""
-        return self._table.decode(ids)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the byte of a token; nothing for a special one."""
-        return self._table.later(token_id)
-
-    def word_bytes(self, token_id: int) -> bytes:
-        """Return `token_bytes`: nothing is unknown."""
-        return self.token_bytes(token_id)
-
-    def detokenizer(self) -> PieceDetokenizer:
-        """Return the start of an empty text."""
-        return self._table.detokenizer()
-
-    def content(self) -> bytes:
-        """Return nothing: there is no file."""
-        return b""
 
     def settings(self) -> Mapping[str, Any]:
         """Return the constructor's arguments."""

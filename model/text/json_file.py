@@ -8,17 +8,32 @@ that are added and not special, as there.
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
 from tokenizers import Tokenizer as Encoder
 
-from dragoman.model.text.pieces import PieceDetokenizer, pieces_of
-from dragoman.model.text.tokenizer import MAX_ID, UNKNOWN_MARK, Encode, SpecialToken, TokenizerError, is_name, reason
+from dragoman.model.text.pieces import pieces_of
+from dragoman.model.text.tokenizer import MAX_ID, UNKNOWN_MARK, Encode, SpecialToken, Tokenizer, TokenizerError, is_name, reason
 
 
-class JsonTokenizer:
+class EncoderTokenizer(Tokenizer):
+    """A tokeniser whose texts the library `tokenizers` encodes."""
+
+    encoder: Encoder
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens."""
+        ids: list[int] = self.encoder.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode many texts on all cores."""
+        return [encoding.ids for encoding in self.encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+class JsonTokenizer(EncoderTokenizer):
     """A `tokenizer.json`."""
 
     kind = "tokenizers"
@@ -41,10 +56,10 @@ class JsonTokenizer:
         self.vocab_size = len(tokens)
         if not 0 <= eos_id < self.vocab_size:
             raise TokenizerError(f"eos_id {eos_id} is not in 0 to {self.vocab_size - 1}")
-        self._encoder = encoder_of(description)
-        self._encoder.encode_special_tokens = True
+        self.encoder = encoder_of(description)
+        self.encoder.encode_special_tokens = True
         for entry in description["added_tokens"]:
-            if self._encoder.token_to_id(entry["content"]) != entry["id"]:
+            if self.encoder.token_to_id(entry["content"]) != entry["id"]:
                 raise TokenizerError(f"added_tokens gives an id, {entry['id']}, that it does not have")
 
     @classmethod
@@ -75,15 +90,6 @@ class JsonTokenizer:
         model = {"type": "BPE", "dropout": None, "unk_token": None, "vocab": ids, "merges": pairs}
         return cls(json.dumps({"version": "1.0", "added_tokens": added, **_BYTE_LEVEL, "model": model}).encode(), eos_id)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens."""
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
-        return ids
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode many texts on all cores."""
-        return [encoding.ids for encoding in self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
-
     def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
         """Return an encoder of texts with these tokens, which are found as the library finds them; loads the file again."""
         description = _with_added_tokens(parsed(self._content))
@@ -96,21 +102,9 @@ class JsonTokenizer:
 
         return encode
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD, one a bad sequence."""
-        return self._table.decode(ids)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the UTF-8 that a token adds to a text; nothing for a special token, or one that only pads a model's vocabulary."""
-        return self._table.later(token_id)
-
     def word_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token in the words of an encoded text; the unknown token is a mark without spaces."""
         return UNKNOWN_MARK if token_id == self._unknown_id else self.token_bytes(token_id)
-
-    def detokenizer(self) -> PieceDetokenizer:
-        """Return the start of an empty text."""
-        return self._table.detokenizer()
 
     def content(self) -> bytes:
         """Return the file."""

@@ -1,84 +1,12 @@
-"""Decoding: the bytes that each token adds to a text, and the text of a growing sequence of tokens.
+"""Decoders of `tokenizers` JSON files as the bytes of each token; one that does not go token by token is refused by name."""
 
-`pieces_of` reads them off the decoder of a `tokenizers` JSON file; a decoder that does not go token by token is refused by name.
-"""
-
-import codecs
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dragoman.model.text.tokenizer import TokenizerError
+from dragoman.model.text.tokenizer import Pieces, TokenizerError
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
-
-
-class Pieces:
-    """Bytes of tokens by id: those at the start of a text, where a space may be taken off, and those after it."""
-
-    def __init__(self, later: Sequence[bytes], first: Mapping[int, bytes], opening: Collection[int]) -> None:
-        """Take the table.
-
-        Args:
-            later: Bytes that a token adds; none for a silent one. Tokens beyond it only pad a model's vocabulary, and are silent.
-            first: Bytes that it adds at the start of a text, where they differ.
-            opening: Tokens after which a text is still at its start; those beyond the table are, without being named.
-        """
-        self._later = list(later)
-        self._first = dict(first)
-        self._opening = frozenset(opening)
-
-    def later(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to a text."""
-        return self._later[token_id] if token_id < len(self._later) else b""
-
-    def first(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to a text that is at its start."""
-        return self._first[token_id] if token_id in self._first else self.later(token_id)
-
-    def is_opening(self, token_id: int) -> bool:
-        """Return whether a text at its start is still there after this token."""
-        return token_id in self._opening or token_id >= len(self._later)
-
-    @classmethod
-    def without_first_space(cls, later: Sequence[bytes]) -> "Pieces":
-        """Return a table whose texts lose one space at their start."""
-        first = {i: piece[1:] for i, piece in enumerate(later) if piece.startswith(b" ")}
-        return cls(later, first, [i for i, piece in enumerate(later) if not piece])
-
-    def detokenizer(self) -> "PieceDetokenizer":
-        """Return the start of an empty text."""
-        return PieceDetokenizer(self)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids."""
-        detokenizer = self.detokenizer()
-        return detokenizer.push(ids) + detokenizer.finish()
-
-
-class PieceDetokenizer:
-    """Text of a growing sequence of ids, in pieces that never hold half a character and add up to `Pieces.decode` exactly."""
-
-    def __init__(self, pieces: Pieces) -> None:
-        """Start an empty text."""
-        self._pieces = pieces
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._is_at_start = True
-
-    def push(self, ids: Iterable[int]) -> str:
-        """Add ids and return the text that is now certain; a character still incomplete waits for its last byte."""
-        pieces, added = self._pieces, []
-        for token_id in ids:
-            if self._is_at_start:
-                added.append(pieces.first(token_id))
-                self._is_at_start = pieces.is_opening(token_id)
-            else:
-                added.append(pieces.later(token_id))
-        return self._decoder.decode(b"".join(added))
-
-    def finish(self) -> str:
-        """Return the text held back: U+FFFD for a character that was never completed, or nothing."""
-        return self._decoder.decode(b"", final=True)
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -6,19 +6,20 @@ token between two bytes of a character does not part them.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
-from dragoman.model.text.pieces import PieceDetokenizer, Pieces
 from dragoman.model.text.tokenizer import (
     MAX_ID,
     SPACE,
     UNKNOWN_MARK,
     Encode,
+    Pieces,
     SpecialToken,
+    Tokenizer,
     TokenizerError,
     is_name,
     reason,
@@ -33,7 +34,7 @@ UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 _BYTE_PIECE: Final = re.compile("<0x[0-9A-F]{2}>")
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """A `.model` file, and the ids that a model knows its pieces by."""
 
     kind = "sentencepiece"
@@ -88,21 +89,9 @@ class SentencePieceTokenizer:
         shown = SentencePieceTokenizer(with_pieces_in_text(self._model, inside), self._ids, self.eos_id, pieces)
         return splitting([token for token in tokens if token.content not in inside], shown.encode)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; special tokens are silent, the unknown one is ` ⁇ `, bytes that are not UTF-8 become U+FFFD."""
-        return self._table.decode(ids)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the UTF-8 that a token adds to a text; nothing for a special token, or one that only pads a model's vocabulary."""
-        return self._table.later(token_id)
-
     def word_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token in the words of an encoded text; the unknown token is a mark without spaces."""
         return UNKNOWN_MARK if token_id == self._ids[self._unknown_id] else self.token_bytes(token_id)
-
-    def detokenizer(self) -> PieceDetokenizer:
-        """Return the start of an empty text."""
-        return self._table.detokenizer()
 
     def content(self) -> bytes:
         """Return the `.model` file."""

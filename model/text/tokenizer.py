@@ -1,12 +1,14 @@
-"""Interface of tokenisers, of whatever kind: one side's text to ids and back; special tokens in texts; files read within bounds.
+"""Tokenisers of whatever kind: one side's text to ids and back; special tokens in texts; files read within bounds.
 
 No torch, so that the server can import it.
 """
 
+import codecs
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -37,75 +39,113 @@ class SpecialToken(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     space_id: Id | None = None  # token of white space before the name that does not belong to it; None for nothing
 
 
-class Detokenizer(Protocol):
+class Pieces:
+    """Bytes of tokens by id: those at the start of a text, where a space may be taken off, and those after it."""
+
+    def __init__(self, later: Sequence[bytes], first: Mapping[int, bytes], opening: Collection[int]) -> None:
+        """Take the table.
+
+        Args:
+            later: Bytes that a token adds; none for a silent one. Tokens beyond it only pad a model's vocabulary, and are silent.
+            first: Bytes that it adds at the start of a text, where they differ.
+            opening: Tokens after which a text is still at its start; those beyond the table are, without being named.
+        """
+        self._later = list(later)
+        self._first = dict(first)
+        self._opening = frozenset(opening)
+
+    def later(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to a text."""
+        return self._later[token_id] if token_id < len(self._later) else b""
+
+    def first(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to a text that is at its start."""
+        return self._first[token_id] if token_id in self._first else self.later(token_id)
+
+    def is_opening(self, token_id: int) -> bool:
+        """Return whether a text at its start is still there after this token."""
+        return token_id in self._opening or token_id >= len(self._later)
+
+    @classmethod
+    def without_first_space(cls, later: Sequence[bytes]) -> "Pieces":
+        """Return a table whose texts lose one space at their start."""
+        first = {i: piece[1:] for i, piece in enumerate(later) if piece.startswith(b" ")}
+        return cls(later, first, [i for i, piece in enumerate(later) if not piece])
+
+
+class Detokenizer:
     """Text of a growing sequence of ids, in pieces that never hold half a character and add up to `Tokenizer.decode` exactly."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        """Start an empty text."""
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_at_start = True
 
     def push(self, ids: Iterable[int]) -> str:
         """Add ids and return the text that is now certain; a character still incomplete waits for its last byte."""
-        ...
+        pieces, added = self._pieces, []
+        for token_id in ids:
+            if self._is_at_start:
+                added.append(pieces.first(token_id))
+                self._is_at_start = pieces.is_opening(token_id)
+            else:
+                added.append(pieces.later(token_id))
+        return self._decoder.decode(b"".join(added))
 
     def finish(self) -> str:
-        """Return what was held back: U+FFFD for a character that was never completed, or nothing."""
-        ...
+        """Return the text held back: U+FFFD for a character that was never completed, or nothing."""
+        return self._decoder.decode(b"", final=True)
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """One side's text.
 
     Special tokens are not recognised in text: `</s>` typed by a user is four ordinary characters. Only the encoder that `reading`
     returns recognises those that it was given.
     """
 
-    @property
-    def kind(self) -> str:
-        """Its name in `text.json`."""
-        ...
+    kind: ClassVar[str]  # its name in `text.json`
+    vocab_size: int  # all ids it knows are below this
+    eos_id: int  # the end-of-sequence token
+    _table: Pieces
 
-    @property
-    def vocab_size(self) -> int:
-        """All ids it knows are below this."""
-        ...
-
-    @property
-    def eos_id(self) -> int:
-        """The end-of-sequence token."""
-        ...
-
+    @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
-        ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts."""
-        ...
+        return list(map(self.encode, texts))
 
     def reading(self, tokens: Sequence[SpecialToken]) -> Encode:
         """Return an encoder of texts in which the names of these tokens, none of which it knows otherwise, are the tokens."""
-        ...
+        return splitting(tokens, self.encode)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD, one a bad sequence."""
-        ...
+        detokenizer = self.detokenizer()
+        return detokenizer.push(ids) + detokenizer.finish()
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the UTF-8 that a token adds to a text; nothing for a special token, or one that only pads a model's vocabulary."""
-        ...
+        return self._table.later(token_id)
 
     def word_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token in the words of an encoded text; the unknown token is a mark without spaces."""
-        ...
+        return self.token_bytes(token_id)
 
     def detokenizer(self) -> Detokenizer:
         """Return the start of an empty text."""
-        ...
+        return Detokenizer(self._table)
 
     def content(self) -> bytes:
         """Return the content of its file; nothing for a kind that has none."""
-        ...
+        return b""
 
     def settings(self) -> Mapping[str, Any]:
         """Return the constructor's other arguments, to be kept as JSON."""
-        ...
+        return {}
 
 
 def is_name(piece: str) -> bool:
