@@ -1,10 +1,8 @@
-"""The attention family: dot-product, scaled dot-product, additive and multi-head, and the masks they share.
+"""The attention family: scaled dot-product, additive and multi-head, and the masks they share.
 
 Masks are boolean and say where attention is *allowed*; they broadcast over the leading axes of the scores `[..., T, S]`.
 What keeps keys and values from one step to the next is not here: see `transformer.AttentionBackend`.
 """
-
-import math
 
 import torch
 from torch import Tensor, nn
@@ -19,38 +17,6 @@ def padding_mask(lengths: Tensor, size: int) -> Tensor:
 def causal_mask(size: int, device: torch.device | None = None) -> Tensor:
     """Allow each of `size` positions to see itself and what came before it: `[size, size]`."""
     return torch.ones(size, size, dtype=torch.bool, device=device).tril()
-
-
-def attend(scores: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mix values by the softmax of their scores: softmax(scores) · V.
-
-    Args:
-        scores: `[..., T, S]`, any real numbers.
-        value: `[..., S, Dv]`.
-        mask: True where attention is allowed; a row that allows nothing gives zeros.
-
-    Returns:
-        `[..., T, Dv]`.
-    """
-    if mask is None:
-        return scores.softmax(-1) @ value
-    weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
-    return weights.masked_fill(~mask, 0.0) @ value  # a row of -inf alone has become NaN
-
-
-def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attend by the plain dot product, softmax(Q Kᵀ) V (Luong et al., 2015).
-
-    Args:
-        query: `[..., T, D]`.
-        key: `[..., S, D]`.
-        value: `[..., S, Dv]`.
-        mask: True where attention is allowed.
-
-    Returns:
-        `[..., T, Dv]`.
-    """
-    return attend(query @ key.transpose(-2, -1), value, mask)
 
 
 def scaled_dot_product_attention(
@@ -105,10 +71,6 @@ class AdditiveAttention(nn.Module):
         """Queries `[..., T, Dq]` and what `keys` gave → scores `[..., T, S]`."""
         hidden = torch.tanh(self.query(query).unsqueeze(-2) + keys.unsqueeze(-3))
         return hidden @ self.energy.weight[0]
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend: query `[..., T, Dq]`, key `[..., S, Dk]`, value `[..., S, Dv]` → `[..., T, Dv]`."""
-        return attend(self.scores(query, self.keys(key)), value, mask)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.networks.attention import MultiHeadAttention, attend, causal_mask, padding_mask, scaled_dot_product_attention
+from dragoman.model.networks.attention import MultiHeadAttention, causal_mask, padding_mask, scaled_dot_product_attention
 from dragoman.model.networks.layers import Dropout
 from dragoman.model.networks.positions import angles, bucket_of
 from dragoman.model.networks.transformer import Transformer, sinusoids
@@ -71,13 +71,6 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def some_mask() -> Tensor:
-    """Allow something in every row and forbid something in most."""
-    mask = torch.rand(T, S) < 0.5
-    mask[torch.arange(T), torch.arange(T)] = True
-    return mask
-
-
 def test_causal_flag_equals_causal_mask_and_autocast_leaves_single_precision() -> None:
     query, key, value = torch.randn(3, B, H, T, D)
     by_flag = scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -86,22 +79,6 @@ def test_causal_flag_equals_causal_mask_and_autocast_leaves_single_precision() -
         found = scaled_dot_product_attention(query, key, value)
         assert (query @ key.mT).dtype == torch.bfloat16
     assert torch.equal(found, scaled_dot_product_attention(query, key, value))
-
-
-def test_row_that_may_attend_to_nothing_gives_zeros_and_not_a_number_is_not_hidden() -> None:
-    scores, value = torch.randn(T, S, requires_grad=True), torch.randn(S, D)
-    mask = some_mask()
-    mask[2] = False
-    out = attend(scores, value, mask)
-    assert torch.equal(out[2], torch.zeros(D))
-    allowed = torch.arange(T) != 2
-    torch.testing.assert_close(out[allowed], attend(scores[allowed], value, mask[allowed]))
-    out.sum().backward()
-    assert torch.isfinite(scores.grad).all() and not scores.grad[2].any()
-    scores = torch.zeros(2, S)
-    scores[0, 1] = math.nan
-    out = attend(scores, torch.ones(S, 1), torch.ones(2, S, dtype=torch.bool))
-    assert out[0].isnan().all() and torch.allclose(out[1], torch.ones(1))
 
 
 @pytest.mark.parametrize("kind", ["none", "padding", "causal", "padding and causal", "cross"])
