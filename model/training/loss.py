@@ -69,54 +69,36 @@ def _symmetric_divergence(log_probs: Tensor, probs: Tensor) -> tuple[Tensor, Ten
 
 
 def projected_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, pad_id: int, smoothing: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    pad_id: int,
+    smoothing: float = 0.0,
+    r_drop: float | None = None,
 ) -> Tensor:
     """Sum of label-smoothed cross-entropies of `hidden @ weight.T + bias`; equal to `F.cross_entropy(..., reduction="sum")`.
 
+    With `r_drop` it is that of two passes with different dropout, drawn towards each other (R-Drop, Liang et al., 2021). It is half
+    of the paper's equation 4, which makes it as large as that of one pass where the two agree: the mean of both passes'
+    cross-entropies + r_drop / 4 (KL(p || q) + KL(q || p)).
+
     Args:
-        hidden: `[..., d_model]`.
+        hidden: `[..., d_model]`; with `r_drop` both passes, `[2, ..., d_model]`.
         weight: `[V, d_model]`.
         bias: `[V]` or None.
-        labels: `[...]` token ids; `pad_id` counts for nothing.
+        labels: `[...]` token ids, of one pass; `pad_id` counts for nothing.
         pad_id: The label to ignore.
         smoothing: Mass spread evenly over all V tokens (Szegedy et al., 2016).
+        r_drop: Weight of the divergence (the paper's alpha); None for a single pass.
 
     Returns:
         A scalar in nats, float32.
     """
-    return _over_passes(hidden[None], weight, bias, labels, pad_id, smoothing, 0.0)
-
-
-def r_drop_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, pad_id: int, smoothing: float, alpha: float
-) -> Tensor:
-    """Sum of cross-entropies of two passes with different dropout, drawn towards each other (R-Drop, Liang et al., 2021).
-
-    It is half of the paper's equation 4, which makes it as large as `projected_cross_entropy` where the passes agree:
-    the mean of both passes' cross-entropies + alpha / 4 (KL(p || q) + KL(q || p)).
-
-    Args:
-        hidden: `[2, ..., d_model]`, both passes.
-        weight: See `projected_cross_entropy`, as the others.
-        bias: `[V]` or None.
-        labels: `[...]` token ids of one pass.
-        pad_id: The label to ignore.
-        smoothing: Of the cross-entropies.
-        alpha: Weight of the divergence.
-
-    Returns:
-        A scalar in nats, float32.
-    """
-    return _over_passes(hidden, weight, bias, labels, pad_id, smoothing, alpha / 4)
-
-
-def _over_passes(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, pad_id: int, smoothing: float, divergence_weight: float
-) -> Tensor:
-    """Leave the padding out."""
     is_real = labels != pad_id
+    passes = hidden[None] if r_drop is None else hidden
     with torch.autocast(hidden.device.type, enabled=False):
         loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden[:, is_real], weight, bias, labels[is_real], smoothing, divergence_weight
+            passes[:, is_real], weight, bias, labels[is_real], smoothing, (r_drop or 0.0) / 4
         )
     return loss

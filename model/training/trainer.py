@@ -28,7 +28,7 @@ from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.training.config import TrainingConfigError
 from dragoman.model.training.data import Batch, collate
 from dragoman.model.training.log import STEP_FIELDS, STEPS_FILE, VALIDATION_FIELDS, VALIDATION_FILE, CsvLog, Measured, plot_curves
-from dragoman.model.training.loss import projected_cross_entropy, r_drop_cross_entropy
+from dragoman.model.training.loss import projected_cross_entropy
 from dragoman.model.training.preparation import Preparation
 from dragoman.model.training.progress import TrainingProgress
 from dragoman.model.training.record import FOLDER, STATE_FILE
@@ -80,7 +80,7 @@ class Trainer:
         model.to(device)
         self.checkpoint = Checkpoint(self.config.name, model, Tokenizers.shared(prepared.tokenizer))
         self.yardstick = Validation(
-            self.model_config, self.checkpoint.tokenizers, prepared.validation, self.schedule.max_tokens, self._plain_cross_entropy
+            self.model_config, self.checkpoint.tokenizers, prepared.validation, self.schedule.max_tokens, self._cross_entropy
         )
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
@@ -133,7 +133,7 @@ class Trainer:
     def _remaining_batches(self) -> Iterator[Batch]:
         """Yield batches from where the run is, and validate between epochs; the order depends on seed and epoch alone."""
         state, schedule = self.progression, self.schedule
-        while state.step < schedule.max_steps and not self._is_out_of_patience():
+        while state.step < schedule.max_steps and not (0 < schedule.patience <= state.validations_since_best):
             rng = np.random.default_rng([schedule.seed, state.epoch])
             sources, targets = self.sampler.sample(rng)
             batches = bucket(sources, targets, schedule.max_tokens, rng)
@@ -168,24 +168,19 @@ class Trainer:
 
     def _training_loss(self, batch: Batch) -> Tensor:
         """Return the summed loss of a batch, of two passes over it where R-Drop is wanted."""
-        decoder, pad_id, smoothing = self.checkpoint.model.decoder, self.model_config.pad_id, self.schedule.label_smoothing
-        if not self.schedule.r_drop:
-            return self._cross_entropy(self.checkpoint.model, batch, smoothing)
-        hidden = torch.stack(self._hidden(self.checkpoint.model, batch.repeated(2)).chunk(2))
-        return r_drop_cross_entropy(
-            hidden, decoder.output_weight, decoder.output_bias, batch.labels, pad_id, smoothing, self.schedule.r_drop
-        )
+        model, schedule = self.checkpoint.model, self.schedule
+        if not schedule.r_drop:
+            return self._cross_entropy(model, batch, schedule.label_smoothing)
+        hidden = torch.stack(self._hidden(model, batch.repeated(2)).chunk(2))
+        return self._projected(model, hidden, batch.labels, schedule.label_smoothing, schedule.r_drop)
 
-    def _plain_cross_entropy(self, model: Network, batch: Batch) -> Tensor:
-        """Return the summed cross-entropy of a batch, without smoothing."""
-        return self._cross_entropy(model, batch, 0.0)
-
-    def _cross_entropy(self, model: Network, batch: Batch, smoothing: float) -> Tensor:
+    def _cross_entropy(self, model: Network, batch: Batch, smoothing: float = 0.0) -> Tensor:
         """Return the summed cross-entropy of a batch."""
-        decoder, hidden = model.decoder, self._hidden(model, batch)
-        return projected_cross_entropy(
-            hidden, decoder.output_weight, decoder.output_bias, batch.labels, self.model_config.pad_id, smoothing
-        )
+        return self._projected(model, self._hidden(model, batch), batch.labels, smoothing)
+
+    def _projected(self, model: Network, hidden: Tensor, labels: Tensor, smoothing: float, r_drop: float | None = None) -> Tensor:
+        decoder, pad_id = model.decoder, self.model_config.pad_id
+        return projected_cross_entropy(hidden, decoder.output_weight, decoder.output_bias, labels, pad_id, smoothing, r_drop)
 
     def _hidden(self, model: Network, batch: Batch) -> Tensor:
         """Return what the vocabulary projection is applied to: `[B, T, d_model]`."""
@@ -198,7 +193,7 @@ class Trainer:
         measured = self.yardstick.measure(model, self.device)
         self.validation_log.write(state.step, state.epoch, measured.loss, measured.bleu, measured.chrf)
         weights = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-        save_tensors(self._weights_file(), weights)
+        save_tensors(self.folder / f"step-{state.step:07d}.safetensors", weights)
         for old in self._validated()[: -self.schedule.average_last]:
             old.unlink()
         state.validated_step = state.step
@@ -246,16 +241,9 @@ class Trainer:
     def _rate(self) -> float:
         return self.schedule.learning_rate_at(self.progression.step)
 
-    def _is_out_of_patience(self) -> bool:
-        return 0 < self.schedule.patience <= self.progression.validations_since_best
-
     def _validated(self) -> list[Path]:
         """Return the kept validated weights, oldest first."""
         return sorted(self.folder.glob("step-*.safetensors"))
-
-    def _weights_file(self) -> Path:
-        """Return where the weights of the present step are kept once validated."""
-        return self.folder / f"step-{self.progression.step:07d}.safetensors"
 
     def save_state(self) -> None:
         """Write everything a resumed run needs, atomically."""

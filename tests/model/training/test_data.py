@@ -14,7 +14,7 @@ from dragoman.model.errors import InputError
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.training import loss
 from dragoman.model.training.data import collate
-from dragoman.model.training.loss import projected_cross_entropy, r_drop_cross_entropy
+from dragoman.model.training.loss import projected_cross_entropy
 from dragoman.model.training.sampler import NUM_VARIANTS, BpeDropout, PairSampler, bucket
 
 TEXTS = ["the dog runs through snow .", "über die Straße", " leading  and trailing ", "собака 雪 🙂 don't", "</s> <pad>"]
@@ -143,7 +143,7 @@ def test_value_and_gradients_equal_cross_entropy(shape, has_bias, smoothing) -> 
 def test_two_passes_are_drawn_together_as_the_paper_says(has_bias, alpha) -> None:
     """Against R-Drop's equation 4 written with PyTorch's own losses, halved."""
     ours, theirs, labels = some_inputs((2, 4, 6), has_bias, (4, 6))
-    value = r_drop_cross_entropy(ours[0], ours[1], ours[2] if has_bias else None, labels, PAD, 0.1, alpha)
+    value = projected_cross_entropy(ours[0], ours[1], ours[2] if has_bias else None, labels, PAD, 0.1, alpha)
     first, second = F.linear(*theirs)[:, labels != PAD]
     real = labels[labels != PAD]
     entropies = sum(F.cross_entropy(logits, real, reduction="sum", label_smoothing=0.1) for logits in (first, second))
@@ -167,10 +167,7 @@ def test_half_precision_is_as_near_as_its_rounding(alpha) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         hidden, table = given.to(dtype).requires_grad_(), weight.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            if alpha is None:
-                value = projected_cross_entropy(hidden, table, None, labels.expand(2, -1), PAD, 0.1)
-            else:
-                value = r_drop_cross_entropy(hidden, table, None, labels, PAD, 0.1, alpha)
+            value = projected_cross_entropy(hidden, table, None, labels.expand(2, -1) if alpha is None else labels, PAD, 0.1, alpha)
         value.backward()
         assert (value.dtype, hidden.grad.dtype, table.grad.dtype) == (torch.float32, dtype, torch.float32)
         found[dtype] = value.detach(), hidden.grad.float(), table.grad
