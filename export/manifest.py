@@ -386,15 +386,6 @@ def _check_below(field: str, ids: Iterable[int], vocab_size: int) -> None:
         raise ValueError(f"{field} has {largest}, which is outside the vocabulary of {vocab_size}")
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Read `bundle.json`.
-
-    Raises:
-        BundleError: If it is missing, of another format version, or not a manifest; it names the field.
-    """
-    return parse_manifest(read_manifest_bytes(path), path)
-
-
 def read_manifest_bytes(path: Path) -> bytes:
     """Return what `bundle.json` holds, for one who checks or compares it before it is believed.
 

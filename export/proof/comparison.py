@@ -33,7 +33,6 @@ class Comparison:
         self.max_batch_rows = 0
         self.max_position = 0
         self.num_positions = 0
-        self.num_in_double = 0
 
     def observe(self, rows: list[Row], ids: Ints, log_probs: Floats) -> None:
         """Compare one step's candidates.
@@ -83,7 +82,6 @@ class Comparison:
             allowed = max(self.tolerance, self.reference.allowance(whole).log_prob)
             precise = double.of(whole).log_probs(row.position, row.position + 1)
             difference = float(self._differences(found, precise, log_probs)[0])
-            self.num_in_double += 1
             self.largest_allowed = max(self.largest_allowed, allowed)
         if not difference <= allowed:
             raise ParityError(

@@ -66,7 +66,6 @@ class _Recording:
         self.ids = np.array(ids)
         self.is_padding_masked = config.padding == "masked"
         self.found: dict[tuple[tuple[int, ...], tuple[int, ...], int], Floats] = {}
-        self.largest_mass_error = 0.0
 
     def observe(self, rows: list[Row], ids: Ints, log_probs: Floats) -> None:
         """Keep one step's candidates, `[n, V]`."""

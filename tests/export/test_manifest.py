@@ -21,7 +21,7 @@ from dragoman.export.manifest import (
     Manifest,
     content_version,
     parse_manifest,
-    read_manifest,
+    read_manifest_bytes,
     told,
 )
 from dragoman.export.proof.report import Parity, Quality
@@ -159,7 +159,7 @@ WRONG: dict[str, list[Any]] = {
 
 @pytest.fixture(scope="module")
 def manifest(exported: Path) -> Manifest:
-    return read_manifest(exported / MANIFEST_FILE)
+    return parse_manifest((exported / MANIFEST_FILE).read_bytes(), MANIFEST_FILE)
 
 
 @pytest.fixture
@@ -291,10 +291,10 @@ def test_json_that_is_no_manifest_is_refused(exported: Path, make: Callable[[byt
 def test_manifest_of_the_largest_model_can_be_read_and_a_larger_file_is_refused(exported: Path, tmp_path: Path) -> None:
     content, path = (exported / MANIFEST_FILE).read_bytes(), tmp_path / MANIFEST_FILE
     path.write_bytes(content + b" " * (MAX_MANIFEST_BYTES - len(content)))
-    assert read_manifest(path).name == "tiny"
+    assert parse_manifest(read_manifest_bytes(path), path).name == "tiny"
     path.write_bytes(content + b" " * (MAX_MANIFEST_BYTES - len(content) + 1))
     with pytest.raises(BundleError, match=f"more than {MAX_MANIFEST_BYTES} bytes"):
-        read_manifest(path)
+        read_manifest_bytes(path)
     largest = msgspec.to_builtins([Tensors.of_layers(MAX_LAYERS), attention_caches(MAX_LAYERS, 64, 128)])
     assert len(json.dumps(largest, indent=2)) < MAX_MANIFEST_BYTES * 3 / 4
     assert msgspec.convert(largest[0], Tensors) == Tensors.of_layers(MAX_LAYERS)

@@ -16,7 +16,7 @@ from dragoman.export.arguments import ExportError
 from dragoman.export.bundle import Bundle
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.fields import MAX_SAMPLES_BYTES, BundleError
-from dragoman.export.manifest import MANIFEST_FILE, SAMPLES_FILE, read_manifest
+from dragoman.export.manifest import MANIFEST_FILE, SAMPLES_FILE, parse_manifest
 from dragoman.export.processor import Platform
 from dragoman.export.proof.sessions import WIDENED
 from dragoman.export.samples import Samples, read_samples
@@ -199,4 +199,4 @@ def test_file_beyond_the_limit_is_refused_before_it_is_read(bundle_dir: Path) ->
         file.truncate(1 << 30)
     say(9)
     with pytest.raises(BundleError, match=f"more than {MAX_SAMPLES_BYTES} bytes"):
-        read_samples(bundle_dir, read_manifest(bundle_dir / MANIFEST_FILE))
+        read_samples(bundle_dir, parse_manifest((bundle_dir / MANIFEST_FILE).read_bytes(), MANIFEST_FILE))
