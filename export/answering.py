@@ -101,7 +101,7 @@ def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Recipe, tolera
         platform=Platform() if is_widened else this_platform(),
         device=runner.device,
         tolerance=_rounded_up(2 * max(LIMITS.get(recipe.precision, tolerance), difference)),
-        are_scores_exact=_num_bytes(directory) <= MAX_COPY_BYTES,
+        are_scores_exact=sum(path.stat().st_size for path in directory.glob("*.weights")) <= MAX_COPY_BYTES,
         max_new_tokens=max(row.num_steps - row.num_forced for row in rows),
         samples=samples,
         pairs=[
@@ -230,8 +230,3 @@ def _rounded_up(value: float) -> float:
     """Return the next number of two digits, so that the last bits of a measured one change no file."""
     unit: float = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.ceil(value / unit - 1e-6) * unit:.2g}")
-
-
-def _num_bytes(directory: Path) -> int:
-    """Return the size of a bundle's weights."""
-    return sum(path.stat().st_size for path in directory.glob("*.weights"))

@@ -94,15 +94,18 @@ def export_checkpoint(
     checkpoint = checkpoint if languages is None else replace(checkpoint, languages=languages)
     name = checkpoint.name if name is None else name
     check_name(name)
-    architecture = check_architecture(checkpoint.model.config, chosen, cache_precision)
+    config, tokenizers = checkpoint.model.config, checkpoint.tokenizers
+    architecture = check_architecture(config, chosen, cache_precision)
     has_integer_caches = chosen == "int8" and cache_precision != "fp32" and architecture.has_integer_caches
     if architecture.has_heads:
-        check_heads(checkpoint.model.config)
-    check_dimensions(checkpoint.model.config, checkpoint.template, checkpoint.languages, checkpoint.defaults)
-    listed = None if shortlist is None else _shortlist_of(checkpoint, shortlist)
+        check_heads(config)
+    check_dimensions(config, checkpoint.template, checkpoint.languages, checkpoint.defaults)
+    listed = None
+    if shortlist is not None:
+        forced = checkpoint.template, checkpoint.languages
+        listed = choose_shortlist(shortlist.texts, tokenizers.target, config, *forced, shortlist.size)
     progress.done("read the checkpoint")
-    max_positions = checkpoint.model.config.max_source_positions
-    ids = None if calibration is None else calibration_sources(checkpoint.tokenizers.source, calibration, max_positions)
+    ids = None if calibration is None else calibration_sources(tokenizers.source, calibration, config.max_source_positions)
     card = read_card(checkpoint_dir)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +116,7 @@ def export_checkpoint(
         directory.mkdir()
         recipe = Recipe(chosen, ids, quality, listed, "int8" if has_integer_caches else None)
         graphs, report = build_graphs(checkpoint, directory, recipe, progress)
-        caches = _declared_caches(graphs, checkpoint.model.config, recipe)
+        caches = _declared_caches(graphs, config, recipe)
         samples = make_samples(checkpoint, directory, recipe, report.tolerance)
         progress.done("answer samples")
         _write_the_rest(checkpoint, directory, listed, report, samples, card)
@@ -126,12 +129,6 @@ def export_checkpoint(
         put_directory(directory, output, Path(staging) / "replaced")
     progress.done("describe")
     return Bundle.open(output, is_checked=False)
-
-
-def _shortlist_of(checkpoint: Checkpoint, asked: Shortlist) -> list[int]:
-    """Return the ids that a model is to choose from."""
-    config, tokenizer = checkpoint.model.config, checkpoint.tokenizers.target
-    return choose_shortlist(asked.texts, tokenizer, config, checkpoint.template, checkpoint.languages, asked.size)
 
 
 def _write_the_rest(

@@ -294,21 +294,10 @@ def _drop_redundant_relus(graph: Graph) -> None:
             graph.remove(node, safe=True)
 
 
-def scale_name(cache: str) -> str:
-    """Name the constant that holds a cache's scales, `[1, H, 1, Dh]`."""
-    return f"{cache}.scale"
-
-
 def scales_of(ranges: Ranges, cache: str) -> NDArray[np.float32]:
     """Return what a level of a cache stands for, `[1, H, 1, Dh]`."""
     scales = np.maximum(ranges[cache] * (HEADROOM / CACHE_LEVELS), SMALLEST_SCALE).astype(np.float32)
     return np.ascontiguousarray(scales[None, :, None, :])
-
-
-def scales_of_columns(ranges: Ranges) -> NDArray[np.float32]:
-    """Return the same for all that an encoder gives of a token, `[n·H·Dh]`: keys, then values, layer by layer."""
-    names = cross_kv_names(sum(name.startswith("cross_k_") for name in ranges))
-    return np.concatenate([scales_of(ranges, name).ravel() for name in names])
 
 
 def quantize_given_caches(model: Model, ranges: Ranges) -> None:
@@ -321,7 +310,8 @@ def quantize_given_caches(model: Model, ranges: Ranges) -> None:
     (output,) = graph.outputs
     name = str(output.name)
     writer = Writer(graph, graph[-1])
-    factors = (1 / scales_of_columns(ranges)).astype(np.float32)
+    names = cross_kv_names(sum(name.startswith("cross_k_") for name in ranges))
+    factors = (1 / np.concatenate([scales_of(ranges, name).ravel() for name in names])).astype(np.float32)
     product = output.producer()
     if product is not None and product.op_type == "MatMulIntegerToFloat":
         levels = output
@@ -361,7 +351,7 @@ def quantize_step_caches(model: Model, ranges: Ranges) -> None:
         for i, cache in enumerate(past):
             assert cache is not None and cache.is_graph_input()
             name, present = str(cache.name), node.outputs[1 + i]
-            node.replace_input_with(NUM_INPUTS - 2 + i, writer.constant(scale_name(name), scales_of(ranges, name)))
+            node.replace_input_with(NUM_INPUTS - 2 + i, writer.constant(f"{name}.scale", scales_of(ranges, name)))
             if not present.is_graph_output():
                 present.name = output_name(name)
                 given.append(present)

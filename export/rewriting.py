@@ -104,7 +104,10 @@ def keep_time_axis(model: Model) -> None:
             longer_value = reader.inputs[0]
             assert longer_value is not None
             reader.replace_input_with(0, Writer(graph, reader).node("Squeeze", longer_value, axis))
-    _forget_shapes(graph)
+    for node in graph:  # the shapes between inputs and outputs are no longer those that tracing saw
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None
 
 
 def _drop_axis_changes(graph: Graph) -> Value | None:
@@ -123,14 +126,6 @@ def _drop_axis_changes(graph: Graph) -> Value | None:
             onnx_ir.convenience.replace_all_uses_with(node.outputs[0], source)
             graph.remove(node, safe=True)
     return axis
-
-
-def _forget_shapes(graph: Graph) -> None:
-    """Drop the shapes of what lies between inputs and outputs, which are no longer those that tracing saw."""
-    for node in graph:
-        for value in node.outputs:
-            if not value.is_graph_output():
-                value.shape = None
 
 
 def choose_one_in_blocks(model: Model) -> None:

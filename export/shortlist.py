@@ -7,6 +7,7 @@ export is exact for the tokens it has, and independent of the batch.
 import copy
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TypeVar
 
 import torch
@@ -68,19 +69,11 @@ def _is_element(content: bytes) -> bool:
 
 def _count(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[int]:
     counts: Counter[int] = Counter()
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == BATCH_LINES:
-            _add(counts, batch, tokenizer)
-            batch = []
-    _add(counts, batch, tokenizer)
+    lines = iter(texts)
+    while batch := list(islice(lines, BATCH_LINES)):
+        for ids in tokenizer.encode_batch(batch):
+            counts.update(ids)
     return counts
-
-
-def _add(counts: Counter[int], texts: Sequence[str], tokenizer: Tokenizer) -> None:
-    for ids in tokenizer.encode_batch(texts):
-        counts.update(ids)
 
 
 def shortened(decoder: _Decoder, ids: Sequence[int]) -> _Decoder:

@@ -22,6 +22,7 @@ from dragoman.export.tensors import Tensors
 IR_VERSION = 10
 # Tensors of at most this many bytes stay in the graph's own file: shapes and scalars.
 MAX_INLINE_BYTES = 256
+HALVES = (onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
 PAST_KEY = INPUTS.index("past_key")
 """Where an attention node has its past keys, if it has any."""
 
@@ -111,14 +112,10 @@ def _drop_unused_outputs(graph: onnx_ir.Graph) -> None:
     Attention in halves keeps its present keys and values where it has no past: CUDA's kernel computes with them.
     """
     for node in graph:
-        if node.op_type == OPERATOR and node.inputs[PAST_KEY] is None and _is_half(node.outputs[0]):
+        if node.op_type == OPERATOR and node.inputs[PAST_KEY] is None and node.outputs[0].dtype in HALVES:
             continue
         used = [i for i, value in enumerate(node.outputs) if value.uses() or value.is_graph_output()]
         node.resize_outputs(max(used, default=0) + 1)
-
-
-def _is_half(value: onnx_ir.Value) -> bool:
-    return value.dtype in (onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
 
 
 def _name_nodes(graph: onnx_ir.Graph) -> None:
