@@ -34,6 +34,8 @@ from dragoman.model.networks.transformer import Decoder, DecoderLayer, Encoder, 
 class EncoderAttention:
     """Backend of the encoder, on rows `[P, …]`: a token attends to all of its own source, in both directions."""
 
+    is_causal = False
+
     def __init__(self, config: ModelConfig, layout: Layout, source_lengths: Tensor) -> None:
         """Take how sources lie, and their lengths `[B]`."""
         self.heads = Heads.of(config)
@@ -44,10 +46,10 @@ class EncoderAttention:
         self.biases = Biases(at[None], at)
 
     def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
-        """Attend within each source: `[P, 3·H·Dh]` → `[P, H·Dh]`."""
+        """Attend within each source, or as far as the token itself: `[P, 3·H·Dh]` → `[P, H·Dh]`."""
         absent, added = (None, None), self.biases.of(bias, qkv.dtype)
         lengths, qkv = (self.last_positions, self.capacity), self.layout.apart(qkv)
-        attended = group_query_attention(qkv, absent, absent, *lengths, self.heads, added, is_causal=False)[0]
+        attended = group_query_attention(qkv, absent, absent, *lengths, self.heads, added, self.is_causal)[0]
         return self.layout.together(attended)
 
     def cross_attention(self, layer: int, query: Tensor) -> Tensor:
@@ -89,17 +91,15 @@ def encode_padded(encoder: Encoder, config: ModelConfig, source_ids: Tensor, sou
     return memory, layout
 
 
-class EncoderGraph(GraphModule):
-    """Sources to the cross-attention keys and values of every decoder layer."""
-
-    part = "encoder"
+class SourceGraph(GraphModule):
+    """Common parts of the graphs that encode sources."""
 
     def __init__(self, model: Transformer, is_packed: bool = True) -> None:
         """Use a model's own layers.
 
         Args:
             model: In the precision of the graph.
-            is_packed: Whether sources come packed, and go as they came.
+            is_packed: Whether the encoder's graph takes sources packed, and gives them so; the scorer's has its weights.
         """
         super().__init__()
         self.encoder = model.encoder
@@ -107,7 +107,13 @@ class EncoderGraph(GraphModule):
         self.memory = MemoryProjection(model.decoder) if is_packed else None
         self.config: ModelConfig = model.config
         self.tensors = Tensors.of_layers(model.config.num_decoder_layers, is_packed)
-        self.axes = PACKED_AXES if is_packed else PAIR_AXES
+        self.axes = PACKED_AXES if is_packed and self.part == "encoder" else PAIR_AXES
+
+
+class EncoderGraph(SourceGraph):
+    """Sources to the cross-attention keys and values of every decoder layer."""
+
+    part = "encoder"
 
     def forward(
         self,
@@ -233,7 +239,7 @@ class StepGraph(Stepping):
         }
 
 
-class ScoringAttention:
+class ScoringAttention(EncoderAttention):
     """Backend of a decoder over whole targets, whose rows are `[B·T, …]`: it keeps the encoder–decoder attention it computes.
 
     Self-attention is the operator of the other graphs, without a past. Encoder–decoder attention is written out, for its weights
@@ -242,6 +248,8 @@ class ScoringAttention:
     Attributes:
         weights: Per layer so far, `[B, T, S]`, averaged over heads.
     """
+
+    is_causal = True
 
     def __init__(
         self,
@@ -253,58 +261,31 @@ class ScoringAttention:
         cross_kv: Sequence[KeyValue],
     ) -> None:
         """Take sources `[B, S]` and targets `[B, T]` with their lengths `[B]`, and per layer keys and values `[B, S, H·Dh]`."""
-        self.heads = Heads.of(config)
-        self.shape = target_ids.shape
         self.is_source = padding_mask(source_lengths, source_ids.shape[1])[:, None, None, :]
-        self.last_positions = (target_lengths - 1).to(torch.int32)
-        self.capacity = axis_size(target_ids, 1)
+        super().__init__(config, Padded(target_ids), target_lengths)
         self.cross_kv = cross_kv
         self.weights: list[Tensor] = []
-        at = torch.arange(target_ids.shape[1])
-        self.biases = Biases(at[None], at)
-
-    def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
-        """Attend to what came before and to the token itself: `[B·T, 3·H·Dh]` → `[B·T, H·Dh]`."""
-        absent, added = (None, None), self.biases.of(bias, qkv.dtype)
-        qkv = qkv.unflatten(0, self.shape)  # type: ignore[no-untyped-call]
-        attended = group_query_attention(qkv, absent, absent, self.last_positions, self.capacity, self.heads, added)[0]
-        return attended.flatten(0, 1)
 
     def cross_attention(self, layer: int, query: Tensor) -> Tensor:
         """Attend to the source and keep the weights: `[B·T, H·Dh]` → `[B·T, H·Dh]`."""
         assert layer == len(self.weights), "layers run in order"
-        query = query.unflatten(0, self.shape)  # type: ignore[no-untyped-call]
-        dtype = query.dtype
+        query, dtype = self.layout.apart(query), query.dtype
         query, key, value = (at_least_single(split_heads(part, self.heads.num_heads)) for part in (query, *self.cross_kv[layer]))
         scale = query.shape[-1] ** -0.5 if self.heads.scale is None else self.heads.scale
         scores = (query * scale) @ key.transpose(-2, -1)
         weights = scores.masked_fill(~self.is_source, -math.inf).softmax(-1)
         self.weights.append(weights.mean(1))
-        return merge_heads(weights @ value).flatten(0, 1).to(dtype)
+        return self.layout.together(merge_heads(weights @ value)).to(dtype)
 
 
-class ScorerGraph(GraphModule):
+class ScorerGraph(SourceGraph):
     """Pairs of source and target to the log-probabilities of the targets' tokens and the attention between the two.
 
     The encoder runs on rows `[B·S, …]`, the decoder on rows `[B·T, …]`, as the other graphs do on theirs, so that all have the same
     weights in the same layout and the graph needs none of its own.
     """
 
-    part, axes = "scorer", PAIR_AXES
-
-    def __init__(self, model: Transformer, is_packed: bool = True) -> None:
-        """Use a model's own layers.
-
-        Args:
-            model: In the precision of the graph.
-            is_packed: Whether the encoder's graph takes sources packed; this one has its weights.
-        """
-        super().__init__()
-        self.encoder = model.encoder
-        self.decoder = model.decoder
-        self.memory = MemoryProjection(model.decoder) if is_packed else None
-        self.config = model.config
-        self.tensors = Tensors.of_layers(model.config.num_decoder_layers)
+    part = "scorer"
 
     def forward(
         self, src_ids: Tensor, src_lens: Tensor, tgt_ids: Tensor, tgt_lens: Tensor, labels: Tensor
