@@ -117,11 +117,7 @@ def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Recipe, tolera
 
 
 def _rows(checkpoint: Checkpoint) -> list[SampleRow]:
-    """Return greedy rows that have yet to be driven, in a language each where there are several; the same ones every time.
-
-    Raises:
-        ExportError: If the template's task needs a language of a side that has none.
-    """
+    """Return greedy rows that have yet to be driven, in a language each where there are several; the same ones every time."""
     config, tokenizer = checkpoint.model.config, checkpoint.tokenizers.source
     architecture = architecture_of(config)
     languages = _languages(checkpoint.languages or Languages(), len(TEXTS))

@@ -157,11 +157,7 @@ class Bundle:
 
 
 def _check_inside(directory: Path, location: Path) -> None:
-    """Refuse a link that leads outside the bundle.
-
-    Raises:
-        BundleError: If it does.
-    """
+    """Refuse a link that leads outside the bundle."""
     if leads_out(location, directory):
         raise BundleError(f"{location}: a link that leads outside the bundle")
 

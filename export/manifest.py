@@ -425,12 +425,7 @@ def _advice(found: object) -> str:
 
 
 def _parse(content: bytes) -> dict[str, Any]:
-    """Return what a JSON object holds.
-
-    Raises:
-        ValueError: If it is none, or says something twice, or holds a number that JSON does not have.
-        RecursionError: If it is nested too deeply.
-    """
+    """Return what a JSON object holds that says nothing twice, and no number that JSON does not have."""
     fields = json.loads(content.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")

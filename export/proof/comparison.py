@@ -71,11 +71,7 @@ class Comparison:
         return largest
 
     def _judge(self, row: Row, found: Floats, log_probs: Floats, difference: float) -> float:
-        """Compare one row's candidates, `[1, V]` and `[1, K]`, with double precision.
-
-        Raises:
-            ParityError: If they are off then, too.
-        """
+        """Compare one row's candidates, `[1, V]` and `[1, K]`, with double precision."""
         allowed, double = self.tolerance, self.reference.double
         if difference < np.inf:
             whole = self.reference.of_row(row)

@@ -176,11 +176,7 @@ def _scorer_difference(runner: OnnxRunner, rows: Sequence[Row], divergence: Dive
 
 
 def _with_scores(quality: Quality, checkpoint: Checkpoint, runner: OnnxRunner, texts: QualityTexts) -> Quality:
-    """Translate texts with both models, and add the changes of BLEU and chrF.
-
-    Raises:
-        ParityError: If there is too great a loss.
-    """
+    """Translate texts with both models, refuse too great a loss, and add the changes of BLEU and chrF."""
     from dragoman.model.evaluate import translate  # sacreBLEU is slow to load, and optional
     from dragoman.model.quality import score
 

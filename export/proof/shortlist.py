@@ -88,11 +88,7 @@ class _Comparison:
         self.max_difference = 0.0
 
     def observe(self, rows: list[Row], ids: Ints, log_probs: Floats) -> None:
-        """Compare one step's candidates, `[n, K]`.
-
-        Raises:
-            ParityError: If they are other tokens, in another order, or one's log-probability is off.
-        """
+        """Compare one step's candidates, `[n, K]`."""
         order = ids.argsort(1)
         if not (np.take_along_axis(ids, order, 1) == self.ids).all():
             raise ParityError("the candidates are not the tokens of the shortlist")

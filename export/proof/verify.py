@@ -86,18 +86,7 @@ def verify(
 
 
 def _compare(checkpoint: Checkpoint, runner: OnnxRunner, model: Network, tolerance: float, progress: Progress) -> ParityReport:
-    """Compare graphs with a model, see `verify`.
-
-    Args:
-        checkpoint: Its tokeniser makes the sentences.
-        runner: The graphs.
-        model: The model to compare with.
-        tolerance: Largest difference of a log-probability or an attention weight.
-        progress: Reports each comparison.
-
-    Raises:
-        ParityError: Naming the figure that is off.
-    """
+    """Compare graphs with a model, see `verify`; the checkpoint's tokeniser makes the sentences."""
     config = model.config
     is_exact_alone = runner.device != "cuda"  # without equal bits alone and in a batch
     reference, rows = EagerReference(model), forced_rows(config)

@@ -201,12 +201,7 @@ def _with_added_tokens(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hide_names(description: dict[str, Any], shown: Mapping[str, SpecialToken] = MappingProxyType({})) -> list[str | None]:
-    """Rename tokens that are names, in place, so that no text has them; return the text of every id, None for special ones.
-
-    Args:
-        description: The file.
-        shown: Those that a text may have, by name.
-    """
+    """Rename tokens that are names, but for the shown, in place; return the text of every id, None for special ones."""
     added, model = description["added_tokens"], description["model"]
     names = [entry for entry in added if entry["content"] not in shown]
     hidden = {entry["content"]: entry["id"] for entry in names if entry.get("special") or is_name(entry["content"])}
@@ -240,11 +235,7 @@ def _hide_names(description: dict[str, Any], shown: Mapping[str, SpecialToken] =
 
 
 def _unknown_id(model: Mapping[str, Any]) -> int | None:
-    """Return the unknown token: Unigram names its place, other models the token; BPE may do without.
-
-    Raises:
-        TokenizerError: If there is none where encoding would fail for want of it.
-    """
+    """Return the unknown token, which BPE may do without; Unigram names its place, other models the token."""
     vocabulary, unknown = model["vocab"], model.get("unk_token")
     found = model.get("unk_id") if isinstance(vocabulary, list) else vocabulary.get(str(unknown))
     if isinstance(found, int):
