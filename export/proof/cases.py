@@ -10,6 +10,7 @@ from dragoman.export.architectures import architecture_of
 from dragoman.export.proof.eager import Allowance, DoublePrecision, EagerPass, Floats, Ints
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
+from dragoman.model.decode import pad
 from dragoman.model.networks.network import Network
 
 NUM_ROWS = 24
@@ -98,11 +99,7 @@ def pair_of(row: Row, eos_id: int) -> Pair:
 
 def padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Ints, Ints]:
     """Stack rows of different lengths into `[B, longest]`, filled up on the right; return them with their lengths `[B]`."""
-    lengths = np.array([len(row) for row in rows], np.int64)
-    table = np.full((len(rows), lengths.max()), pad_id, np.int64)
-    for ids, row in zip(table, rows, strict=True):
-        ids[: len(row)] = row
-    return table, lengths
+    return pad(rows, pad_id).numpy(), np.array([len(row) for row in rows], np.int64)
 
 
 class EagerReference:

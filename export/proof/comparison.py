@@ -6,10 +6,11 @@ import numpy as np
 import torch
 
 from dragoman.export.proof.batching import drive
-from dragoman.export.proof.cases import EagerReference, Pair, Row, greedy_rows, padded
+from dragoman.export.proof.cases import EagerReference, Pair, Row, greedy_rows
 from dragoman.export.proof.eager import EagerPass, Floats, Ints, product_positions
 from dragoman.export.proof.report import ParityError
 from dragoman.export.proof.sessions import OnnxRunner
+from dragoman.model.decode import pad
 from dragoman.model.networks.network import Network
 
 NUM_GREEDY_SLOTS, MAX_NEW_TOKENS = 32, 32
@@ -127,8 +128,9 @@ def check_greedy(runner: OnnxRunner, reference: EagerReference, sources: list[li
 def _count_parted(rows: Sequence[Row], reference: EagerReference, tolerance: float) -> int:
     """Count the rows with a token that is not eager's choice, which only a tie within the tolerance excuses."""
     model = reference.model
-    sources, lengths = (torch.from_numpy(x) for x in padded([row.source for row in rows], model.config.pad_id))
-    inputs = torch.from_numpy(padded([row.inputs[:-1] for row in rows], model.config.pad_id)[0])
+    sources = pad([row.source for row in rows], model.config.pad_id)
+    inputs = pad([row.inputs[:-1] for row in rows], model.config.pad_id)
+    lengths = torch.tensor([len(row.source) for row in rows])
     answers = [torch.tensor(row.inputs[1:]) for row in rows]
     hidden = model.decode(inputs, *model.encode(sources, lengths))
     found = torch.cat(answers)
