@@ -56,11 +56,9 @@ class Packed:
         self.grid, self.cells = grid, cells
 
     def apart(self, rows: Tensor) -> Tensor:
-        """See `Layout`."""
         return F.embedding(self.grid, rows)
 
     def together(self, sources: Tensor) -> Tensor:
-        """See `Layout`."""
         return F.embedding(self.cells, sources.flatten(0, 1))
 
 
@@ -72,9 +70,7 @@ class Padded:
         self.grid = ids
 
     def apart(self, rows: Tensor) -> Tensor:
-        """See `Layout`."""
         return rows.unflatten(0, self.grid.shape)  # type: ignore[no-untyped-call, no-any-return]
 
     def together(self, sources: Tensor) -> Tensor:
-        """See `Layout`."""
         return sources.flatten(0, 1)

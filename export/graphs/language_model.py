@@ -95,7 +95,6 @@ class TextAttention:
         return self.together(attended)
 
     def cross_attention(self, layer: int, query: Tensor) -> Tensor:
-        """Never called: there is no source to attend to."""
         raise AssertionError("a language model has no encoder")
 
 
@@ -150,7 +149,6 @@ class PromptGraph(TextGraph):
         return tuple(part for pair in backend.caches for part in pair if part is not None)
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        """Add the graph's inputs; return them as `forward` takes them."""
         axes: dict[str, tuple[int | str]] = {"src_ids": ("P",), "positions": ("P",), "src_lens": (1,)}
         return {name: recorder.input(name, axes[name]) for name in PROMPT_INPUTS} | {"self_kv": self._caches(recorder, 1)}
 
@@ -186,7 +184,6 @@ class TextStepGraph(Stepping, TextGraph):
         return *self.likeliest(log_probs, num_candidates), *(part for pair in backend.caches for part in pair if part is not None)
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        """Add the graph's inputs; return them as `forward` takes them."""
         return {**self.rows(recorder), "self_kv": self._caches(recorder, "N")}
 
 

@@ -45,7 +45,6 @@ class CachedSource:
         self.capacity = axis_size(values, 1)
 
     def look(self, query: Tensor) -> Tensor:
-        """See `Looked`."""
         bias, scale, asked = None, 1.0, pad_columns(query).unsqueeze(1)
         if isinstance(self.alignment, DotAlignment):
             scale = self.alignment.scale
@@ -210,7 +209,6 @@ class RnnStepGraph(Stepping, RnnGraph):
         return *self.likeliest(log_probs, num_candidates), *written
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        """Add the graph's inputs; return them as `forward` takes them."""
         dtype = self.decoder.output_weight.dtype
         return {
             **self.rows(recorder),

@@ -53,7 +53,6 @@ class EncoderAttention:
         return self.layout.together(attended)
 
     def cross_attention(self, layer: int, query: Tensor) -> Tensor:
-        """Never called: the encoder has no cross-attention."""
         raise AssertionError("the encoder has no cross-attention")
 
 
@@ -225,7 +224,6 @@ class StepGraph(Stepping):
         return *self.likeliest(log_probs, num_candidates), *(part for pair in backend.self_kv for part in pair)
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        """Add the graph's inputs; return them as `forward` takes them."""
         config, dtype = self.config, self.decoder.output_weight.dtype
 
         def caches(names: Sequence[str], capacity: str) -> list[tuple[Any, ...]]:

@@ -115,7 +115,6 @@ class ByteLevelTokenizer(EncoderTokenizer):
         write_text(directory / FILE_NAME, self.encoder.to_str(pretty=True))
 
     def content(self) -> bytes:
-        """Return `tokenizer.json`."""
         return self.encoder.to_str(pretty=True).encode()
 
 
@@ -146,9 +145,7 @@ class ByteTokenizer(Tokenizer):
         self._table = Pieces(table, {}, silent)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens."""
         return [byte + self._offset for byte in text.encode()]
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the constructor's arguments."""
         return {"eos_id": self.eos_id, "offset": self._offset, "num_extra": self._num_extra}

@@ -24,7 +24,6 @@ class EncoderTokenizer(Tokenizer):
     encoder: Encoder
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens."""
         ids: list[int] = self.encoder.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -103,15 +102,12 @@ class JsonTokenizer(EncoderTokenizer):
         return encode
 
     def word_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token in the words of an encoded text; the unknown token is a mark without spaces."""
         return UNKNOWN_MARK if token_id == self._unknown_id else self.token_bytes(token_id)
 
     def content(self) -> bytes:
-        """Return the file."""
         return self._content
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the constructor's other arguments."""
         return {"eos_id": self.eos_id}
 
 

@@ -71,7 +71,6 @@ class SentencePieceTokenizer(Tokenizer):
         self._table = _table(described, self._ids, self._pieces, self.vocab_size)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens."""
         return self._to_model(text, self._processor.encode(text, out_type=int))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -90,15 +89,12 @@ class SentencePieceTokenizer(Tokenizer):
         return splitting([token for token in tokens if token.content not in inside], shown.encode)
 
     def word_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token in the words of an encoded text; the unknown token is a mark without spaces."""
         return UNKNOWN_MARK if token_id == self._ids[self._unknown_id] else self.token_bytes(token_id)
 
     def content(self) -> bytes:
-        """Return the `.model` file."""
         return self._model
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the constructor's other arguments."""
         return {"eos_id": self.eos_id, "ids": self._ids, "pieces": {str(i): piece for i, piece in self._pieces.items()}}
 
     def _to_model(self, text: str, ids: list[int]) -> list[int]:

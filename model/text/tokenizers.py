@@ -35,7 +35,6 @@ class ByteLevelSide(Struct, tag="byte_level", frozen=True, forbid_unknown_fields
     file: FileName
 
     def load(self, directory: Path) -> ByteLevelTokenizer:
-        """Read the file."""
         return ByteLevelTokenizer.load(directory, self.file)
 
 
@@ -48,7 +47,6 @@ class SentencePieceSide(Struct, tag="sentencepiece", frozen=True, forbid_unknown
     pieces: dict[str, str] = {}
 
     def load(self, directory: Path) -> "SentencePieceTokenizer":
-        """Read the file."""
         from dragoman.model.text.sentencepiece import SentencePieceTokenizer  # 5 MB that our own kind does without
 
         if not all(key.isascii() and key.isdecimal() and len(key) <= 8 for key in self.pieces):
@@ -64,7 +62,6 @@ class JsonSide(Struct, tag="tokenizers", frozen=True, forbid_unknown_fields=True
     eos_id: Id
 
     def load(self, directory: Path) -> JsonTokenizer:
-        """Read the file."""
         return JsonTokenizer(read(directory / self.file), self.eos_id)
 
 
@@ -77,7 +74,6 @@ class ByteSide(Struct, tag="bytes", frozen=True, forbid_unknown_fields=True):
     file: None = None
 
     def load(self, _: Path) -> ByteTokenizer:
-        """Make it: there is no file."""
         return ByteTokenizer(self.eos_id, self.offset, self.num_extra)
 
 
