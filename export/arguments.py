@@ -11,10 +11,10 @@ import msgspec
 
 from dragoman.export import manifest
 from dragoman.export.fields import Precision
-from dragoman.export.manifest import MANIFEST_FILE, Dimensions, num_forced
+from dragoman.export.manifest import MANIFEST_FILE, Dimensions
 from dragoman.model.config import UNUSED, ModelConfig
 from dragoman.model.errors import InputError
-from dragoman.model.generation import Defaults, Language, Languages, LanguageTable, Template
+from dragoman.model.generation import Defaults, Language, Languages, LanguageTable, Template, num_forced
 
 HEAD_DIM_MULTIPLE = 8
 DEFAULT_MAX_NEW_TOKENS = 256

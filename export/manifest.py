@@ -43,7 +43,7 @@ from dragoman.export.tensors import CacheList, Tensors, check_caches, check_tens
 from dragoman.model.card import MAX_CARD_BYTES
 from dragoman.model.config import Architecture
 from dragoman.model.files import read_given
-from dragoman.model.generation import Affixes, Defaults, Languages, Template
+from dragoman.model.generation import Affixes, Defaults, Languages, Template, num_forced
 from dragoman.model.text.tokenizer import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
 FORMAT_VERSION = 4
@@ -343,12 +343,6 @@ def num_said_of_source(template: Template, languages: Languages | None) -> int:
     of_read = max((len(language.source_prefix) + len(language.source_suffix) for language in read), default=0)
     of_written = max((len(language.source_prefix) for language in written), default=0)
     return len(template.source_prefix) + len(template.source_suffix) + of_read + of_written
-
-
-def num_forced(template: Template, languages: Languages | None) -> int:
-    """Return how many tokens an answer may be forced to begin with."""
-    written = [] if languages is None else languages.target
-    return len(template.target_prefix) + max((len(language.target_prefix) for language in written), default=0)
 
 
 def check_defaults(

@@ -172,6 +172,12 @@ def around(template: Template, source: Language | None, target: Language | None,
     return Affixes(source_prefix=source_prefix, source_suffix=source_suffix, target_prefix=target_prefix, decoder_start_id=start)
 
 
+def num_forced(template: Template, languages: Languages | None) -> int:
+    """Return how many tokens an answer may be forced to begin with."""
+    written = [] if languages is None else languages.target
+    return len(template.target_prefix) + max((len(language.target_prefix) for language in written), default=0)
+
+
 def spelling(name: str) -> str:
     """Return how a name of a language is compared: in lower case, with single "_" between its parts."""
     return cased_spelling(name.casefold())

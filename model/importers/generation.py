@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.generation import Defaults, Languages, Template, around
+from dragoman.model.generation import Defaults, Languages, Template, around, num_forced
 from dragoman.model.importers.defaults import ANSWER_FIELDS, Target, convert
 from dragoman.model.importers.files import ForeignError, shown
 from dragoman.model.importers.languages import TASKS_FIELD, Folder, PromptOptions, chosen_tasks, read_prompt_format, tasks_of
@@ -87,7 +87,7 @@ def read_generation(
         decoder_start_id=network.decoder_start_id if template.decoder_start_id is None else template.decoder_start_id,
         vocab_size=network.target_vocab_size,
         max_target_tokens=network.max_target_positions,
-        num_forced=prompts.num_forced,
+        num_forced=num_forced(prompts.template, prompts.languages),
     )
     converted = convert(settings.fields, target, path / settings.origin)
     return ForeignGeneration(

@@ -112,12 +112,6 @@ class PromptFormat:
     languages: Languages | None
     notes: Sequence[str] = ()
 
-    @property
-    def num_forced(self) -> int:
-        """Tokens that every answer is forced to begin with, whatever its language."""
-        targets = () if self.languages is None else self.languages.target
-        return len(self.template.target_prefix) + max((len(language.target_prefix) for language in targets), default=0)
-
 
 def read_prompt_format(folder: Folder) -> PromptFormat:
     """Return the template and the languages of a folder's model."""

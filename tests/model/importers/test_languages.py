@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.export.arguments import with_asked_languages
-from dragoman.model.generation import Language, Languages, LanguageTable, Template, spelling
+from dragoman.model.generation import Language, Languages, LanguageTable, Template, num_forced, spelling
 from dragoman.model.importers.families import family_of
 from dragoman.model.importers.files import ForeignError
 from dragoman.model.importers.language_names import (
@@ -87,7 +87,7 @@ def test_languages_are_said_as_the_tokeniser_says_them(name: str, layout: str, f
         assert ids == list(tokenizer(text)["input_ids"])
         assert start == (token[0] if variant.said == "start" else None)
         assert forced == (token if variant.said == "forced" else [*always.values()])
-        assert speech.num_forced == len(forced)
+        assert num_forced(speech.template, speech.languages) == len(forced)
 
 
 def processor(before: str, after: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def test_a_forced_language_is_the_default_one_and_mbart_may_begin_with_it(foreig
     wished = read(fifty, "mbart", english, target_language="de", source_language="zh-CN").languages
     assert wished is not None and (wished.default_source, wished.default_target) == ("zh_CN", "de_DE")
     other = read(fifty, "mbart", {"forced_bos_token_id": 0})
-    assert other.num_forced == 1 and any("forced_bos_token_id 0" in note for note in other.notes)
+    assert num_forced(other.template, other.languages) == 1 and any("forced_bos_token_id 0" in note for note in other.notes)
 
 
 @pytest.mark.parametrize("name", ["m2m100", "mbart", "mbart50", "nllb"])
