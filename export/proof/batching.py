@@ -156,9 +156,7 @@ def check_alone(runner: OnnxRunner, row: Row, num_candidates: int) -> None:
     alone = row.again()
     drive(runner, [alone], 1, num_candidates, True)
     if alone.digest != row.digest:
-        raise ParityError(
-            f"a row with {len(row.source)} source and {row.num_steps} target tokens does not give the same bits alone as in a batch"
-        )
+        raise ParityError(f"{row} does not give the same bits alone as in a batch")
 
 
 def check_one_candidate(runner: OnnxRunner, rows: Sequence[Row], num_slots: int) -> None:
@@ -171,10 +169,7 @@ def check_one_candidate(runner: OnnxRunner, rows: Sequence[Row], num_slots: int)
     drive(runner, again, num_slots, 1, False)
     for row, other in zip(rows, again, strict=True):
         if (row.choices, row.log_probs) != (other.choices, other.log_probs):
-            raise ParityError(
-                f"a row with {len(row.source)} source and {row.num_steps} target tokens has another first candidate where it is "
-                "asked for one than where it is asked for more"
-            )
+            raise ParityError(f"{row} has another first candidate where it is asked for one than where it is asked for more")
 
 
 def check_rows_apart(runners: Sequence[OnnxRunner], rows: Sequence[Row]) -> int:
@@ -202,6 +197,4 @@ def _compare_digests(rows: Sequence[Row], digests: Sequence[str]) -> None:
     """Raise ParityError for a row whose bits differ from before."""
     for row, digest in zip(rows, digests, strict=True):
         if row.digest != digest:
-            raise ParityError(
-                f"a row with {len(row.source)} source and {row.num_steps} target tokens does not give the same bits in every batch"
-            )
+            raise ParityError(f"{row} does not give the same bits in every batch")

@@ -70,6 +70,10 @@ class Row:
         """Whether it has ended."""
         return self.position == self.num_steps or (self.eos_id is not None and self.inputs[-1] == self.eos_id and self.position > 0)
 
+    def __str__(self) -> str:
+        """Name its lengths."""
+        return f"a row with {len(self.source)} source and {self.num_steps} target tokens"
+
     def again(self) -> "Row":
         """Return the same teacher-forced row, not decoded yet."""
         return Row(self.source, self.inputs, self.num_steps, stretch=self.stretch)
