@@ -220,7 +220,6 @@ class Recorded:
         return self if _is_number(other, 0) else self.binary("Add", other)
 
     def __sub__(self, other: Any) -> "Recorded":
-        """Subtract."""
         return self.binary("Sub", other)
 
     def __mul__(self, other: Any) -> "Recorded":
@@ -232,7 +231,6 @@ class Recorded:
         return self.binary("Mod", other)
 
     def __lt__(self, other: Any) -> "Recorded":
-        """Compare."""
         return self.binary("Less", other, torch.bool)
 
     def __invert__(self) -> "Recorded":
@@ -248,15 +246,12 @@ class Recorded:
         return self.emit("MatMul", [self, other], (*batch, self.shape[-2], other.shape[-1]))
 
     def to(self, dtype: torch.dtype) -> "Recorded":
-        """Change the type."""
         return self if dtype is self.dtype else self.emit("Cast", [self], self.shape, dtype, to=int(DTYPES[dtype]))
 
     def softmax(self, dim: int) -> "Recorded":
-        """Normalise along an axis."""
         return self.emit("Softmax", [self], self.shape, axis=dim)
 
     def log_softmax(self, dim: int) -> "Recorded":
-        """Normalise along an axis, in logarithms."""
         return self.emit("LogSoftmax", [self], self.shape, axis=dim)
 
     def mean(self, dim: int) -> "Recorded":
@@ -265,7 +260,6 @@ class Recorded:
         return self.emit("ReduceMean", [self, self.recorder.ints(dim)], shape, keepdims=0)
 
     def masked_fill(self, mask: "Recorded", number: float) -> "Recorded":
-        """Put a number where the mask is true."""
         filling = torch.tensor(number, dtype=self.dtype)
         return self.emit("Where", [mask, filling, self], _broadcast(self.shape, mask.shape))
 
@@ -278,12 +272,10 @@ class Recorded:
         return self.emit("ScatterElements", [self, places, numbers], self.shape, axis=dim)
 
     def clamp(self, low: int, high: int) -> "Recorded":
-        """Put what is beyond a limit at the limit."""
         limits = (torch.tensor(number, dtype=self.dtype) for number in (low, high))
         return self.emit("Clip", [self, *limits], self.shape)
 
     def gather(self, dim: int, index: "Recorded") -> "Recorded":
-        """Pick elements along an axis."""
         return self.emit("GatherElements", [self, index], index.shape, axis=dim)
 
     def scatter(self, dim: int, index: "Recorded", source: "Recorded") -> "Recorded":
@@ -293,28 +285,23 @@ class Recorded:
     # Shapes
 
     def transpose(self, first: int, second: int) -> "Recorded":
-        """Swap two axes."""
         order = list(range(len(self.shape)))
         order[first], order[second] = order[second], order[first]
         return self.permute(*order)
 
     def permute(self, *dims: int) -> "Recorded":
-        """Put the axes in another order."""
         return self.emit("Transpose", [self], [self.shape[axis] for axis in dims], perm=list(dims))
 
     def unsqueeze(self, dim: int) -> "Recorded":
-        """Add an axis of size 1."""
         axis = dim % (len(self.shape) + 1)
         return self.emit("Unsqueeze", [self, self.recorder.ints(axis)], (*self.shape[:axis], 1, *self.shape[axis:]))
 
     def squeeze(self, dim: int) -> "Recorded":
-        """Drop an axis of size 1."""
         axis = dim % len(self.shape)
         assert self.shape[axis] == 1
         return self.emit("Squeeze", [self, self.recorder.ints(axis)], (*self.shape[:axis], *self.shape[axis + 1 :]))
 
     def expand(self, shape: Sequence[Dim]) -> "Recorded":
-        """Repeat along axes."""
         return self.emit("Expand", [self, self.recorder.shape(shape)], shape)
 
     def view(self, shape: Sequence[Dim | None]) -> "Recorded":
@@ -328,7 +315,6 @@ class Recorded:
         return self.emit("Reshape", [self, self.recorder.shape(dims)], shape)
 
     def flatten(self, first: int = 0, last: int = -1) -> "Recorded":
-        """Make one axis of several."""
         rank = len(self.shape)
         first, last = first % rank, last % rank
         merged = self.shape[first : last + 1]
