@@ -1,8 +1,7 @@
 """Quality of translations: sacreBLEU's scores of a corpus, and the candidate nearest to a reference. No torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -21,10 +20,6 @@ class Scores:
     bleu_signature: str
     chrf: float
     chrf_signature: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every field, ready for JSON."""
-        return asdict(self)
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], is_lowercase: bool = False) -> Scores:

@@ -80,7 +80,7 @@ def evaluate(
         hypotheses = _translate_with_bundle(bundle, sources, num_beams=num_beams, length_penalty=length_penalty, **languages)
     scores = score(hypotheses, references, lowercase)
     text = f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}\nchrF {scores.chrf:.2f}  {scores.chrf_signature}"
-    report(as_json, text, **scores.to_dict())
+    report(as_json, text, **asdict(scores))
 
 
 def _load_score() -> "Callable[[list[str], list[str], bool], Scores]":

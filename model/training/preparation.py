@@ -106,8 +106,8 @@ def prepare(file: TrainingFile, data_dir: Path, output: Path) -> Preparation:
     told = [line for line in _warnings(config, sampler, vocab_size, validation_ids) if line.partition(":")[0] not in chosen]
     if begun is not None:
         begun.refuse_other(asdict(config), output)
-        told += begun.changes(size.to_dict())
-    record = RunRecord(asdict(config), chosen, size.to_dict())
+        told += begun.changes(asdict(size))
+    record = RunRecord(asdict(config), chosen, asdict(size))
     return Preparation(config, model, output, tokenizer, sampler, validation, record, told)
 
 

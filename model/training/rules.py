@@ -6,7 +6,7 @@ Rules follow the size of the text, counted once. What they chose is part of the 
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -33,10 +33,6 @@ class TextSize:
         lengths = [(len(source) + 1, len(target) + 1) for source, target in zip(sources, targets, strict=True)]
         source_tokens, target_tokens = (sum(side) for side in zip(*lengths, strict=True))
         return cls(len(lengths), source_tokens, target_tokens, sum(map(max, lengths)))
-
-    def to_dict(self) -> dict[str, int]:
-        """Return every field, ready for JSON."""
-        return asdict(self)
 
 
 class Settings:

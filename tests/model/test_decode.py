@@ -189,7 +189,6 @@ def test_scores_are_sacrebleus_and_case_counts_unless_told_otherwise() -> None:
     assert scores.chrf == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
     assert f"case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}" in scores.bleu_signature
     assert f"case:mixed|eff:yes|nc:6|nw:0|space:no|version:{sacrebleu.__version__}" in scores.chrf_signature
-    assert scores.to_dict() == {name: getattr(scores, name) for name in ("bleu", "bleu_signature", "chrf", "chrf_signature")}
     shouted = [text.upper() for text in REFERENCES]
     assert score(shouted, REFERENCES).bleu < 5
     lower = score(shouted, REFERENCES, is_lowercase=True)
