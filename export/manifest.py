@@ -7,7 +7,7 @@ files that it lists.
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -43,7 +43,7 @@ from dragoman.export.tensors import CacheList, Tensors, check_caches, check_tens
 from dragoman.model.card import MAX_CARD_BYTES
 from dragoman.model.config import Architecture
 from dragoman.model.files import read_given
-from dragoman.model.generation import Affixes, Defaults, Languages, Template, num_forced
+from dragoman.model.generation import Affixes, Defaults, Language, Languages, Template, num_forced
 from dragoman.model.text.tokenizer import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
 FORMAT_VERSION = 4
@@ -238,22 +238,51 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def _check_generation(self) -> None:
         """Refuse a template, languages and defaults that the model cannot do."""
-        check_ids(self.template, self.languages, self.source_vocab_size, self.target_vocab_size)
-        check_room(self.template, self.languages, self.max_source_tokens, self.max_target_tokens)
+        read, written = ([], []) if self.languages is None else (self.languages.source, self.languages.target)
+        self._check_ids(read, written)
+        of_read = max((len(language.source_prefix) + len(language.source_suffix) for language in read), default=0)
+        of_written = max((len(language.source_prefix) for language in written), default=0)
+        around = len(self.template.source_prefix) + len(self.template.source_suffix) + of_read + of_written
+        if around and around + 2 > self.max_source_tokens:  # no room for one token and end-of-sequence
+            raise ValueError(f"template and languages put {around} tokens around a source, which may have {self.max_source_tokens}")
         forced = num_forced(self.template, self.languages)
+        if forced + 1 > self.max_target_tokens:
+            raise ValueError(f"template and languages force {forced} tokens of a target, which may have {self.max_target_tokens}")
         if self.default_max_new_tokens + forced > self.max_target_tokens:
             raise ValueError(
                 f"default_max_new_tokens {self.default_max_new_tokens} and {forced} forced tokens are over max_target_tokens "
                 f"{self.max_target_tokens}"
             )
-        check_defaults(
-            self.defaults,
-            num_forced_tokens=forced,
-            max_target_tokens=self.max_target_tokens,
-            target_vocab_size=self.target_vocab_size,
-            num_choices=self.num_choices,
-            limit=self.default_max_new_tokens,
-        )
+        self._check_defaults(forced)
+
+    def _check_ids(self, read: Sequence[Language], written: Sequence[Language]) -> None:
+        """Refuse tokens around a text that the model does not have."""
+        named: list[tuple[str, Affixes]] = [("template", self.template)]
+        named += [(f"source language {language.code!r}", language) for language in read]
+        named += [(f"target language {language.code!r}", language) for language in written]
+        for name, affixes in named:
+            _check_below(f"source_prefix of {name}", affixes.source_prefix, self.source_vocab_size)
+            _check_below(f"source_suffix of {name}", affixes.source_suffix, self.source_vocab_size)
+            _check_below(f"target_prefix of {name}", affixes.target_prefix, self.target_vocab_size)
+            start = affixes.decoder_start_id
+            _check_below(f"decoder_start_id of {name}", [] if start is None else [start], self.target_vocab_size)
+
+    def _check_defaults(self, forced: int) -> None:
+        """Refuse defaults that a request could not ask for, whose answer is forced to begin with so many tokens."""
+        defaults, longest = self.defaults, self.max_target_tokens
+        limits = {"max_new_tokens": longest - forced, "no_repeat_ngram_size": longest, "top_k": self.target_vocab_size}
+        for name, most in limits.items():
+            value = getattr(defaults, name)
+            if value is not None and value > most:
+                raise ValueError(f"{name} of defaults is {value}; at most {most} are possible")
+        most = self.default_max_new_tokens if defaults.max_new_tokens is None else defaults.max_new_tokens
+        min_new_tokens = defaults.min_new_tokens or 0
+        if min_new_tokens >= most:
+            raise ValueError(f"min_new_tokens of defaults is {min_new_tokens}, which is not less than max_new_tokens, {most}")
+        suppressed = set(defaults.suppressed_tokens)
+        _check_below("suppressed_tokens of defaults", suppressed, self.target_vocab_size)
+        if len(suppressed) + (min_new_tokens > 0) >= self.num_choices:
+            raise ValueError(f"suppressed_tokens of defaults leave nothing of {self.num_choices} tokens")
 
 
 def check_name(name: str) -> None:
@@ -303,76 +332,6 @@ def content_version(manifest: Manifest) -> str:
     for field in ("name", "version", "files", "origin", "parity", "domain", "one_sentence"):
         settings.pop(field, None)
     return hashlib.sha256(msgspec.json.encode([settings, files], order="sorted")).hexdigest()[:12]
-
-
-def check_ids(template: Template, languages: Languages | None, source_vocab_size: int, target_vocab_size: int) -> None:
-    """Refuse tokens that the model does not have.
-
-    Raises:
-        ValueError: Naming the field, the language and the id.
-    """
-    named: list[tuple[str, Affixes]] = [("template", template)]
-    if languages is not None:
-        named += [(f"source language {language.code!r}", language) for language in languages.source]
-        named += [(f"target language {language.code!r}", language) for language in languages.target]
-    for name, affixes in named:
-        _check_below(f"source_prefix of {name}", affixes.source_prefix, source_vocab_size)
-        _check_below(f"source_suffix of {name}", affixes.source_suffix, source_vocab_size)
-        _check_below(f"target_prefix of {name}", affixes.target_prefix, target_vocab_size)
-        start = affixes.decoder_start_id
-        _check_below(f"decoder_start_id of {name}", [] if start is None else [start], target_vocab_size)
-
-
-def check_room(template: Template, languages: Languages | None, max_source_tokens: int, max_target_tokens: int) -> None:
-    """Refuse what is said around a text where it leaves no room for one token and end-of-sequence, or an answer of one token.
-
-    Raises:
-        ValueError: With both lengths.
-    """
-    source = num_said_of_source(template, languages)
-    if source and source + 2 > max_source_tokens:
-        raise ValueError(f"template and languages put {source} tokens around a source, which may have {max_source_tokens}")
-    target = num_forced(template, languages)
-    if target + 1 > max_target_tokens:
-        raise ValueError(f"template and languages force {target} tokens of a target, which may have {max_target_tokens}")
-
-
-def num_said_of_source(template: Template, languages: Languages | None) -> int:
-    """Return how many tokens may be put around a source, end-of-sequence not counted."""
-    read, written = ([], []) if languages is None else (languages.source, languages.target)
-    of_read = max((len(language.source_prefix) + len(language.source_suffix) for language in read), default=0)
-    of_written = max((len(language.source_prefix) for language in written), default=0)
-    return len(template.source_prefix) + len(template.source_suffix) + of_read + of_written
-
-
-def check_defaults(
-    defaults: Defaults, *, num_forced_tokens: int, max_target_tokens: int, target_vocab_size: int, num_choices: int, limit: int
-) -> None:
-    """Refuse defaults that a request could not ask for.
-
-    Args:
-        defaults: The model's.
-        num_forced_tokens: Tokens that an answer may be forced to begin with.
-        max_target_tokens: Longest target, end-of-sequence included.
-        target_vocab_size: V.
-        num_choices: Tokens that a step chooses from.
-        limit: Tokens generated at the most where neither the request nor the defaults say.
-
-    Raises:
-        ValueError: Naming the field.
-    """
-    room = max_target_tokens - num_forced_tokens
-    for name, most in (("max_new_tokens", room), ("no_repeat_ngram_size", max_target_tokens), ("top_k", target_vocab_size)):
-        value = getattr(defaults, name)
-        if value is not None and value > most:
-            raise ValueError(f"{name} of defaults is {value}; at most {most} are possible")
-    min_new_tokens = defaults.min_new_tokens or 0
-    if min_new_tokens >= (most := limit if defaults.max_new_tokens is None else defaults.max_new_tokens):
-        raise ValueError(f"min_new_tokens of defaults is {min_new_tokens}, which is not less than max_new_tokens, {most}")
-    suppressed = set(defaults.suppressed_tokens)
-    _check_below("suppressed_tokens of defaults", suppressed, target_vocab_size)
-    if len(suppressed) + (min_new_tokens > 0) >= num_choices:
-        raise ValueError(f"suppressed_tokens of defaults leave nothing of {num_choices} tokens")
 
 
 def _check_below(field: str, ids: Iterable[int], vocab_size: int) -> None:
