@@ -53,7 +53,7 @@ def drive(
             row, given = waiting.popleft()
             slots.fill(len(active), given)
             if row.stretch is not None and row.stretch.start:
-                slots.restore(len(active), row.stretch.whole.kept(row.stretch.start))
+                slots.fill(len(active), row.stretch.whole.kept(row.stretch.start), "self")
             active.append(row)
         prev_ids = np.array([row.inputs[row.position] for row in active], np.int64)
         positions = np.array([row.position for row in active], np.int64)

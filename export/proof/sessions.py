@@ -262,13 +262,18 @@ class OnnxSlots:
         self.caches, self.given_role = caches, "self" if has_prompts else "cross"
         self.buffers = noise_of(session, caches, num_slots, max_targets, max_sources)
 
-    def fill(self, slot: int, given: Given) -> None:
-        """Give a slot to a new row with this source."""
-        self._write(slot, self.given_role, given)
+    def fill(self, slot: int, parts: Given, role: Role | None = None) -> None:
+        """Write into a slot what caches hold of a row's first positions, each in the shape of a row.
 
-    def restore(self, slot: int, kept: Sequence[Floats]) -> None:
-        """Write into a slot what the caches that steps write hold after a row's first positions, see `Observation.caches`."""
-        self._write(slot, "self", kept)
+        Args:
+            slot: Its number.
+            parts: By default of the caches that a source is given in.
+            role: Of other caches: `self` for what steps have written, see `Observation.caches`.
+        """
+        caches = [cache for cache in self.caches if cache.role == (role or self.given_role)]
+        for cache, part in zip(caches, parts, strict=True):
+            buffer = self.buffers[cache.name]
+            buffer[slot][tuple(map(slice, part.shape))] = as_numbers(part, buffer.dtype)
 
     def move(self, source: int, destination: int) -> None:
         """Copy one slot's caches over another's."""
@@ -293,13 +298,6 @@ class OnnxSlots:
         bind_caches(binding, self.buffers, self.outputs, rows)
         self.session.run_with_iobinding(binding)
         return ids, log_probs
-
-    def _write(self, slot: int, role: Role | str, parts: Sequence[Floats]) -> None:
-        """Write into the caches of a role what they hold of a row's first positions, each in the shape of a row."""
-        caches = [cache for cache in self.caches if cache.role == role]
-        for cache, part in zip(caches, parts, strict=True):
-            buffer = self.buffers[cache.name]
-            buffer[slot][tuple(map(slice, part.shape))] = as_numbers(part, buffer.dtype)
 
 
 def noise_of(
