@@ -39,11 +39,6 @@ class Rotation(nn.Module):
         for name, table in zip(("cos", "sin"), angles(num_positions, config.head_dim, config.rotary_base), strict=True):
             self.register_buffer(name, table, persistent=False)
 
-    @classmethod
-    def of(cls, config: ModelConfig) -> "Rotation | None":
-        """Return a model's, or nothing where positions are of another kind."""
-        return cls(config) if config.positions == "rotary" else None
-
 
 class TextAttention:
     """Backend of the decoder: rows `[P, …]` are put apart, `[N, T, …]`, for one node a layer, and together again.
@@ -107,7 +102,7 @@ class TextGraph(GraphModule):
         self.decoder = model.decoder if shortlist is None else shortened(model.decoder, shortlist)
         self.config: ModelConfig = model.config
         self.heads = Heads.of(model.config)
-        self.rotation = Rotation.of(model.config)
+        self.rotation = Rotation(model.config) if model.config.positions == "rotary" else None
         caches = text_caches(model.config.num_decoder_layers, model.config.num_heads, model.config.head_dim)
         self.tensors = Tensors.of_caches(caches, has_prompts=True, has_attention=False)
 
