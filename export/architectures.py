@@ -72,10 +72,6 @@ class Architecture:
         has_attention = self.num_attention_layers(config) > 0
         return Tensors.of_caches(caches, is_packed, has_prompts=self.has_prompts, has_attention=has_attention)
 
-    def max_source_ids(self, config: ModelConfig) -> int:
-        """Return how many ids of a text a model takes: beside them there is one token, which ends a source or begins a prompt."""
-        return config.max_source_positions - 1
-
 
 ARCHITECTURES: dict[Name, Architecture] = {
     "transformer": Architecture(

@@ -191,7 +191,7 @@ def forced_rows(config: ModelConfig) -> list[Row]:
 
 def _rows_of_prompts(config: ModelConfig, random: np.random.Generator) -> list[Row]:
     """Draw the same for a model whose sources are prompts, which share room with targets; one is empty, one has one token."""
-    room, most = config.max_target_positions, architecture_of(config).max_source_ids(config)
+    room, most = config.max_target_positions, config.max_source_positions - 1  # the start token begins a prompt
 
     def row(num_source: int, num_target: int) -> Row:
         source = _random_ids(random, config.source_vocab_size, config.pad_id, min(num_source, most))
@@ -232,10 +232,10 @@ def hardest_first(rows: Sequence[Row]) -> list[Row]:
 
 def greedy_sources(checkpoint: Checkpoint) -> list[list[int]]:
     """Return ids of texts, without special tokens: random ones of many lengths, and sentences."""
-    config, architecture = checkpoint.model.config, architecture_of(checkpoint.model.config)
+    config = checkpoint.model.config
     random = np.random.default_rng(2)
-    room = architecture.max_source_ids(config)
-    if architecture.has_prompts:
+    room = config.max_source_positions - 1  # one token ends a source, or begins a prompt
+    if architecture_of(config).has_prompts:
         room = min(room, config.max_target_positions // 2)  # the other half is for the answer
     lengths = random.integers(0, min(room, MAX_SENTENCE_TOKENS) + 1, NUM_RANDOM_SENTENCES)
     sources = [_random_ids(random, config.source_vocab_size, config.pad_id, int(length)) for length in lengths]
