@@ -25,6 +25,7 @@ HOMES = {
         "server/protocols/http/",
         "server/protocols/console/",
         "server/protocols/libretranslate/",
+        "server/protocols/openai/",
         "server/telemetry/admin.py",
     ),
     "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/sentencepiece.py", "export/graph_file.py"),

@@ -16,12 +16,14 @@ from dragoman.server.protocols.http.origins import Handler, Origins, is_allowed_
 from dragoman.server.protocols.http.responses import (
     LIBRETRANSLATE_ERRORS,
     NATIVE_ERRORS,
+    OPENAI_ERRORS,
     OPENINFERENCE_ERRORS,
     ErrorFormat,
     HttpRefusal,
     PathNotFound,
 )
 from dragoman.server.protocols.libretranslate.api import LibreTranslateApi
+from dragoman.server.protocols.openai.api import OpenAiApi
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.service import Service
 
@@ -39,11 +41,11 @@ def make_application(config: ServerConfig, service: Service, operators: Operator
     max_bytes, origins = config.max_message_bytes, Origins(config.http_allowed_origins)
     native = NativeApi(service, max_bytes)
     libretranslate = LibreTranslateApi(service, max_bytes)
-    inference = InferenceApi(service, max_bytes)
+    inference, openai = InferenceApi(service, max_bytes), OpenAiApi(service, max_bytes)
     errors = HttpErrors(frozenset(config.http_allowed_hosts), {endpoint.path for endpoint in libretranslate.endpoints()})
     app = web.Application(middlewares=[errors.handle, origins.answer_preflight], handler_args=None)
     middleware = Middleware(service, max_bytes, origins, operators)
-    middleware.add(app, *native.endpoints(), *libretranslate.endpoints(), *inference.endpoints(operators))
+    middleware.add(app, *native.endpoints(), *libretranslate.endpoints(), *openai.endpoints(), *inference.endpoints(operators))
     for path, probe in inference.probes():
         app.router.add_get(path, probe)
     if operators is not None:
@@ -81,6 +83,8 @@ class HttpErrors:
     def _format(self, path: str) -> ErrorFormat:
         if (path == ROOT or path.startswith(f"{ROOT}/")) and not _elsewhere(path):
             return OPENINFERENCE_ERRORS
+        if path.startswith(("/v1/completions", "/v1/chat/")):
+            return OPENAI_ERRORS
         return LIBRETRANSLATE_ERRORS if path in self._libretranslate_paths else NATIVE_ERRORS
 
 

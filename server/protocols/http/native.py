@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -16,6 +17,7 @@ from dragoman.server.errors import DeadlineExceeded, InvalidRequest
 from dragoman.server.protocols.http.requests import Endpoint, Exchange, check_content_type, run_by_size
 from dragoman.server.protocols.http.responses import JSON, NATIVE_ERRORS
 from dragoman.server.protocols.json_text import decode_json, one_line
+from dragoman.server.protocols.openai.api import model_object, models_list
 from dragoman.server.protocols.v1.descriptions import CHANGES, Descriptions, to_listing, to_model, to_order
 from dragoman.server.protocols.v1.messages import (
     MessageLimit,
@@ -79,15 +81,16 @@ class NativeApi:
         return await message_response(await to_score_response(scores, self._limit.max_bytes))
 
     async def models(self, exchange: Exchange) -> web.Response:
-        """Return the models that the caller may use."""
-        return await message_response(self._descriptions.of_all(self._generation.models(exchange.call.caller)))
+        """Return the models that the caller may use, also as OpenAI's list."""
+        models = self._generation.models(exchange.call.caller)
+        return await _extended(self._descriptions.of_all(models), models_list(model.name for model in models))
 
     async def model(self, exchange: Exchange) -> web.Response:
         """Return one model."""
         http = exchange.http
         version = http.query.get("modelVersion") or http.query.get("model_version", "")
         model = self._generation.model(http.match_info["model"], exchange.call.caller, version)
-        return await message_response(self._descriptions.of(model))
+        return await _extended(self._descriptions.of(model), model_object(model.name))
 
 
 def repository_endpoints(operators: OperatorCalls) -> Iterable[Endpoint]:
@@ -159,6 +162,11 @@ def parse(body: bytes, message: Message) -> None:
 async def message_response(message: Message) -> web.Response:
     """Return a response with a message as JSON."""
     return web.Response(text=await to_text(message), content_type=JSON)
+
+
+async def _extended(message: Message, more: dict[str, Any]) -> web.Response:
+    """Return a response with a message, which has fields, and more of them."""
+    return web.Response(text=f"{(await to_text(message))[:-1]}, {msgspec.json.encode(more).decode()[1:]}", content_type=JSON)
 
 
 async def to_text(message: Message) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from dragoman.inference import inference_pb2
 from dragoman.server.protocols.http.openinference import BINARY, BINARY_DATA, BINARY_OUTPUT, BINARY_SIZE, LENGTH_KEY, MODEL, ROOT
 from dragoman.server.protocols.http.responses import JSON
+from dragoman.server.protocols.openai.reading import MAX_PROMPTS, OWN, RENAMED
 from dragoman.server.protocols.openinference.requests import (
     FIELDS,
     FLAGS,
@@ -75,6 +76,24 @@ LIBRETRANSLATE = (
     ("get", "/frontend/settings", "FrontendSettings", "What a page needs to know.", "", "FrontendSettings"),
     ("get", "/health", "Health", "Whether the server is ready; 503 if it is not.", "", "HealthResponse"),
 )
+OPENAI = (
+    (
+        "post",
+        "/v1/completions",
+        "Completions",
+        "Answers to prompts, which are the source texts.",
+        "CompletionRequest",
+        "CompletionResponse",
+    ),
+    (
+        "post",
+        "/v1/chat/completions",
+        "ChatCompletions",
+        "The answer to a conversation, whose last message of the user is the source text.",
+        "ChatRequest",
+        "ChatResponse",
+    ),
+)
 ERRORS = {
     "400": "A field is missing, malformed or over its limit; the message begins with its name.",
     "401": "No token, or one that this server does not know.",
@@ -94,6 +113,7 @@ Statuses = tuple[tuple[str, ...], tuple[str, ...]]
 V1_STATUSES: Statuses = ("400", "401", "404", "405", "429", "500", "503", "504"), ("408", "413", "415")
 V2_STATUSES: Statuses = ("400", "401", "404", "405", "429", "500", "503"), ("403", "408", "413", "415", "504")
 PROBE_STATUSES: Statuses = (("405", "503"), ())
+OPENAI_STATUSES: Statuses = (("400", "401", "404", "405", "429", "500", "503"), ("408", "413", "415", "504"))
 LIBRETRANSLATE_STATUSES: Statuses = ("405", "500", "503"), ("400", "403", "408", "413", "415", "429", "504")
 HEADERS: tuple[tuple[str, str, Schema], ...] = (
     ("X-Request-Id", "Id of the request, where the body has none: 128 printable ASCII characters at the most.", {"maxLength": 128}),
@@ -104,6 +124,8 @@ HEADERS: tuple[tuple[str, str, Schema], ...] = (
     ),
     ("traceparent", "W3C Trace Context: the caller's span.", {}),
 )
+
+PROTOCOLS = {LIBRETRANSLATE_STATUSES: "LibreTranslate's API", OPENAI_STATUSES: "OpenAI's API"}
 
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
@@ -125,18 +147,25 @@ def document() -> bytes:
         for method, path, rpc, request, response in rpcs:
             paths[path] = {method: _rpc_operation(contract, path, rpc, request, response)}
             used |= {request, response} - {""}
+    model = {"id": TEXT, "object": TEXT, "created": NUMBER, "owned_by": TEXT}  # also as in OpenAI's API
+    schemas["Model"]["properties"] |= model
+    schemas["ListModelsResponse"]["properties"] |= {"object": TEXT, "data": _some(_object("", tuple(model), **model))}
     content = {
         "openapi": "3.1.0",
         "info": {"title": "Dragoman", "version": "1", "description": contracts[0][0].comments["syntax"]},
         "paths": paths | _other_paths(),
         "components": {
-            "schemas": _reachable(schemas, used) | {"Status": _status()} | _inference_schemas() | _libretranslate_schemas(),
+            "schemas": _reachable(schemas, used)
+            | {"Status": _status()}
+            | _inference_schemas()
+            | _libretranslate_schemas()
+            | _openai_schemas(),
             "parameters": {
                 name: {"name": name, "in": "header", "description": text, "schema": TEXT | more} for name, text, more in HEADERS
             },
             "responses": {
                 prefix + status: {"description": text, "content": {JSON: {"schema": _ref(error)}}}
-                for prefix, error in (("", "Status"), ("inference", "InferenceError"))
+                for prefix, error in (("", "Status"), ("inference", "InferenceError"), ("openai", "OpenAiError"))
                 for status, text in ERRORS.items()
                 if prefix or status != "403"
             },
@@ -305,15 +334,19 @@ def _other_paths() -> dict[str, Schema]:
     rows = [(V2_STATUSES, *row) for row in OF_SERVER] + [(LIBRETRANSLATE_STATUSES, *row) for row in LIBRETRANSLATE]
     for prefix, more in ((MODEL, ""), (f"{MODEL}/versions/{{version}}", "Version")):
         rows += [(V2_STATUSES, method, prefix + end, name + more, *rest) for method, end, name, *rest in OF_MODEL]  # type: ignore[misc]
+    rows += [(OPENAI_STATUSES, *row) for row in OPENAI]
     rows += [(PROBE_STATUSES, "get", path, name, text, "", response) for path, name, text, response in PROBES]
     for statuses, method, path, name, text, request, response in rows:
         content: Schema = {JSON: {"schema": _ref(response)}}
         if path.endswith("/generate_stream"):
             events = f"Server-sent events: `data` of each is a {response}; where it fails, that of the last an InferenceError."
             content = {EVENTS: {"schema": _described(TEXT, events)}}
+        if statuses is OPENAI_STATUSES:
+            content[EVENTS] = {"schema": _described(TEXT, "With `stream`: server-sent events, the last of which is `[DONE]`.")}
         is_probe = statuses is PROBE_STATUSES
-        operation = _operation(name, path, text, request, content, statuses, "inference", not is_probe)
-        protocol = "LibreTranslate's API" if statuses is LIBRETRANSLATE_STATUSES else "Open Inference Protocol"
+        errors = "openai" if statuses is OPENAI_STATUSES else "inference"
+        operation = _operation(name, path, text, request, content, statuses, errors, not is_probe)
+        protocol = PROTOCOLS.get(statuses, "Open Inference Protocol")
         operation["description"] = f"{protocol}. {text}"
         if is_probe:
             operation["security"] = [{}]
@@ -422,6 +455,24 @@ def _inference_schemas() -> dict[str, Schema]:
         "IndexEntry": _described(_plain(inference_pb2.RepositoryIndexResponse.ModelIndex.DESCRIPTOR), "A version of a model."),
         "Live": _object("", ("live",), live=FLAG),
         "Ready": _object("", ("ready",), name=TEXT, ready=FLAG),
+    }
+
+
+def _openai_schemas() -> dict[str, Schema]:
+    own = {name: {"type": KINDS[FIELDS[RENAMED.get(name, name)].kind]} for name in (*RENAMED, *OWN)}
+    own["suppressed_tokens"] = _some(NUMBER)
+    shared: dict[str, Any] = {"model": TEXT, "stream": FLAG, **own}
+    usage = {name: NUMBER for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    answer = {"id": TEXT, "object": TEXT, "created": NUMBER, "model": TEXT, "choices": _some({"type": "object"})}
+    answer["usage"] = _object("", (), **usage)
+    messages = _some({"type": "object", "properties": {"role": TEXT}})
+    return {
+        "CompletionRequest": _object("Source texts.", ("prompt",), prompt=_one_or_some(TEXT, maxItems=MAX_PROMPTS), **shared)
+        | {"additionalProperties": True},
+        "CompletionResponse": _object("Answers.", tuple(answer), **answer),
+        "ChatRequest": _object("A conversation.", ("messages",), messages=messages, **shared) | {"additionalProperties": True},
+        "ChatResponse": _object("Answers.", tuple(answer), **answer),
+        "OpenAiError": _object("Why a request failed.", ("error",), error={"type": "object"}),
     }
 
 

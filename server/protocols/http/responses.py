@@ -33,6 +33,14 @@ LIBRETRANSLATE_STATUSES = {
     "NOT_FOUND": HTTPStatus.BAD_REQUEST,
     "UNIMPLEMENTED": HTTPStatus.BAD_REQUEST,
 }
+# OpenAI's types of errors, and its names of fields.
+OPENAI_TYPES = {
+    "INVALID_ARGUMENT": "invalid_request_error",
+    "NOT_FOUND": "invalid_request_error",
+    "UNAUTHENTICATED": "authentication_error",
+    "RESOURCE_EXHAUSTED": "rate_limit_error",
+}
+OPENAI_FIELDS = {"text": "prompt", "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "num_return_sequences": "n"}
 LIBRETRANSLATE_FIELDS = {"text": "q", "source_language": "source", "target_language": "target"}
 
 
@@ -100,6 +108,15 @@ def _libretranslate_error(error: ServiceError, _: str) -> str:
     return _error(f"{LIBRETRANSLATE_FIELDS.get(name, name)}{colon}{reason}")
 
 
+def _openai_error(error: ServiceError, _: str) -> str:
+    name, colon, reason = error.message.partition(": ")
+    known = OPENAI_FIELDS.get(name, name)
+    kind = OPENAI_TYPES.get(error.code, "server_error")
+    told = {"message": f"{known}{colon}{reason}", "type": kind, "param": known if colon and " " not in known else None}
+    return msgspec.json.encode({"error": {**told, "code": error.code.lower()}}).decode()
+
+
 NATIVE_ERRORS = ErrorFormat(_google_status, "error", content_type=f"{JSON}; charset=utf-8")
 OPENINFERENCE_ERRORS = ErrorFormat(lambda error, _: _error(error.message))
 LIBRETRANSLATE_ERRORS = ErrorFormat(_libretranslate_error, statuses=LIBRETRANSLATE_STATUSES)
+OPENAI_ERRORS = ErrorFormat(_openai_error)

@@ -189,3 +189,68 @@ class LibreTranslate(HttpClient):
         if len(query.texts) == 1:
             best, others = [best], [others]
         return [Answer([text, *rest]) for text, rest in zip(best, others or [[]] * len(best), strict=True)]
+
+
+class OpenAi(HttpClient):
+    """Completions and conversations; answers carry texts and how they ended."""
+
+    name = "OpenAI"
+    NAMES: Mapping[str, str] = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "num_return_sequences": "n"}
+
+    def __init__(self, session: ClientSession, token: str = "") -> None:
+        super().__init__(session, token)
+        self.methods: Mapping[str, Method] = {
+            "completions": Method(self._complete),
+            "completions of several": Method(self._complete, NUM_TEXTS),
+            "completions in pieces": Method(self._stream),
+            "chat": Method(self._chat),
+        }
+
+    def supports(self, method: str, options: Mapping[str, Any]) -> bool:
+        return not {"return_log_probs", "top_log_probs"} & options.keys()
+
+    def project(self, answer: Answer) -> Answer:
+        return Answer(answer.texts, endings=answer.endings)
+
+    async def call_unimplemented(self) -> None:
+        async with self.post("/v1/completions", json={"model": "en-de", "prompt": "a", "stop": ["b"]}):
+            pass
+
+    def message_of(self, error: Mapping[str, Any]) -> str:
+        assert error["error"].keys() == {"message", "type", "param", "code"}
+        return str(error["error"]["message"])
+
+    def _body(self, query: Query, **more: Any) -> dict[str, Any]:
+        options = {self.NAMES.get(name, name): value for name, value in query.options.items() if name != "do_sample"}
+        return {"model": query.model, **options, **more}
+
+    def _answers(self, choices: list[dict[str, Any]], num_texts: int, text: Any) -> list[Answer]:
+        assert [choice["index"] for choice in choices] == list(range(len(choices)))
+        size = len(choices) // num_texts
+        groups = [choices[start : start + size] for start in range(0, len(choices), size)]
+        endings = {"stop": "eos", "length": "length"}
+        return [Answer(list(map(text, group)), endings=[endings[each["finish_reason"]] for each in group]) for group in groups]
+
+    async def _complete(self, query: Query) -> list[Answer]:
+        prompt = list(query.texts) if len(query.texts) > 1 else query.texts[0]
+        async with self.post("/v1/completions", query, json=self._body(query, prompt=prompt)) as response:
+            return self._answers((await response.json())["choices"], len(query.texts), lambda choice: choice["text"])
+
+    async def _chat(self, query: Query) -> list[Answer]:
+        messages = [{"role": "system", "content": "Translate."}, {"role": "user", "content": query.texts[0]}]
+        async with self.post("/v1/chat/completions", query, json=self._body(query, messages=messages)) as response:
+            choices = (await response.json())["choices"]
+        return self._answers(choices, 1, lambda choice: choice["message"]["content"])
+
+    async def _stream(self, query: Query) -> list[Answer]:
+        body = self._body(query, prompt=query.texts[0], stream=True)
+        async with self.post("/v1/completions", query, json=body) as response:
+            lines = [line.decode().removeprefix("data: ").strip() async for line in response.content if line.strip()]
+        if lines[-1] != "[DONE]":
+            raise Refused("error event", self.message_of(json.loads(lines[-1])))
+        found: dict[int, dict[str, Any]] = {}
+        for line in lines[:-1]:
+            (choice,) = json.loads(line)["choices"]
+            one = found.setdefault(choice["index"], choice | {"text": ""})
+            one |= {"text": one["text"] + choice["text"], "finish_reason": choice["finish_reason"]}
+        return self._answers(list(found.values()), 1, lambda choice: choice["text"])

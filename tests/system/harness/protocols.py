@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 
 from tests.system.harness.grpc_client import NativeGrpc, OpenInferenceGrpc
-from tests.system.harness.http_client import LibreTranslate, NativeHttp, OpenInferenceRest
+from tests.system.harness.http_client import LibreTranslate, NativeHttp, OpenAi, OpenInferenceRest
 from tests.system.harness.protocol import Method, ProtocolClient, Query, Refused
 from tests.system.harness.server import wait_until
 
-PROTOCOLS: tuple[type[ProtocolClient], ...] = (NativeGrpc, OpenInferenceGrpc, NativeHttp, OpenInferenceRest, LibreTranslate)
+PROTOCOLS: tuple[type[ProtocolClient], ...] = (
+    NativeGrpc,
+    OpenInferenceGrpc,
+    NativeHttp,
+    OpenInferenceRest,
+    LibreTranslate,
+    OpenAi,
+)
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 
 
