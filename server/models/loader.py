@@ -73,8 +73,8 @@ class VersionLoader:
     async def measure_engines(self, bundle: Bundle, file: ModelFile, free_bytes: int) -> None:
         """Find out the fastest plan of a version's engines, unless settings say it."""
         config = file.settings.within(self._config)
-        if bundle not in self._plans:
-            most = max_engines(bundle, config.max_slots, free_bytes)
+        most = max_engines(bundle, config.max_slots, free_bytes)
+        if most and bundle not in self._plans:  # otherwise others are to be unloaded first, and it is measured another time
             self._plans[bundle] = await measure_engines(config, bundle, self._num_models(), most)
 
     def num_replicas(self, bundle: Bundle, file: ModelFile) -> int:

@@ -292,12 +292,13 @@ class ModelRegistry:
 class Held(AbstractAsyncContextManager[LoadedModel, None]):
     """Context manager of `ModelRegistry.hold`."""
 
-    __slots__ = ("_asked", "_began", "_name", "_repository", "_seconds", "_use")
+    __slots__ = ("_asked", "_began", "_name", "_repository", "_seconds", "_use", "is_cached")
 
     def __init__(
         self, repository: ModelRegistry, name: str, version: str, request_id: str, caller: str, seconds: float | None
     ) -> None:
         self._repository, self._name, self._asked, self._seconds = repository, name, (version, request_id, caller), seconds
+        self.is_cached = False  # whether the request was answered from the result cache
 
     async def __aenter__(self) -> LoadedModel:
         """Choose and hold without a suspension between the two: the version cannot end in between."""
@@ -314,4 +315,4 @@ class Held(AbstractAsyncContextManager[LoadedModel, None]):
         return model
 
     async def __aexit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        self._use.leave(time.monotonic() - self._began, error)
+        self._use.leave(time.monotonic() - self._began, error, is_cached=self.is_cached)

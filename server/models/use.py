@@ -63,22 +63,22 @@ class Use:
         self.warm_until = together((self.warm_until, self.last_used))
         self._free.clear()
 
-    def leave(self, seconds: float, error: BaseException | None) -> None:
-        """Stop holding the version after some seconds; `error` is None for an answered request."""
+    def leave(self, seconds: float, error: BaseException | None, *, is_cached: bool = False) -> None:
+        """Stop holding the version after some seconds; `error` is None for an answered request.
+
+        Answers from the cache are no outcomes: their latency says nothing about the version.
+        """
         self.num_held -= 1
         self._move()
-        if error is None:
+        if error is None and is_cached:
+            pass
+        elif error is None:
             self.num_answered += 1
             self.seconds += seconds
         elif _is_fault(error):
             self.num_failed += 1
         if not self.num_held:
             self._free.set()
-
-    def exclude(self, seconds: float) -> None:
-        """Leave a request that is about to be answered out of the outcomes: its answer was not computed by the version now."""
-        self.num_answered -= 1
-        self.seconds -= seconds
 
     def _move(self) -> None:
         self.num_moves += 1

@@ -159,6 +159,7 @@ def measure(bundle: Bundle, weights: "Weights", sizes: Sizes) -> Plan:
         num_rows = min(ROWS_PER_CORE * num_cores // num_engines, max_slots)
         runners = [OnnxRunner(bundle, num_rows, num_threads, weights) for _ in range(num_engines)]
         rates[num_engines, num_threads] = _tokens_per_second(runners, bundle.manifest)
+        runners.clear()  # their memory is for the next
         _check_time(until)
     best = max(rates.values())
     num_engines, num_threads = next(plan for plan, rate in rates.items() if rate * MIN_GAIN >= best)

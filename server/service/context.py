@@ -71,7 +71,9 @@ class Call(Struct, eq=False):
         not_entered: Refusal by the caller's limits of a request of a batch; raised when it is served.
         count_answer: Counts the answer once it has been sent; None without an answer.
         has_begun_items: Whether a request of the stream or message has been admitted or refused.
-        is_cached: Whether an answer, or a part of it, is from the result cache.
+        is_item: Whether this is one of several requests of a message or stream.
+        is_cached: Whether the answer, with all of its parts, is from the result cache.
+        address: Address of the peer.
         code: Name of the status; empty until the call ends. The answer may still be in transit.
         refusal: Reason of a refusal before any work; see `ServiceError`.
         window: In-flight window, if the call is large or has several requests.
@@ -96,7 +98,9 @@ class Call(Struct, eq=False):
     count_answer: Callable[[], None] | None = None
     is_ended_by_server: bool = False
     has_begun_items: bool = False
+    is_item: bool = False
     is_cached: bool = False
+    address: str = ""
     code: str = ""
     refusal: str = ""
     span: "CallSpan | None" = None
@@ -109,9 +113,10 @@ class Call(Struct, eq=False):
         assert task is not None
         return cls(method, task, is_counted, has_items, is_awaited)
 
-    def caller_or(self, address: str) -> str:
-        """Return the caller's name, or the address without authentication."""
-        return address if self.caller is None else self.caller.name
+    @property
+    def owner(self) -> str:
+        """Key for in-flight limits: the caller's name or, without authentication, its address."""
+        return self.address if self.caller is None else self.caller.name
 
     def enter(self, caller: Caller, *, is_counted: bool = True) -> None:
         """Admit the call through its caller's limits; raises as `Caller.enter`."""
@@ -269,6 +274,7 @@ class RunningCalls:
         A refusal is raised only when the request is served. The request rate has counted the whole call already, so neither its
         first request nor parts (sentences, texts) of a message are counted.
         """
+        call.is_item, call.address = True, rpc.address
         if rpc.span is not None:
             call.span = rpc.span.start_item(call.arrival)
         if call.span is not None:
@@ -294,8 +300,8 @@ class RunningCalls:
         code = "OK"
         try:
             yield part
-        except asyncio.CancelledError:
-            code = Unavailable.code if whole.is_ended_by_server else Cancelled.code
+        except asyncio.CancelledError:  # another part has failed, or the whole ends: that counts
+            code, part.is_counted = Cancelled.code, False
             raise
         except Exception as error:
             fault = self.fault(error)
@@ -304,7 +310,6 @@ class RunningCalls:
         finally:
             whole.source_tokens += part.source_tokens
             whole.generated_tokens += part.generated_tokens
-            whole.is_cached |= part.is_cached
             self._record(part, code, time.monotonic())
 
     def finish(self, call: Call, code: str, event: str = "call") -> None:

@@ -6,7 +6,7 @@ An answer is counted when its call ends, after it has been sent: an answer too l
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,7 +34,7 @@ from dragoman.server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from dragoman.server.models.loaded import LoadedModel
-    from dragoman.server.models.registry import ModelRegistry
+    from dragoman.server.models.registry import Held, ModelRegistry
 
 # Grace beyond a deadline; a live engine reports a late request's end sooner, and with its tokens.
 HANG_SECONDS = 0.5
@@ -84,22 +84,24 @@ class Generation:
 
         `remaining_seconds` are until the deadline, `limit` is the adapter's answer size. Raises `ServiceError` without an answer.
         """
-        async with self._hold(request, call, remaining_seconds) as model:
+        held = self._hold(request, call, remaining_seconds)
+        async with held as model:
             if is_split(request, model):
                 check_text(request.text, model)
                 (generated,) = await self.texts.generate([request], call, model, limit)
             else:
                 generated = await self._serve(request, call, model, limit)
-            _exclude_cached(call, model)
+            held.is_cached = call.is_cached
             return generated
 
     async def generate_all(
         self, requests: Sequence[GenerateRequest], call: Call, remaining_seconds: float | None, limit: AnswerLimit | None
     ) -> list[Generated]:
         """Return the answers to texts, blank ones included, whose requests differ only in them, and divide them; as `generate`."""
-        async with self._hold(requests[0], call, remaining_seconds) as model:
+        held = self._hold(requests[0], call, remaining_seconds)
+        async with held as model:
             generated = await self.texts.generate(requests, call, model, limit)
-            _exclude_cached(call, model)
+            held.is_cached = call.is_cached
             return generated
 
     async def _serve(self, request: GenerateRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None) -> Generated:
@@ -118,11 +120,10 @@ class Generation:
         Leaving the `with` frees the slots at the engine's next step. A dropped generator would be closed only by the garbage
         collector; for the same reason adapters write pieces where they iterate, and do not yield them.
         """
-        async with (
-            self._hold(request, call, remaining_seconds) as model,
-            aclosing(self._pieces(request, call, model, limit)) as pieces,
-        ):
+        held = self._hold(request, call, remaining_seconds)
+        async with held as model, aclosing(self._pieces(request, call, model, limit)) as pieces:
             yield pieces
+            held.is_cached = call.is_cached
 
     async def _pieces(
         self, request: GenerateRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None
@@ -132,7 +133,6 @@ class Generation:
             async with aclosing(self.texts.stream(request, call, model, limit)) as found:
                 async for piece in found:
                     yield piece
-            _exclude_cached(call, model)
             return
         sequence, template, is_truncated = await self._admit(request, call, model, limit, is_streamed=True)
         key = self._results.key(request, model, sequence)
@@ -140,7 +140,6 @@ class Generation:
             finished = self._finish(call, model, sequence, hit)
             result = to_generated(request, call, model, sequence, template, finished, is_truncated=is_truncated)
             yield Piece(result.best.text, result.best.tokens, result)
-            _exclude_cached(call, model)
             return
         detokenizer = detokenizer_after(model.tokenizers.target, template.before(sequence))
         texts: list[str] = []
@@ -177,9 +176,7 @@ class Generation:
             call.count_answer = partial(self._metrics.observe_scored, model.name, sequence, call.source_tokens, scored)
             return to_scores(request, call, model, sequence, template, scored)
 
-    def _hold(
-        self, request: GenerateRequest | ScoreRequest, call: Call, remaining_seconds: float | None
-    ) -> "AbstractAsyncContextManager[LoadedModel]":
+    def _hold(self, request: GenerateRequest | ScoreRequest, call: Call, remaining_seconds: float | None) -> "Held":
         """Return a context that holds the request's model, loading it if needed; check permission and priority first."""
         if call.not_entered is not None:
             raise call.not_entered
@@ -231,8 +228,8 @@ class Generation:
         template: PromptTemplate,
         num_target_tokens: int = 0,
     ) -> None:
-        call.source_tokens = template.num_source_tokens(sequence.source_ids)
-        if call.caller is not None:
+        is_charged, call.source_tokens = call.source_tokens > 0, template.num_source_tokens(sequence.source_ids)
+        if call.caller is not None and not is_charged:  # a segment may be queued several times
             call.caller.read(call.source_tokens + num_target_tokens)
 
     def _finish(
@@ -314,12 +311,6 @@ async def _in_time(outcome: Awaitable[Outcome], sequence: messages.Request | mes
             return await outcome
     except TimeoutError:
         return messages.Finished(sequence.id, "deadline", [], 0, None, 0.0, None, time.monotonic())
-
-
-def _exclude_cached(call: Call, model: "LoadedModel") -> None:
-    """Leave an answer from the cache out of the version's outcomes: its latency says nothing about it."""
-    if call.is_cached:
-        model.use.exclude(time.monotonic() - call.arrival)
 
 
 def choose_model(models: "Sequence[LoadedModel]", source_language: str, target_language: str) -> "LoadedModel":

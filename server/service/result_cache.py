@@ -2,7 +2,7 @@
 
 An answer depends only on the bundle and on what is sent to the engine, so a hit is the answer. Requests are checked and charged as
 without the cache. Equal requests of a caller and priority that are under way are computed once; if that one fails or is cancelled,
-each of the others is computed by itself. Samples whose seed the server draws are not kept.
+the next is computed. Samples whose seed the server draws are not kept.
 """
 
 import asyncio
@@ -92,16 +92,15 @@ class ResultCache:
         """Return an earlier answer, that of an equal request under way, or what is computed."""
         if key is None:
             return await compute(sequence)
-        if (hit := self.find(key)) is not None:
-            return hit
         flight = key, sequence.share.caller, sequence.priority
-        if (other := self._under_way.get(flight)) is not None:
+        while True:
+            if (hit := self.find(key)) is not None:
+                return hit
+            if (other := self._under_way.get(flight)) is None:
+                break
             await other.ended.wait()
             if other.finished is not None:
                 return Hit.of(other.finished)
-            finished = await compute(sequence)
-            self.keep(key, finished)
-            return finished
         own = self._under_way[flight] = _UnderWay()
         try:
             finished = await compute(sequence)

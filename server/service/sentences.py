@@ -35,6 +35,10 @@ ABBREVIATIONS = frozenset((
 BEFORE_NUMBERS = frozenset(("art", "fig", "figs", "kap", "no", "nos", "nr", "op", "p", "par", "pg", "pp", "sec", "tab", "vol"))
 # Limit for the last word before a stop.
 MAX_WORD_CHARACTERS = 64
+# Expected of a text that is cut.
+CHARACTERS_PER_TOKEN = 4
+# Most symbols after a sentence that are looked at.
+MAX_SYMBOLS = 64
 # Prefix of a text that is searched for a second sentence.
 MAX_LOOKED_AT = 1024
 _BREAK = r"[\n\r\v\f\x85\u2028\u2029]"
@@ -75,12 +79,15 @@ def split_text(text: str, *, is_by_line: bool = False) -> Iterator[tuple[str, bo
 def cut_text(text: str, num_tokens: Callable[[str], int], max_tokens: int, max_characters: int) -> Iterator[str]:
     """Yield consecutive parts of at most `max_tokens` tokens, none of which has more than `max_characters`.
 
-    A part ends with a clause in its second half, else with a word, else where it has to.
+    A part ends with a clause in its second half, else with a word, else where it has to. It may have fewer tokens than allowed, as
+    only about twice the part before is counted: the time is linear.
     """
+    guess = CHARACTERS_PER_TOKEN * max_tokens
     while text:
-        size = min(len(text), max_characters)
+        size = min(len(text), max_characters, guess)
         while size > 1 and (count := num_tokens(text[:size])) > max_tokens:
             size = max(min(size - 1, size * max_tokens // count), 1)
+        guess = max(2 * size, CHARACTERS_PER_TOKEN)
         if size < len(text):
             size = _last_end(_CLAUSE, text, size // 2, size) or _last_end(_SPACE, text, 1, size) or size
         yield text[:size]
@@ -161,10 +168,11 @@ def trimmed(part: str) -> Iterator[tuple[str, bool]]:
 
 def _without_emoji(text: str) -> str:
     """Return a sentence without the symbols that follow its stop: models drop them."""
-    end = len(text)
-    while text[end - 1].isspace() or unicodedata.category(text[end - 1]) in ("So", "Sk", "Mn", "Cf"):
-        end -= 1
-    return text[:end] if text[end - 1] in ".!?…" else text
+    for end in range(len(text), max(len(text) - MAX_SYMBOLS, 0), -1):
+        last = text[end - 1]
+        if not (last.isspace() or unicodedata.category(last) in ("So", "Sk", "Mn", "Cf")):
+            return text[:end] if last in ".!?…" else text
+    return text
 
 
 async def on_thread(work: Callable[..., T], *arguments: object) -> T:

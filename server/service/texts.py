@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from dragoman.server.errors import InvalidRequest, QueueFull, ServiceError
+from dragoman.server.errors import InvalidRequest, LimitReached, QueueFull, ServiceError
 from dragoman.server.service.answers import Answer, AnswerLimit, Generated, Piece, Segment, Timings, shortlist_tokens
 from dragoman.server.service.context import Call, RunningCalls
 from dragoman.server.service.in_flight import REQUESTS_PER_SLOT, InFlight
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
     from dragoman.server.models.loaded import LoadedModel
 
+# Least bytes of a log-probability in a message, and parts of a text joined before yielding to other tasks.
+LOG_PROB_BYTES, PARTS_PER_TURN = 9, 512
 # Poll interval of a segment for which the queue has no place.
 PLACE_SECONDS = 0.02
 
@@ -44,12 +46,13 @@ class Part(NamedTuple):
 
 def is_split(request: GenerateRequest, model: "LoadedModel") -> bool:
     """Return whether a text is to be divided, by the request or the model's default; raise `InvalidRequest` if it cannot be."""
-    asked = request.split or model.traits.split or SPLITS[0]
+    has_prompts = model.manifest.has_prompts
+    asked = request.split or ("" if has_prompts else model.traits.split) or SPLITS[0]
     if asked not in SPLITS:
         raise InvalidRequest("split", f"{shown(asked)} is not one of {', '.join(SPLITS)}")
     if asked == SPLITS[0]:
         return False
-    if model.manifest.has_prompts:
+    if has_prompts:
         raise InvalidRequest("split", f"model {model.name} continues prompts, which are not divided")
     return True
 
@@ -68,11 +71,10 @@ class Texts:
     ) -> list[Generated]:
         """Return the answers to texts that differ only in `text`; the first failure is raised, naming the segment."""
         texts = [parts async for parts in self._divided(requests, call, model)]
-        found = self._answers(requests[0], texts, call, model, limit)
-        async with aclosing(found):
+        async with aclosing(self._answers(requests[0], texts, call, model, limit)) as found:
             answered = [generated async for generated in found]
-        remaining = iter(answered)
-        return [_joined(parts, remaining, call, model) for parts in texts]
+        remaining, least = iter(answered), _num_answers(requests[0], model.manifest)
+        return [await _joined(parts, remaining, least, call, model) for parts in texts]
 
     async def stream(
         self, request: GenerateRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None
@@ -88,17 +90,19 @@ class Texts:
                     kept = ""
                 else:
                     kept += part.text
-        yield Piece(kept, (), _joined(parts, iter(answered), call, model))
+            async for _ in answers:  # which ends what it counts
+                pass
+        least = _num_answers(request, model.manifest)
+        yield Piece(kept, (), await _joined(parts, iter(answered), least, call, model))
 
     async def _divided(self, requests: Sequence[GenerateRequest], call: Call, model: "LoadedModel") -> AsyncIterator[list[Part]]:
         if sum(len(request.text) for request in requests) > self.max_characters:
             raise InvalidRequest("text", f"more than {self.max_characters} characters, max_text_characters of the server")
-        owner = call.caller_or("")
         for request in requests:
             is_by_line = (request.split or model.traits.split) == "lines"
             found = (part if part[0] else None for part in split_text(request.text, is_by_line=is_by_line))
             parts = list[Part]()
-            for text, is_translated in await self._slices.collect(found, owner):
+            for text, is_translated in await self._slices.collect(found, call.owner):
                 cut = await self._validator.cut_source(text, request, model) if is_translated else [text]
                 if len(cut) > 1:
                     for number, piece in enumerate(cut, start=1):
@@ -116,40 +120,76 @@ class Texts:
         limit: AnswerLimit | None,
     ) -> AsyncGenerator[Generated, None]:
         """Yield the answers to the segments of all texts in order; a single one is the call's own request."""
-        segments = list(_segments(request, texts, model.manifest))
+        segments = await self._slices.collect(_segments(request, texts, model.manifest), call.owner)
         num_kept = sum(len(_bytes(part.text)) for part in chain(*texts) if not part.is_translated)
-        size = _Size(limit, num_kept * (request.num_return_sequences or 1))
+        size = _Size(limit, request, num_kept * _num_answers(request, model.manifest))
+        if not segments:
+            await self._validator.validate(replace(request, text="a", split=SPLITS[0]), call, model, limit)
+            return
         if len(segments) == 1:
             generated = await self._serve(segments[0][0], call, model, limit)
             size.add(generated)
             yield generated
             return
-        call.is_counted = False  # its segments are
-        answers = [asyncio.get_running_loop().create_future() for _ in segments]
+        call.is_counted = False  # its segments are, until one fails
+        has_failed, num_cached = False, 0
+        answers: dict[int, Generated] = {}
+        news, turn = asyncio.Event(), asyncio.Lock()
 
         async def serve(number: int) -> None:
+            nonlocal has_failed, num_cached
             segment, place = segments[number]
             try:
-                if number:  # the first is refused if the queue is full, the others wait
-                    await _until_place(call, model)
                 with self._calls.part(call) as part:
-                    answer = await self._serve(segment, part, model, limit)
+                    try:
+                        answer = await self._in_turn(segment, part, model, limit, turn, may_be_refused=not (number or call.is_item))
+                    except Exception:
+                        has_failed = True
+                        raise
+                    num_cached += part.is_cached
                 size.add(answer)
             except ServiceError as error:
                 raise error.copy(f"{error.message} ({place})") from None
-            answers[number].set_result(answer)
+            answers[number] = answer
+            news.set()
 
-        with self._in_flight.window(call.caller_or("")) as window:
+        with self._in_flight.window(call.owner) as window:
             running = asyncio.create_task(window.run_each(len(segments), serve, _max_at_once(segments, call, model)))
+            running.add_done_callback(lambda _: news.set())
             try:
-                for answer in answers:
-                    await asyncio.wait((answer, running), return_when=asyncio.FIRST_COMPLETED)
-                    if not answer.done():
-                        await running
-                    yield answer.result()
+                for number in range(len(segments)):
+                    while number not in answers:
+                        if running.done():
+                            await running
+                        news.clear()
+                        await news.wait()
+                    yield answers.pop(number)
             finally:
+                call.is_counted, call.is_cached = not has_failed, num_cached == len(segments)
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
+
+    async def _in_turn(
+        self,
+        segment: GenerateRequest,
+        part: Call,
+        model: "LoadedModel",
+        limit: AnswerLimit | None,
+        turn: asyncio.Lock,
+        *,
+        may_be_refused: bool,
+    ) -> Generated:
+        """Return the answer to a segment; unless it may be refused, wait while the queue has no place for it."""
+        while True:
+            if not may_be_refused:
+                async with turn:
+                    await _until_place(part, model)
+            try:
+                return await self._serve(segment, part, model, limit)
+            except (QueueFull, LimitReached):
+                if may_be_refused or (part.deadline is not None and time.monotonic() >= part.deadline):
+                    raise
+            await asyncio.sleep(PLACE_SECONDS)
 
 
 def _segments(
@@ -171,10 +211,14 @@ def _segments(
                 is_first = False
 
 
+def _num_answers(request: GenerateRequest, manifest: "Manifest") -> int:
+    return with_defaults(request, manifest.defaults, 2).num_return_sequences or 1
+
+
 def _max_at_once(segments: Sequence[tuple[GenerateRequest, str]], call: Call, model: "LoadedModel") -> int:
     """Return how many segments run or wait at once, within the caller's limits."""
-    filled = with_defaults(segments[0][0], model.manifest.defaults, 2) if segments else GenerateRequest()
-    num_slots = max(filled.num_beams or 1, filled.num_return_sequences or 1)
+    request, manifest = segments[0][0], model.manifest
+    num_slots = max(with_defaults(request, manifest.defaults, 2).num_beams or 1, _num_answers(request, manifest))
     most = max(1, REQUESTS_PER_SLOT * model.max_slots // num_slots)
     return most if call.caller is None else min(most, call.caller.most_at_once or most)
 
@@ -191,16 +235,19 @@ async def _until_place(call: Call, model: "LoadedModel") -> None:
 
 
 class _Size:
-    """Bytes of a call's answers so far, which are refused as soon as they are too large to be sent."""
+    """Least bytes of a call's answers so far, which are refused as soon as they are too large to be sent."""
 
-    def __init__(self, limit: AnswerLimit | None, num_bytes: int) -> None:
+    def __init__(self, limit: AnswerLimit | None, request: GenerateRequest, num_bytes: int) -> None:
         """Start with the bytes that are kept as they are; raise as `add`."""
-        self._limit, self._num_bytes = limit, 0
+        self._limit, self._has_log_probs, self._num_bytes = limit, request.has_log_probs, 0
+        self._num_told = 1 + request.top_log_probs
         self._count(num_bytes)
 
     def add(self, generated: Generated) -> None:
         """Count the answers to a segment; raise `InvalidRequest` if all are too large."""
-        self._count(sum(len(_bytes(answer.text)) for answer in generated.answers))
+        for answer in generated.answers:
+            told = len(answer.log_probs) * self._num_told if self._has_log_probs else 0
+            self._count(len(_bytes(answer.text)) + told * LOG_PROB_BYTES)
 
     def _count(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
@@ -229,24 +276,33 @@ class _Chain(Collection[T]):
         return chain.from_iterable(self._parts)
 
 
-def _joined(parts: Sequence[Part], remaining: Iterator[Generated], call: Call, model: "LoadedModel") -> Generated:
-    """Return the answer to a text; `remaining` are the answers to its segments, and to those of later texts."""
-    answered = [next(remaining) for part in parts if part.is_translated]
-    segments, source, target, of_segment = list[Segment](), 0, 0, iter(answered)
-    for part in parts:
-        text, before = part.text, (source, target)
+async def _joined(parts: Sequence[Part], remaining: Iterator[Generated], least: int, call: Call, model: "LoadedModel") -> Generated:
+    """Return the answer to a text, yielding to the event loop; `remaining` are the answers to its segments, and to later texts'.
+
+    `least` is the number of answers of a text without segments.
+    """
+    answered, segments = list[Generated](), list[Segment]()
+    source = target = 0
+    for number, part in enumerate(parts):
+        text = part.text
         if part.is_translated:
-            best = next(of_segment).best
+            answered.append(next(remaining))
+            best = answered[-1].best
             text = best.text
             segments.append(Segment(source, source + len(part.text), target, target + len(text), best.score, part.is_cut))
-        source, target = before[0] + len(part.text), before[1] + len(text)
+        source, target = source + len(part.text), target + len(text)
+        if number % PARTS_PER_TURN == 0:
+            await asyncio.sleep(0)
     timings = [one.timings for one in answered]
-    num_answers = max((len(one.answers) for one in answered), default=1)
+    answers = list[Answer]()
+    for rank in range(max((len(one.answers) for one in answered), default=least)):
+        answers.append(_answer(parts, [_ranked(one, rank) for one in answered]))
+        await asyncio.sleep(0)
     return Generated(
         request_id=call.request_id,
         model=model.name,
         model_version=model.version,
-        answers=[_answer(parts, [_ranked(one, rank) for one in answered]) for rank in range(num_answers)],
+        answers=answers,
         is_truncated=any(one.is_truncated for one in answered),
         source_tokens=sum(one.source_tokens for one in answered),
         generated_tokens=sum(one.generated_tokens for one in answered),
@@ -264,8 +320,8 @@ def _joined(parts: Sequence[Part], remaining: Iterator[Generated], call: Call, m
 
 
 def _ranked(generated: Generated, rank: int) -> Answer:
-    """Return an answer by rank; the best where there are fewer."""
-    return generated.answers[rank] if rank < len(generated.answers) else generated.best
+    """Return an answer by rank; the last where there are fewer."""
+    return generated.answers[min(rank, len(generated.answers) - 1)]
 
 
 def _answer(parts: Sequence[Part], answers: Sequence[Answer]) -> Answer:

@@ -6,6 +6,7 @@ must satisfy p - 1 + f + n <= `max_target_tokens`. A prompt alone may have `max_
 """
 
 import time
+import unicodedata
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 # Longer texts are tokenised on a thread, so as not to block other requests.
 MAX_INLINE_CHARACTERS = 2048
+# Most tokens that a tokeniser adds to those of a text's bytes.
+NUM_ADDED_TOKENS = 8
 # Text tokenised beyond the longest that could be kept, so that the last kept word is complete.
 CUT_MARGIN_CHARACTERS = 1024
 
@@ -138,15 +141,21 @@ class Validator:
         manifest, tokenizers = model.manifest, model.tokenizers
         template = model.templates.find(request.source_language, request.target_language)
         limit = manifest.max_source_tokens - template.num_around
-        if len(text.encode(errors="replace")) + len(template.task) <= limit:  # a token has a byte at least
+        # A token has a byte at least of the text as tokenisers normalise it; they may fold cases, and add a few of their own.
+        folded = text if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+        if len((template.task + folded).encode(errors="replace")) + NUM_ADDED_TOKENS <= limit:
             return [text]
         has_special = has_special_tokens(request, manifest, tokenizers)
 
-        def cut() -> list[str]:
+        def num_tokens(part: str) -> int:  # the special-token reader is loaded on first use, on the thread
             encode = tokenizers.encode_with_special_tokens if has_special else tokenizers.source.encode
-            return list(cut_text(text, lambda part: len(encode(template.task + part)), limit, self._max_source_characters(model)))
+            return len(encode(template.task + part.strip()))
 
-        return await on_thread(cut)
+        parts = cut_text(text, num_tokens, limit, self._max_source_characters(model))
+        found: list[str] = []
+        while (part := await on_thread(next, parts, None)) is not None:  # others have their turn, and callers may leave
+            found.append(part)
+        return found
 
     def sizes_of(self, tokenizer: Tokenizer) -> TokenSizes:
         """Return the token sizes of a tokeniser; the first call takes 0.1 s for a large vocabulary."""

@@ -12,7 +12,10 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 SUMMED_TYPES = ("counter", "histogram")
-SUMMED_GAUGES = ("dragoman_caller_requests_running", "process_resident_memory_bytes", "process_open_fds", "process_max_fds")
+SUMMED_GAUGES = (
+    *("dragoman_caller_requests_running", "dragoman_result_cache_bytes"),
+    *("process_resident_memory_bytes", "process_open_fds", "process_max_fds"),
+)
 
 # By metric name: its samples' names, labels and values.
 Series = dict[str, list[tuple[str, dict[str, str], float]]]

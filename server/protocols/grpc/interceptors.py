@@ -198,6 +198,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _run(self, method: str, treated: Method, is_stream: bool, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC; gRPC sends the returned response afterwards."""
         call = Call.begin(method, is_counted=treated.is_counted, has_items=is_stream, is_awaited=treated.is_awaited)
+        call.address = context.peer().rpartition(":")[0]
         current_call.set(call)
         metadata, names = _metadata.get(), partial(peer_names, context)
         if self._calls.callers is not None:
@@ -223,8 +224,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 with ExitStack() as stack:
                     if is_stream and treated.is_counted:
                         stack.enter_context(self._streams.stream(context.peer()))
-                    address = context.peer().rpartition(":")[0]
-                    call.window = stack.enter_context(self._in_flight.window(call.caller_or(address), num_bytes))
+                    call.window = stack.enter_context(self._in_flight.window(call.owner, num_bytes))
                     return await inner(request, context)
         except ServiceError as error:
             # Refusals are rate-limited like answers, except while the server drains.

@@ -50,11 +50,6 @@ class Exchange:
         """Seconds until the caller's deadline; None for none."""
         return None if self.timeout_seconds is None else self.timeout_seconds - (time.monotonic() - self.call.arrival)
 
-    @property
-    def owner(self) -> str:
-        """Key for in-flight limits: the caller's name or, without callers, its address."""
-        return self.call.caller_or(self.http.remote or "")
-
     async def send_event(self, data: str, name: str = "") -> web.StreamResponse:
         """Send a server-sent event, the first with the response's headers; raise `ConnectionError` if the caller has left."""
         assert "\n" not in data and "\r" not in data

@@ -86,7 +86,7 @@ def words(text: str) -> int:
 @pytest.mark.parametrize(
     ("text", "most", "expected"),
     [
-        ("one two, three four five; six seven eight", 5, ["one two, three four five;", " six seven eight"]),
+        ("one two, three four five; six seven eight", 7, ["one two, three four five;", " six seven eight"]),
         ("one, two three four five six", 4, ["one, two three ", "four five six"]),
         ("一二三，四五六", 4, ["一二三，", "四五六"]),
         ("abcdefghij", 4, ["abcd", "efgh", "ij"]),
@@ -95,6 +95,18 @@ def words(text: str) -> int:
 def test_a_sentence_is_cut_at_clauses_then_at_words(text: str, most: int, expected: list[str]) -> None:
     num_tokens = words if " " in text else len
     assert list(cut_text(text, num_tokens, most, 100)) == expected
+
+
+def test_a_sentence_is_cut_in_linear_time() -> None:
+    num_counted = 0
+
+    def num_tokens(text: str) -> int:
+        nonlocal num_counted
+        num_counted += len(text)
+        return 4 * len(text)
+
+    assert "".join(cut_text("😀" * 100_000, num_tokens, 512, 12_000)) == "😀" * 100_000
+    assert num_counted < 4 * 100_000
 
 
 @given(st.text(alphabet="ab ,;，\n", max_size=80), st.integers(1, 9), st.integers(1, 30))

@@ -76,7 +76,11 @@ def texts(engine: Engine) -> Texts:
     async def cut_source(text: str, *_: object) -> list[str]:
         return [text[:10], text[10:]] if len(text) > 20 else [text]
 
-    validator: Any = SimpleNamespace(cut_source=cut_source)
+    async def validate(request: GenerateRequest, *_: object) -> None:
+        if request.priority:
+            raise InvalidRequest("priority", "is invalid")
+
+    validator: Any = SimpleNamespace(cut_source=cut_source, validate=validate)
     return Texts(RunningCalls(Metrics(CollectorRegistry())), InFlight(lambda: WINDOW), validator, engine.serve, 1000)
 
 
@@ -111,7 +115,13 @@ async def test_texts_of_a_call_share_its_segments(texts: Texts, model: Any, engi
     sources = ["One. Two.", "", " \n", "Three. Few. Few too.", "..."]
     found = await generate(texts, model, *sources, num_return_sequences=2, forced_prefix="x", num_beams=2)
     assert [one.best.text for one in found] == ["xONE. TWO.", "", " \n", "xTHREE. FEW. FEW TOO.", "..."]
-    assert [one.answers[1].text for one in found if len(one.answers) > 1] == ["xONE.xONE. TWO.TWO.", "xTHREE.xTHREE. FEW. FEW TOO."]
+    assert [one.answers[1].text for one in found if len(one.answers) > 1] == [
+        "xONE.xONE. TWO.TWO.",
+        "",
+        " \n",
+        "xTHREE.xTHREE. FEW. FEW TOO.",
+        "...",
+    ]
     assert engine.most_running <= 2, "a beam takes two slots"
 
 
@@ -146,6 +156,29 @@ async def test_a_text_that_was_accepted_waits_for_the_queue(texts: Texts, model:
     engine.num_refusals = 5
     (found,) = await generate(texts, model, "One. Two. Three.")
     assert found.best.text == "ONE. TWO. THREE." and engine.num_refusals == 0
+
+
+async def test_a_segment_that_is_turned_away_waits_unless_it_is_the_first(texts: Texts, model: Any, engine: Engine) -> None:
+    refused = list[str]()
+
+    def fail(text: str) -> ServiceError | None:
+        refused.append(text)
+        return QueueFull("too many requests are waiting") if text != "One." and refused.count(text) < 3 else None
+
+    engine.fail = fail
+    call = Call.begin("/m")
+    (found,) = await texts.generate([replace(REQUEST, text="One. Two. Three.")], call, model, None)
+    assert found.best.text == "ONE. TWO. THREE." and refused.count("Two.") == 3 and call.source_tokens == 14
+    engine.fail = lambda text: QueueFull("too many requests are waiting") if text == "One." else None
+    with pytest.raises(QueueFull, match=r"characters 0 to 4"):
+        await generate(texts, model, "One. Two.")
+
+
+async def test_a_text_without_segments_is_checked_too(texts: Texts, model: Any, engine: Engine) -> None:
+    (found,) = await generate(texts, model, "...", num_return_sequences=3)
+    assert [answer.text for answer in found.answers] == ["..."] * 3 and not engine.asked
+    with pytest.raises(InvalidRequest, match="priority"):
+        await generate(texts, model, "...", priority=99)
 
 
 async def test_a_segment_that_fails_ends_all_and_is_named(texts: Texts, model: Any, engine: Engine) -> None:
@@ -195,4 +228,5 @@ def test_division_is_asked_for_by_the_request_or_the_models_file(model: Any) -> 
         asked("words")
     model.manifest.has_prompts = True
     with pytest.raises(InvalidRequest, match="split: model m continues prompts"):
-        asked("")
+        asked("lines")
+    assert not asked(""), "a default for texts is none for prompts"
