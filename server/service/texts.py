@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
     from dragoman.server.models.loaded import LoadedModel
 
-# Least bytes of a log-probability in a message, and parts of a text joined before yielding to other tasks.
+# Least bytes of a log-probability in a message, and parts of a text prepared or joined before yielding to other tasks.
 LOG_PROB_BYTES, PARTS_PER_TURN = 9, 512
 # Poll interval of a segment for which the queue has no place.
 PLACE_SECONDS = 0.02
@@ -102,11 +102,14 @@ class Texts:
             is_by_line = (request.split or model.traits.split) == "lines"
             found = (part if part[0] else None for part in split_text(request.text, is_by_line=is_by_line))
             parts = list[Part]()
-            for text, is_translated in await self._slices.collect(found, call.owner):
+            for number, (text, is_translated) in enumerate(await self._slices.collect(found, call.owner)):
+                if number % PARTS_PER_TURN == 0:
+                    await asyncio.sleep(0)
                 cut = await self._validator.cut_source(text, request, model) if is_translated else [text]
                 if len(cut) > 1:
-                    for number, piece in enumerate(cut, start=1):
-                        parts += (Part(*one, is_cut=number < len(cut)) for one in trimmed(piece))
+                    for piece in cut[:-1]:
+                        parts += (Part(*one, is_cut=True) for one in trimmed(piece))
+                    parts += (Part(*one) for one in trimmed(cut[-1]))
                 else:
                     parts.append(Part(text, is_translated))
             yield parts
