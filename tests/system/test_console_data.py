@@ -116,7 +116,8 @@ async def test_callers_see_their_models_and_names_are_for_operators(endless: Pat
             async with session.get("/v1/models/beta", headers=ALICE) as response:
                 native = await response.json()
             [beta] = [one for one in described if one["model"]["name"] == "beta"]
-            assert beta["model"] == native and beta["parity"]["numRows"] > 0 and beta["quality"] is beta["card"] is None
+            assert beta["model"].items() <= native.items()
+            assert beta["parity"]["numRows"] > 0 and beta["quality"] is beta["card"] is None
             limits = {"maxSourceTokens": 64, "maxSlots": 4, "maxSlotsPerRequest": 4, "maxPriority": None}
             assert beta["limits"] == limits | {"maxTargetTokens": native["maxTargetTokens"]}
             assert re.fullmatch("[0-9a-f]{64}", beta["origin"]["weightsSha256"])
