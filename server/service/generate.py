@@ -26,11 +26,11 @@ from dragoman.server.service.languages import (
     shown,
 )
 from dragoman.server.service.requests import GenerateRequest, ScoreRequest, check_length
-from dragoman.server.service.result_cache import ANSWERS, Hit, ResultCache
+from dragoman.server.service.result_cache import Hit, ResultCache
 from dragoman.server.service.score import Scores, to_scores
 from dragoman.server.service.texts import Texts, is_split
 from dragoman.server.service.validation import Validator, check_text
-from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.metrics import ANSWERS, Metrics
 
 if TYPE_CHECKING:
     from dragoman.server.models.loaded import LoadedModel
@@ -299,7 +299,7 @@ class Generation:
 
     def max_characters(self) -> int:
         """Return the most characters of a text worth reading: one more than could be divided, or any model could use."""
-        return max(self.texts.max_characters, *map(self.validator.max_characters, self._models.all())) + 1
+        return max([self.texts.max_characters, *map(self.validator.max_characters, self._models.all())]) + 1
 
 
 async def _in_time(outcome: Awaitable[Outcome], sequence: messages.Request | messages.ScoreRequest) -> Outcome | messages.Finished:

@@ -16,12 +16,12 @@ import msgspec
 
 from dragoman.server.engine.messages import Finished, Request
 from dragoman.server.service.requests import GenerateRequest
+from dragoman.server.telemetry.metrics import ANSWERS
 
 if TYPE_CHECKING:
     from dragoman.server.models.loaded import LoadedModel
 
 MIB = 2**20
-ANSWERS = ("eos", "length")
 # Memory of an entry beside its bytes, and the largest part of the cache that one may take.
 ENTRY_BYTES, MAX_PART = 256, 1 / 16
 
@@ -30,7 +30,7 @@ _decode = msgspec.msgpack.Decoder(Finished).decode
 
 
 class Key(NamedTuple):
-    """What an answer depends on, and those who share it."""
+    """Digest of all that an answer depends on, and those who share it."""
 
     owner: str  # caller; empty for all
     content: bytes

@@ -155,6 +155,11 @@ def test_fields_at_their_limits_reach_the_engine(model: Any) -> None:
     assert prepare(model, forced_prefix="x" * 10).request.max_new_tokens == 21
 
 
+def test_texts_may_be_as_long_as_can_be_divided_also_without_a_model() -> None:
+    generation = Generation(cast(Any, SimpleNamespace(all=list)), cast(Any, Mock()), *[cast(Any, None)] * 2, max_text_characters=9)
+    assert generation.max_characters() == 10
+
+
 def test_deadlines_are_on_the_monotonic_clock_and_may_not_have_passed(model: Any) -> None:
     before = time.monotonic()
     deadline = prepare(model, remaining=100.0).request.deadline
