@@ -70,11 +70,9 @@ class Use:
         """
         self.num_held -= 1
         self._move()
-        if error is None and is_cached:
-            pass
-        elif error is None:
-            self.num_answered += 1
-            self.seconds += seconds
+        if error is None:
+            self.num_answered += not is_cached
+            self.seconds += 0.0 if is_cached else seconds
         elif _is_fault(error):
             self.num_failed += 1
         if not self.num_held:

@@ -1,12 +1,17 @@
 """Messages of several requests, and a separate record for each request of a call."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from structlog.contextvars import bind_contextvars
 
-from dragoman.server.errors import Unavailable
+from dragoman.server.errors import ServiceError, Unavailable
 from dragoman.server.service.context import Call, RunningCalls
+from dragoman.server.service.in_flight import Window
+
+T = TypeVar("T")
 
 
 class BulkEnvelope:
@@ -64,6 +69,31 @@ class ItemRecords:
             raise fault from None
         else:
             self._finish(call, "OK")
+
+    async def each(
+        self,
+        count: int,
+        request_id: str,
+        window: Window,
+        serve: Callable[[int, Call], Awaitable[T]],
+        named: Callable[[int, str], str],
+        has_begun: asyncio.Event | None = None,
+    ) -> Sequence[T]:
+        """Serve the requests of one message, as many at once as the window and the caller's limits allow; return the results.
+
+        The first failure cancels the others and is raised, its message as `named` says for the request's number; arguments as
+        `Window.run_each`.
+        """
+
+        async def serve_one(number: int) -> T:
+            try:
+                with self.item(request_id, f"{request_id}#{number}", is_part=number > 0) as call:
+                    return await serve(number, call)
+            except ServiceError as error:
+                raise error.copy(named(number, error.message)) from None
+
+        caller = self.whole.caller
+        return await window.run_each(count, serve_one, None if caller is None else caller.most_at_once, has_begun)
 
     def _finish(self, call: Call, code: str) -> None:
         """Write a request's record, and add its tokens to the call's."""

@@ -122,7 +122,7 @@ def paragraphs(sentences: list[str], random: Random, count: int) -> list[list[st
 
 
 async def test_a_text_is_divided_alike_over_every_protocol(server: Server, sentences: list[str]) -> None:
-    """What is no sentence stays byte for byte, and each sentence is translated as alone."""
+    """All but sentences stays byte for byte, and each sentence is translated as alone."""
     single = [line for line in sentences if list(split_text(line)) == [(line, True)]]
     texts = paragraphs(single, Random(0), 1000 if LONG else 30)
     async with NativeGrpc.connect(server) as native:

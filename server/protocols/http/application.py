@@ -1,6 +1,7 @@
 """The aiohttp application of the HTTP port: all protocols' endpoints, and HTTP errors in the format of the path's protocol."""
 
 import re
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from aiohttp import HttpVersion10, web
@@ -14,9 +15,7 @@ from dragoman.server.protocols.http.native import NativeApi, repository_endpoint
 from dragoman.server.protocols.http.openinference import ROOT, InferenceApi
 from dragoman.server.protocols.http.origins import Handler, Origins, is_allowed_host
 from dragoman.server.protocols.http.responses import (
-    LIBRETRANSLATE_ERRORS,
     NATIVE_ERRORS,
-    OPENAI_ERRORS,
     OPENINFERENCE_ERRORS,
     ErrorFormat,
     HttpRefusal,
@@ -42,7 +41,8 @@ def make_application(config: ServerConfig, service: Service, operators: Operator
     native = NativeApi(service, max_bytes)
     libretranslate = LibreTranslateApi(service, max_bytes)
     inference, openai = InferenceApi(service, max_bytes), OpenAiApi(service, max_bytes)
-    errors = HttpErrors(frozenset(config.http_allowed_hosts), {endpoint.path for endpoint in libretranslate.endpoints()})
+    formats = {endpoint.path: endpoint.errors for endpoint in (*libretranslate.endpoints(), *openai.endpoints())}
+    errors = HttpErrors(frozenset(config.http_allowed_hosts), formats)
     app = web.Application(middlewares=[errors.handle, origins.answer_preflight], handler_args=None)
     middleware = Middleware(service, max_bytes, origins, operators)
     middleware.add(app, *native.endpoints(), *libretranslate.endpoints(), *openai.endpoints(), *inference.endpoints(operators))
@@ -62,8 +62,9 @@ def make_application(config: ServerConfig, service: Service, operators: Operator
 class HttpErrors:
     """Middleware that refuses disallowed hosts and ambiguous requests, and formats aiohttp's errors as the path's protocol does."""
 
-    def __init__(self, hosts: frozenset[str], libretranslate_paths: set[str]) -> None:
-        self._hosts, self._libretranslate_paths = hosts, libretranslate_paths
+    def __init__(self, hosts: frozenset[str], formats: Mapping[str, ErrorFormat]) -> None:
+        """Take the allowed host names, and the formats of paths that are neither the native API's nor Open Inference's."""
+        self._hosts, self._formats = hosts, formats
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -83,9 +84,7 @@ class HttpErrors:
     def _format(self, path: str) -> ErrorFormat:
         if (path == ROOT or path.startswith(f"{ROOT}/")) and not _elsewhere(path):
             return OPENINFERENCE_ERRORS
-        if path.startswith(("/v1/completions", "/v1/chat/")):
-            return OPENAI_ERRORS
-        return LIBRETRANSLATE_ERRORS if path in self._libretranslate_paths else NATIVE_ERRORS
+        return self._formats.get(path, NATIVE_ERRORS)
 
 
 def _refusal(request: web.Request, error: web.HTTPException) -> HttpRefusal:

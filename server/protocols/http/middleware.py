@@ -89,7 +89,7 @@ class Middleware:
                 if problem is not None:
                     raise problem
                 if call.has_items and call.window is None:
-                    call.window = in_flight.enter_context(self._service.in_flight.window(exchange.call.owner))
+                    call.window = in_flight.enter_context(self._service.in_flight.window(call.owner))
                 return await endpoint.handler(exchange)
         except ServiceError as error:
             if exchange.events is None:
@@ -110,7 +110,7 @@ class Middleware:
         if (num_bytes := self._bodies.size(exchange.http)) > LARGE_BYTES:
             is_known = self._service.callers is None or call.caller is not None
             in_flight_bodies = self._service.in_flight if is_known else self._unknown
-            window = in_flight.enter_context(in_flight_bodies.window(exchange.call.owner, num_bytes))
+            window = in_flight.enter_context(in_flight_bodies.window(call.owner, num_bytes))
             call.window = window if is_known else None
         deadlines = self._service.generation.deadlines(call)
         seconds, limit = exchange.remaining_seconds, ""

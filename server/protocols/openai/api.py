@@ -1,13 +1,12 @@
 """OpenAI's completions over HTTP (https://platform.openai.com/docs/api-reference; differences in docs/call.md)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from dragoman.server.errors import ServiceError
 from dragoman.server.protocols.bulk import ItemRecords
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.requests import Endpoint, Exchange
@@ -15,6 +14,7 @@ from dragoman.server.protocols.http.responses import OPENAI_ERRORS, json_respons
 from dragoman.server.protocols.openai.reading import Completion, read_chat, read_completion
 from dragoman.server.protocols.v1.messages import MessageLimit
 from dragoman.server.service.answers import Answer, Generated, Piece, TokenLogProb
+from dragoman.server.service.context import Call
 from dragoman.server.service.service import Service
 
 FINISH_REASONS = {"eos": "stop", "length": "length"}
@@ -58,17 +58,12 @@ class OpenAiApi:
         call.is_counted = False  # its prompts are counted
         items = ItemRecords(self._service.calls, call, own_ending)
 
-        async def serve(number: int) -> Generated:
-            try:
-                with items.item(call.request_id, f"{call.request_id}#{number}", is_part=number > 0) as item:
-                    return await generation.generate(requests[number], item, exchange.remaining_seconds, self._limit)
-            except ServiceError as error:
-                raise error.copy(f"{error.message} (prompt {number})") from None
-            finally:
-                call.model = call.model or requests[number].model
+        def serve(number: int, item: Call) -> Awaitable[Generated]:
+            return generation.generate(requests[number], item, exchange.remaining_seconds, self._limit)
 
         assert call.window is not None
-        return await call.window.run_each(len(requests), serve, None if call.caller is None else call.caller.most_at_once)
+        named = "{1} (prompt {0})".format
+        return await items.each(len(requests), call.request_id, call.window, serve, named)
 
     async def _stream(self, exchange: Exchange, asked: Completion) -> web.StreamResponse:
         [request], answered = asked.requests, list[Generated]()

@@ -86,16 +86,15 @@ class Answering:
         Concurrency is bounded by the window and the caller's limits. `has_begun` is set once the last text has begun, or none will.
         Raise `ServiceError` with the index of the text that failed.
         """
-        arrival, caller = time.monotonic(), self._items.whole.caller
+        arrival = time.monotonic()
 
-        async def serve(number: int) -> Generated:
-            try:
-                with self._items.item(request_id, f"{request_id}#{number}", is_part=number > 0) as call:
-                    return await self._generate(inference, number, call, arrival)
-            except ServiceError as error:
-                raise error.copy(f"{TEXT_INPUT}[{number}]: {error.message}") from None
+        def serve(number: int, call: Call) -> Awaitable[Generated]:
+            return self._generate(inference, number, call, arrival)
 
-        return await window.run_each(len(inference), serve, None if caller is None else caller.most_at_once, has_begun)
+        def named(number: int, message: str) -> str:
+            return f"{TEXT_INPUT}[{number}]: {message}"
+
+        return await self._items.each(len(inference), request_id, window, serve, named, has_begun)
 
     async def _generate(self, inference: Inference, number: int, call: Call, arrival: float) -> Generated:
         limit, left = ResponseLimit(self._max_message_bytes, len(inference)), _seconds_left(inference, arrival, self._remaining())
