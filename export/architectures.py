@@ -59,6 +59,7 @@ class Architecture:
     has_heads: bool = True  # whether the graphs have attention nodes, which ask something of heads
     has_time_axis: bool = False  # whether 8-bit products of a decode step take rows with the time axis that attention asks for
     has_integer_caches: bool = False  # whether caches can be in 8 bits
+    has_queries: bool = False  # whether a decode step can output the queries of heads that align
     products: Callable[[Any], Products] = lambda model: Products()  # tells what calibration cannot see
 
     def modules(self, model: Any, precision: Precision) -> Iterator[GraphModule]:
@@ -67,10 +68,12 @@ class Architecture:
         yield self.step(model, None)
         yield self.scorer(model, is_packed(precision))
 
-    def tensors(self, config: ModelConfig, caches: Sequence[Cache], is_packed: bool) -> Tensors:
+    def tensors(self, config: ModelConfig, caches: Sequence[Cache], is_packed: bool, *, has_queries: bool = False) -> Tensors:
         """Return what the format asks of the graphs of a model with these caches."""
         has_attention = self.num_attention_layers(config) > 0
-        return Tensors.of_caches(caches, is_packed, has_prompts=self.has_prompts, has_attention=has_attention)
+        return Tensors.of_caches(
+            caches, is_packed, has_prompts=self.has_prompts, has_attention=has_attention, has_queries=has_queries
+        )
 
 
 ARCHITECTURES: dict[Name, Architecture] = {
@@ -83,6 +86,7 @@ ARCHITECTURES: dict[Name, Architecture] = {
         precisions=("fp32", "int8", "fp16", "bf16"),
         has_time_axis=True,
         has_integer_caches=True,
+        has_queries=True,
         products=transformer_products,
     ),
     "decoder": Architecture(

@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 import onnx_ir
 
+from dragoman.export.alignment import output_queries
 from dragoman.export.architectures import Architecture, architecture_of
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.calibration import Calibration, calibrate
 from dragoman.export.fields import CachePrecision, Precision
 from dragoman.export.half import DTYPES, halved, store_halved
+from dragoman.export.manifest import AlignmentHead
 from dragoman.export.progress import Progress
 from dragoman.export.proof.cases import greedy_sources
 from dragoman.export.proof.quality import verify_quantized
@@ -44,6 +46,8 @@ class Recipe:
     quality: QualityTexts | None = None  # texts on which another precision must translate as well as fp32
     shortlist: Sequence[int] | None = None  # ids that a decode step chooses from, rising; None for all
     cache_precision: CachePrecision | None = None  # of the caches; None for that of the arithmetic between 8-bit products
+    alignment: Sequence[AlignmentHead] = ()  # heads whose queries the decode step outputs
+    scale: float | None = None  # factor of attention's scores; None for 1/√Dh
 
 
 def build_graphs(
@@ -76,7 +80,7 @@ def _build_whole(
 ) -> tuple[list[onnx_ir.Model], ParityReport, Calibration]:
     """Write and prove the graphs that choose from the whole vocabulary; return what int8 was calibrated to, too."""
     modules = enumerate(architecture.modules(model, recipe.precision))
-    prepared = (_prepared(module, place, recipe.precision) for place, module in modules)
+    prepared = (_prepared(module, place, recipe) for place, module in modules)
     if recipe.precision != "int8":
         graphs = write_graphs(prepared, directory)
         progress.done("write the graphs")
@@ -104,21 +108,25 @@ def _quantized(
         keep_time_axis(graph)
     if recipe.cache_precision is not None and place < 2:
         (quantize_given_caches, quantize_step_caches)[place](graph, calibration.caches)
+    if place == STEP:
+        output_queries(graph, recipe.alignment, recipe.scale, None if recipe.cache_precision is None else calibration.caches)
     if place < 2:
         counts.num_constant += found.num_constant
         counts.num_row += found.num_row
     return graph
 
 
-def _prepared(module: GraphModule, place: int, precision: Precision) -> onnx_ir.Model:
+def _prepared(module: GraphModule, place: int, recipe: Recipe) -> onnx_ir.Model:
     """Return the graph of encoder, decode step or scorer, in this order, rewritten for a precision but for 8-bit products."""
     graph = trace(module)
-    if precision in DTYPES:
-        store_halved(graph, DTYPES[precision])
+    if recipe.precision in DTYPES:
+        store_halved(graph, DTYPES[recipe.precision])
     else:
         keep_sums_apart(graph)
         if place == STEP:
             choose_one_in_blocks(graph)
+            if recipe.precision != "int8":
+                output_queries(graph, recipe.alignment, recipe.scale)
     return graph
 
 
@@ -126,7 +134,7 @@ def _short_step(
     model: Network, architecture: Architecture, recipe: Recipe, shortlist: Sequence[int], calibration: Calibration
 ) -> onnx_ir.Model:
     """Return the decode step that chooses from a shortlist; its 8-bit projection has the scale that the whole one has."""
-    graph = _prepared(architecture.step(model, shortlist), STEP, recipe.precision)
+    graph = _prepared(architecture.step(model, shortlist), STEP, recipe)
     if recipe.precision == "int8":
         decoders = model.decoder, shortened(model.decoder, shortlist)
         whole, short = (weight_key(decoder.output_weight.detach().numpy().T) for decoder in decoders)

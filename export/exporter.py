@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import onnx_ir
 
+from dragoman.export.alignment import choose_heads
 from dragoman.export.answering import make_samples
 from dragoman.export.architectures import architecture_of, check_architecture
 from dragoman.export.arguments import (
@@ -26,6 +27,7 @@ from dragoman.export.arguments import (
 from dragoman.export.building import STEP, Recipe, build_graphs
 from dragoman.export.bundle import SHORTLIST_FILE, Bundle, hash_file
 from dragoman.export.calibration import calibration_sources
+from dragoman.export.fields import CachePrecision
 from dragoman.export.manifest import (
     CARD_FILE,
     MANIFEST_FILE,
@@ -39,6 +41,7 @@ from dragoman.export.manifest import (
     told,
 )
 from dragoman.export.progress import Progress, Say, steps_of
+from dragoman.export.proof.cases import SENTENCES, greedy_sources
 from dragoman.export.proof.report import ParityReport
 from dragoman.export.samples import Samples
 from dragoman.export.shortlist import choose_shortlist
@@ -49,6 +52,7 @@ from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.files import put_directory
 from dragoman.model.generation import Languages
+from dragoman.model.networks.backend import attention_scale
 
 
 def export_checkpoint(
@@ -97,6 +101,7 @@ def export_checkpoint(
     config, tokenizers = checkpoint.model.config, checkpoint.tokenizers
     architecture = check_architecture(config, chosen, cache_precision)
     has_integer_caches = chosen == "int8" and cache_precision != "fp32" and architecture.has_integer_caches
+    has_queries = architecture.has_queries and is_packed(chosen)
     if architecture.has_heads:
         check_heads(config)
     check_dimensions(config, checkpoint.template, checkpoint.languages, checkpoint.defaults)
@@ -114,7 +119,12 @@ def export_checkpoint(
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as staging:
         directory = Path(staging) / "bundle"
         directory.mkdir()
-        recipe = Recipe(chosen, ids, quality, listed, "int8" if has_integer_caches else None)
+        heads = []
+        if has_queries:
+            heads = choose_heads(checkpoint.model, ids or greedy_sources(checkpoint)[-len(SENTENCES) :])
+            progress.done("choose heads that align")
+        cache_type: CachePrecision | None = "int8" if has_integer_caches else None
+        recipe = Recipe(chosen, ids, quality, listed, cache_type, heads, attention_scale(config) if heads else None)
         graphs, report = build_graphs(checkpoint, directory, recipe, progress)
         caches = _declared_caches(graphs, config, recipe)
         samples = make_samples(checkpoint, directory, recipe, report.tolerance)
@@ -156,7 +166,7 @@ def _declared_caches(graphs: Sequence[onnx_ir.Model], config: ModelConfig, recip
         assert (value.name, row) == (cache.name, cache.shape), "the decode step has other caches than are declared"
         is_integer = value.dtype is onnx_ir.DataType.INT8
         caches.append(msgspec.structs.replace(cache, precision="int8") if is_integer else cache)
-    expected = architecture.tensors(config, caches, is_packed(recipe.precision))
+    expected = architecture.tensors(config, caches, is_packed(recipe.precision), has_queries=bool(recipe.alignment))
     traced = [names for graph in graphs for names in input_output_names(graph)]
     assert Tensors(*traced) == expected, "the graphs have other tensors than the format"
     return caches
@@ -188,7 +198,8 @@ def _describe(
         **msgspec.structs.asdict(dimensions),
         caches=caches,
         num_choices=dimensions.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist),
-        tensors=architecture.tensors(config, caches, is_packed(recipe.precision)),
+        alignment=tuple(recipe.alignment),
+        tensors=architecture.tensors(config, caches, is_packed(recipe.precision), has_queries=bool(recipe.alignment)),
         files={path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, hash_file(path)) for path in paths},
         origin=origin,
         parity=report.headline(),

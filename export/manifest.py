@@ -23,6 +23,7 @@ from dragoman.export.fields import (
     MAX_PATH_CHARACTERS,
     MAX_PATH_PARTS,
     MAX_SAMPLES_BYTES,
+    MAX_WIDTH,
     BundleError,
     Digest,
     Layers,
@@ -39,7 +40,7 @@ from dragoman.export.fields import (
     shown,
 )
 from dragoman.export.proof.report import Parity
-from dragoman.export.tensors import CacheList, Tensors, check_caches, check_tensors, is_packed, names_of
+from dragoman.export.tensors import CacheList, Tensors, check_caches, check_tensors, cross_key_name, is_packed, names_of
 from dragoman.model.card import MAX_CARD_BYTES
 from dragoman.model.config import Architecture
 from dragoman.model.files import read_given
@@ -47,6 +48,7 @@ from dragoman.model.generation import Affixes, Defaults, Language, Languages, Te
 from dragoman.model.text.tokenizer import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
 FORMAT_VERSION = 4
+MAX_ALIGNMENT_HEADS = 8
 MANIFEST_FILE = "bundle.json"
 PARITY_FILE = "parity.json"
 # Answers that a running engine has to give again, see `samples`.
@@ -62,7 +64,7 @@ RESERVED_PREFIXES = ("dragoman.v", "grpc.")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PATH_PART = re.compile(r"[A-Za-z0-9._+@=-]+")
 # Fields that are left out where they have their default values, so that the bundles of a Transformer are what they ever were.
-_LATER_FIELDS = ("architecture", "has_prompts", "is_pair_safe", "num_attention_layers", "one_sentence")
+_LATER_FIELDS = ("architecture", "has_prompts", "is_pair_safe", "num_attention_layers", "alignment", "one_sentence")
 MAX_MANIFEST_BYTES = 1 << 20
 
 
@@ -117,6 +119,14 @@ class Dimensions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError(f"pad_id and eos_id are both {self.eos_id}: padding is never a candidate, so nothing would end")
 
 
+class AlignmentHead(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A head of encoder-decoder attention that aligns tokens of target and source."""
+
+    layer: Annotated[int, Meta(ge=0, lt=MAX_LAYERS)]
+    head: Annotated[int, Meta(ge=0, lt=MAX_WIDTH)]
+    is_next: bool = False  # whether a token is aligned by the step that reads it, not by the step that generates it
+
+
 class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of `bundle.json`, beside the model's dimensions."""
 
@@ -133,6 +143,8 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     has_prompts: bool = False
     # Layers of the attention that the scorer tells; None for as many as the decoder has, 0 where it tells none.
     num_attention_layers: Annotated[int, Meta(ge=0, le=MAX_LAYERS)] | None = None
+    # Heads whose queries the decode step outputs, see `export.alignment`; none in older bundles and in those for devices.
+    alignment: Annotated[tuple[AlignmentHead, ...], Meta(max_length=MAX_ALIGNMENT_HEADS)] = ()
     # Caches of a row, in the graphs' order: those that steps write, then those of the encoder.
     caches: CacheList
     num_choices: Vocabulary  # tokens that a step chooses from: V, or the length of the model's shortlist
@@ -165,8 +177,13 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         self._check_precision()
         check_caches(self.caches)
         self._check_source()
+        self._check_alignment()
         expected = Tensors.of_caches(
-            self.caches, self.is_packed, has_prompts=self.has_prompts, has_attention=self.attention_layers > 0
+            self.caches,
+            self.is_packed,
+            has_prompts=self.has_prompts,
+            has_attention=self.attention_layers > 0,
+            has_queries=bool(self.alignment),
         )
         check_tensors(self.tensors, expected)
 
@@ -209,6 +226,14 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError(f"is_pair_safe goes with int8, not {self.precision}")
         if any(cache.precision is not None for cache in self.caches):
             raise ValueError(f"caches have precision int8 in a bundle of int8 alone, not in {self.precision}")
+
+    def _check_alignment(self) -> None:
+        """Refuse heads that no cache has the keys of."""
+        shapes = {cache.name: cache.shape for cache in self.caches if cache.position_axis == 1 and len(cache.shape) == 3}
+        found = [shapes.get(cross_key_name(head.layer), [0, 0, 0]) for head in self.alignment]
+        for head, (num_heads, _, width) in zip(self.alignment, found, strict=True):
+            if not self.is_packed or head.head >= int(num_heads) or width != found[0][2]:
+                raise ValueError(f"alignment has layer {head.layer}, head {head.head}, whose keys are in no cache")
 
     def _check_source(self) -> None:
         """Refuse prompts that others than steps read, and sources that nothing reads."""

@@ -8,9 +8,17 @@ Say = Callable[[str], None]
 # Steps, and which share of the whole they take: Transformer-base on two cores of a server.
 _PROOF = {"compare log-probabilities": 22, "compare greedy answers": 30, "compare scores": 24}
 STEPS: dict[str, dict[str, float]] = {
-    "fp32": {"read the checkpoint": 5, "write the graphs": 10, **_PROOF, "answer samples": 2, "describe": 4},
+    "fp32": {
+        "read the checkpoint": 5,
+        "choose heads that align": 4,
+        "write the graphs": 10,
+        **_PROOF,
+        "answer samples": 2,
+        "describe": 4,
+    },
     "int8": {
         "read the checkpoint": 3,
+        "choose heads that align": 4,
         "write the graphs": 6,
         **_PROOF,
         "calibrate": 30,

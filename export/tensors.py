@@ -26,6 +26,10 @@ from dragoman.export.fields import (
 
 STEP_INPUTS = ("prev_ids", "positions", "src_lens", "num_candidates")
 STEP_OUTPUTS = ("candidate_ids", "candidate_log_probs")
+QUERIES_OUTPUT = "alignment_queries"
+"""Output of a decode step with the scaled queries of the manifest's `alignment` heads, side by side, `[N, 1, n·Dh]`."""
+ALIGNMENT_FLOOR = 0.01
+"""Added to weights of attention before their logarithms are summed over heads, so that no head has a veto."""
 SCORER_INPUTS = ("src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels")
 SCORER_OUTPUTS = ("label_log_probs", "attention")
 PROMPT_INPUTS = ("src_ids", "positions", "src_lens")
@@ -51,6 +55,11 @@ def self_kv_names(num_layers: int) -> list[str]:
 def cross_kv_names(num_layers: int) -> list[str]:
     """Name the cross-attention keys and values, `[B, H, S, Dh]` each, which the encoder gives and the decode step reads."""
     return [f"cross_{part}_{layer}" for layer in range(num_layers) for part in "kv"]
+
+
+def cross_key_name(layer: int) -> str:
+    """Name the cross-attention keys of a layer."""
+    return f"cross_k_{layer}"
 
 
 def output_name(name: str) -> str:
@@ -131,7 +140,7 @@ def check_caches(caches: Sequence[Cache]) -> None:
     """
     if [cache.role for cache in caches] != sorted((cache.role for cache in caches), key=["self", "cross"].index):
         raise ValueError("caches that steps write come before those that the encoder gives")
-    taken = {*STEP_INPUTS, *STEP_OUTPUTS}
+    taken = {*STEP_INPUTS, *STEP_OUTPUTS, QUERIES_OUTPUT}
     for cache in caches:
         names = {cache.name, output_name(cache.name)} if cache.is_output else {cache.name}
         if names & taken:
@@ -156,7 +165,13 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of_caches(
-        cls, caches: Sequence[Cache], is_packed: bool = True, *, has_prompts: bool = False, has_attention: bool = True
+        cls,
+        caches: Sequence[Cache],
+        is_packed: bool = True,
+        *,
+        has_prompts: bool = False,
+        has_attention: bool = True,
+        has_queries: bool = False,
     ) -> "Tensors":
         """Return what it asks of graphs with these caches.
 
@@ -165,6 +180,7 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
             is_packed: Whether the encoder takes sources packed, and gives side by side the caches of tokens, and those of sources.
             has_prompts: Whether the encoder reads prompts into the caches that steps write.
             has_attention: Whether the scorer tells attention.
+            has_queries: Whether the decode step outputs queries, see `QUERIES_OUTPUT`.
         """
         written, given = names_of(caches, "self"), names_of(caches, "cross")
         if has_prompts:
@@ -179,7 +195,11 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
             encoder_inputs=encoder_inputs,
             encoder_outputs=encoder_outputs,
             decoder_inputs=[*STEP_INPUTS, *written, *given],
-            decoder_outputs=[*STEP_OUTPUTS, *(output_name(cache.name) for cache in caches if cache.is_output)],
+            decoder_outputs=[
+                *STEP_OUTPUTS,
+                *(output_name(cache.name) for cache in caches if cache.is_output),
+                *[QUERIES_OUTPUT] * has_queries,
+            ],
             scorer_inputs=list(SCORER_INPUTS),
             scorer_outputs=list(SCORER_OUTPUTS if has_attention else SCORER_OUTPUTS[:1]),
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 import structlog
+from msgspec.structs import replace
 
 from dragoman.server.engine.costs import PACKED, Costs
 from dragoman.server.engine.messages import (
@@ -82,6 +83,7 @@ class Engine:
         self._searching: dict[Sequence, Search] = {}
         self._refetch = TopKRefetch(runner, self._rows, clock)
         self._streamed: dict[Sequence, None] = {}
+        self._aligned: dict[Sequence, None] = {}
         self._waiting_for_first_token: list[Sequence] = []
         self._tokens: list[Tokens] = []
         self._finished: list[Finished] = []
@@ -258,6 +260,8 @@ class Engine:
         self._waiting_for_first_token.append(sequence)
         if request.is_streamed:
             self._streamed[sequence] = None
+        if request.text_range is not None and self.runner.aligner is not None:
+            self._aligned[sequence] = None
         if sequence.search is not None:
             self._searching[sequence] = sequence.search
 
@@ -275,6 +279,8 @@ class Engine:
         """Advance every sequence with a step's candidates, and end the finished ones."""
         num_rows = len(candidates.ids)
         try:
+            if self._aligned and self.runner.aligner is not None:
+                self.runner.aligner.keep([row for sequence in self._aligned for row in sequence.rows])
             choices = self._choose(candidates)
         except Exception:
             self._fail(list(self.running.values()), "decode step failed")
@@ -297,7 +303,10 @@ class Engine:
             sequence.search = search_from(sequence.request, self._target, self._rows.hypothesis(row))
             self._searching[sequence] = sequence.search
         for sequence, row in ended:
-            sequence.answers = [self._rows.answer(row)]
+            answer = self._rows.answer(row)
+            if sequence in self._aligned:
+                answer = replace(answer, alignment=self._align(sequence, answer.token_ids, row, answer.reason == "eos"))
+            sequence.answers = [answer]
             self._end(sequence, sequence.answers[0].reason)
         for sequence, search, _, parents in choices:
             if not parents:
@@ -344,7 +353,17 @@ class Engine:
         if parents is None:
             self._refetch.add(sequence, search)
         else:
+            if sequence in self._aligned:
+                for ended in search.finished:
+                    if not ended.alignment:
+                        ended.alignment.extend(self._align(sequence, ended.token_ids, sequence.rows[ended.parent], ended.is_eos))
             choices.append((sequence, search, before, parents))
+
+    def _align(self, sequence: Sequence, token_ids: list[int], row: int, is_eos: bool) -> list[int]:
+        """Return the alignment of tokens that have ended in a row."""
+        text_range = sequence.request.text_range
+        assert self.runner.aligner is not None and text_range is not None
+        return self.runner.aligner.align(row, len(token_ids) + is_eos, len(token_ids), text_range)
 
     def _follow(self, sequence: Sequence, search: Search, before: list[Hypothesis], parents: list[int]) -> None:
         """Assign rows to a search's hypotheses; twins get a copy of their parent's cache from where the two rows differ."""
@@ -397,6 +416,7 @@ class Engine:
             self.num_used_slots -= sequence.num_slots
             self.slots.release(sequence)
             self._streamed.pop(sequence, None)
+            self._aligned.pop(sequence, None)
             self._searching.pop(sequence, None)
             self._refetch.discard(sequence)
             if sequence in self._waiting_for_first_token:

@@ -78,6 +78,8 @@ class Request(Struct, frozen=True, array_like=True):
     search: SearchOptions = GREEDY
     share: Share = ANYBODY
     decoder_start_id: int | None = None  # first token fed to the decoder; None for the model's
+    # Range of the source tokens that an answer's tokens are aligned to, counted from its start; None for no alignment.
+    text_range: tuple[int, int] | None = None
 
 
 class ScoreRequest(Struct, frozen=True, array_like=True):
@@ -196,6 +198,7 @@ class Answer(Struct, frozen=True, array_like=True):
     reason: Literal["eos", "length"]
     top_ids: list[list[int]] = []  # for each generated token the likeliest ones at its position, as many as requested
     top_log_probs: list[list[float]] = []  # their log-probabilities
+    alignment: list[int] = []  # source token of each of `token_ids`, see `Request.text_range`
 
 
 class Finished(Struct, frozen=True, array_like=True):

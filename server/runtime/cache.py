@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.export.manifest import Manifest
-from dragoman.export.tensors import Cache, names_of
+from dragoman.export.tensors import QUERIES_OUTPUT, Cache, cross_key_name, names_of
 
 
 def sparse_zeros(shape: tuple[int, ...], dtype: type[np.number[Any]]) -> NDArray[np.number[Any]]:
@@ -128,6 +128,8 @@ class SlotCache:
         has_prompts: Whether sources are prompts, stored in the self-attention caches before the decoded positions.
         self_kv: Self-attention buffers by name; row r holds `target_lengths[r]` positions.
         cross_kv: Cross-attention buffers by name; row r holds `source_lengths[r]` positions.
+        query_width: Numbers of the queries of all heads that align, for one position; 0 without any.
+        kept_queries: `[max_rows, T, query_width]`, written for rows that want an alignment, and copied with their caches.
         output_names: Names of caches that are also outputs of a step, at the same address.
         token_columns: Numbers of all cross-attention caches for one source token.
         state_columns: Numbers of caches without an axis of positions for one source.
@@ -154,6 +156,12 @@ class SlotCache:
         self.has_prompts = manifest.has_prompts
         self.source_lengths = np.full(max_rows, 0 if self.has_prompts else 1, np.int64)
         self.target_lengths = np.zeros(max_rows, np.int64)
+        self.query_width = 0
+        if manifest.alignment:
+            shape = next(cache.shape for cache in given if cache.name == cross_key_name(manifest.alignment[0].layer))
+            self.query_width = len(manifest.alignment) * int(shape[-1])
+            queries = Cache(QUERIES_OUTPUT, "self", ["T", self.query_width])
+            self._self_blocks += blocks_of([queries], max_rows, np.float32, self.target_capacity)
         self.num_moves = 0
         self._num_live_rows = 0
         self._num_steps = self._longest_source = self._longest_target = 0
@@ -301,6 +309,7 @@ class SlotCache:
         """Update the buffers by name."""
         self.self_kv = _named(self._self_names, self._self_blocks)
         self.cross_kv = _named(self.cross_names, self._cross_blocks)
+        self.kept_queries = self._self_blocks[-1].buffer[0]
         self.num_moves += 1
 
 

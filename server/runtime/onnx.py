@@ -11,7 +11,8 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle, Manifest
-from dragoman.export.tensors import PACKED_OUTPUT, STATES_OUTPUT, output_name, pack
+from dragoman.export.tensors import PACKED_OUTPUT, QUERIES_OUTPUT, STATES_OUTPUT, output_name, pack
+from dragoman.server.runtime.alignment import Aligner
 from dragoman.server.runtime.cache import Buffer, SlotCache
 from dragoman.server.runtime.elastic import Elastic, Sessions, open_mark
 from dragoman.server.runtime.runner import Candidates, Held
@@ -164,6 +165,7 @@ class OnnxRunner:
         self._elastic = elastic
         self._encoder = _encoder_of(manifest, self._open(bundle.encoder_path, num_threads), self.cache)
         self.holder = self._encoder if isinstance(self._encoder, PackedEncoder) else None
+        self.aligner = Aligner(manifest.alignment, self.cache) if manifest.alignment else None
         self.reader = self._encoder if isinstance(self._encoder, PromptReader) else None
         self._decoder = self._open(bundle.decoder_path, num_threads)
         self._tokens = np.zeros(max_rows, np.int64)
@@ -251,6 +253,8 @@ class OnnxRunner:
             bind_output(binding, output_name(name), caches[name][rows])
         bind_output(binding, "candidate_ids", candidates.ids)
         bind_output(binding, "candidate_log_probs", candidates.log_probs)
+        if self.aligner is not None:
+            bind_output(binding, QUERIES_OUTPUT, self.aligner.queries[rows])
         return binding
 
     def _candidates(self, num_candidates: int) -> Candidates:

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from dragoman.server.runtime.alignment import Aligner
 
 
 class Candidates(Struct, frozen=True, eq=False):
@@ -87,7 +90,7 @@ class Graphs(Protocol):
 
 
 class Runner(Protocol):
-    """A loaded model with its caches, used from one thread; `holder`, `reader` and `graphs` are None if unsupported."""
+    """A loaded model with its caches, used from one thread; `holder`, `reader`, `aligner` and `graphs` are None if unsupported."""
 
     device: str
     max_rows: int
@@ -100,6 +103,9 @@ class Runner(Protocol):
 
     @property
     def reader(self) -> Reader | None: ...
+
+    @property
+    def aligner(self) -> "Aligner | None": ...
 
     @property
     def graphs(self) -> Graphs | None: ...

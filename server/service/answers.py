@@ -21,6 +21,7 @@ from dragoman.server.errors import (
     StepFailed,
     Unavailable,
 )
+from dragoman.server.service.alignment import Link, links
 from dragoman.server.service.callers import RETRY_SECONDS, Caller
 from dragoman.server.service.context import Call
 from dragoman.server.service.languages import PromptTemplate, decode_after
@@ -51,7 +52,8 @@ class TokenLogProb(NamedTuple):
 class Answer(Struct, frozen=True):
     """One generated sequence; `tokens` have the forced prefix and no end-of-sequence.
 
-    `log_probs`, empty unless requested, are of each generated token including end-of-sequence, without the forced prefix.
+    `log_probs`, empty unless requested, are of each generated token including end-of-sequence, without the forced prefix. `links`,
+    too, are empty unless requested.
     """
 
     text: str
@@ -59,6 +61,7 @@ class Answer(Struct, frozen=True):
     finish_reason: Literal["eos", "length"]
     score: float
     log_probs: Collection[TokenLogProb] = ()
+    links: Sequence[Link] = ()
 
 
 class Timings(Struct, frozen=True):
@@ -154,6 +157,7 @@ def to_generated(
                 answer.reason,
                 answer.score,
                 LogProbs(tokenizer, manifest.eos_id, sequence.search, answer) if request.has_log_probs else (),
+                _links(request, model, sequence, answer, text),
             )
             for answer, text in zip(finished.answers, texts, strict=True)
         ],
@@ -171,6 +175,16 @@ def to_generated(
         shortlist_tokens=shortlist_tokens(manifest),
         warnings=(SEVERAL_SENTENCES,) if one_sentence and has_several(request.text) else (),
     )
+
+
+def _links(
+    request: GenerateRequest, model: "LoadedModel", sequence: messages.Request, answer: messages.Answer, text: str
+) -> Sequence[Link]:
+    """Return the links of an answer to its source; none unless requested."""
+    if sequence.text_range is None:
+        return ()
+    ids = sequence.source_ids[slice(*sequence.text_range)]
+    return links(model.tokenizers, ids, request.text, answer.token_ids, text, answer.alignment)
 
 
 def shortlist_tokens(manifest: "Manifest") -> int:

@@ -10,6 +10,8 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+import numpy as np
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.engine import messages
@@ -109,7 +111,34 @@ class Generation:
         key = self._results.key(request, model, sequence)
         found = await _in_time(self._results.find_or_compute(key, sequence, model.engine.generate), sequence)
         finished = self._finish(call, model, sequence, found)
+        if sequence.text_range is not None and not model.manifest.alignment:
+            answers = [await self._aligned(answer, call, model, sequence) for answer in finished.answers]
+            finished = msgspec.structs.replace(finished, answers=answers)
         return to_generated(request, call, model, sequence, template, finished, is_truncated=is_truncated)
+
+    async def _aligned(
+        self, answer: messages.Answer, call: Call, model: "LoadedModel", sequence: messages.Request
+    ) -> messages.Answer:
+        """Return an answer with the alignment of its tokens by the scorer's attention."""
+        assert sequence.text_range is not None
+        target_ids = [*answer.token_ids, model.manifest.eos_id][: model.manifest.max_target_tokens]
+        request = messages.ScoreRequest(
+            id=model.engine.next_id(),
+            source_ids=sequence.source_ids,
+            target_ids=target_ids,
+            arrival=time.monotonic(),
+            deadline=sequence.deadline,
+            priority=sequence.priority,
+            is_aligned=True,
+            share=sequence.share,
+            decoder_start_id=sequence.decoder_start_id,
+        )
+        scored = await _in_time(model.engine.score(request), request)
+        if isinstance(scored, messages.Finished) or scored.reason != "eos":
+            raise error_of(scored, call)
+        weights = np.frombuffer(scored.alignment, np.float32).reshape(len(target_ids), len(sequence.source_ids))
+        alignment = weights[: len(answer.token_ids), slice(*sequence.text_range)].argmax(1).tolist()
+        return msgspec.structs.replace(answer, alignment=alignment)
 
     @asynccontextmanager
     async def stream(

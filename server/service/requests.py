@@ -74,6 +74,7 @@ class GenerateRequest(Struct, frozen=True):
     special_tokens_in_text: bool | None = None
     split: str = ""
     no_cache: bool = False
+    is_aligned: bool = False  # whether answers have links to the source; not a field of any protocol
 
     @property
     def has_log_probs(self) -> bool:

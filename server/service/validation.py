@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from dragoman.model.text.tokenizer import Encode, Tokenizer
 from dragoman.server.engine import messages
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
+from dragoman.server.service.alignment import token_spans
 from dragoman.server.service.answers import AnswerLimit, TokenSizes, check_answer, check_scores
 from dragoman.server.service.context import Call
 from dragoman.server.service.languages import PromptTemplate, encode_after
@@ -102,6 +103,7 @@ class Validator:
             search=search,
             share=call.share,
             decoder_start_id=decoder_start_id,
+            text_range=_text_range(request.text, ids, model, template) if request.is_aligned else None,
         )
         return sequence, template, is_truncated
 
@@ -247,6 +249,15 @@ class Validator:
         self._check_target_length(field, text, model)
         tokenizer = model.tokenizers.target
         return await _encode(field, text, partial(encode_after, tokenizer, before) if before else tokenizer.encode)
+
+
+def _text_range(text: str, ids: Sequence[int], model: "LoadedModel", template: PromptTemplate) -> tuple[int, int]:
+    """Return the range of source tokens that are of the text, not of what is around it."""
+    start, num_before = len(template.source_prefix), 0
+    if template.task:
+        spans = token_spans([*map(model.tokenizers.source.word_bytes, ids)], template.task + text)
+        num_before = next((i for i, (_, end) in enumerate(spans) if end > len(template.task)), len(ids) - 1)
+    return start + num_before, start + len(ids)
 
 
 def check_text(text: str, model: "LoadedModel") -> None:

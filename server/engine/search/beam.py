@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.server.engine.messages import Answer, Request
@@ -74,6 +75,10 @@ class BeamSearch(Search):
         sequences = [hypothesis.token_ids for hypothesis in hypotheses]
         first = min(sequences)
         return first[: num_common_tokens(first, max(sequences))]
+
+    @property
+    def finished(self) -> list[Hypothesis]:
+        return self._finished
 
     def answers(self) -> list[Answer]:
         """Return the answers by descending score."""
@@ -154,7 +159,7 @@ class BeamSearch(Search):
             self.live = live
             return parents
         if not self._finished:  # the rules leave no extension
-            self._keep_best(self.live)
+            self._keep_best([replace(hypothesis, parent=row) for row, hypothesis in enumerate(self.live)])
         self.live = []
         return []
 

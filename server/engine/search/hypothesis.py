@@ -37,6 +37,8 @@ class Hypothesis(Struct, frozen=True, gc=False):
     is_eos: bool = False  # whether it ended with end-of-sequence
     top_ids: list[list[int]] = []  # for each generated token the likeliest at its position, if requested
     top_log_probs: list[list[float]] = []  # their log-probabilities
+    parent: int = 0  # index among the live hypotheses of the step before
+    alignment: list[int] = []  # see `Answer`; set once it is finished, if requested
 
     @property
     def num_generated(self) -> int:
@@ -55,6 +57,7 @@ class Hypothesis(Struct, frozen=True, gc=False):
             "eos" if self.is_eos else "length",
             self.top_ids,
             self.top_log_probs,
+            self.alignment,
         )
 
 

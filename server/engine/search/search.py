@@ -96,6 +96,11 @@ class Search(ABC):
     def certain_tokens(self) -> list[int]:
         """Tokens that the first answer is certain to begin with."""
 
+    @property
+    @abstractmethod
+    def finished(self) -> list[Hypothesis]:
+        """Hypotheses that have ended and may be answers."""
+
     @abstractmethod
     def answers(self) -> list[Answer]:
         """Return the answers, once the search is over."""
@@ -168,4 +173,5 @@ class Search(ABC):
             is_eos,
             top_ids,
             top_log_probs,
+            row,
         )

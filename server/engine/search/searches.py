@@ -50,6 +50,10 @@ class SeparateSearch(Search):
         first = next(hypothesis for hypothesis in (*self.live, *self._finished) if hypothesis.index == 0)
         return first.token_ids
 
+    @property
+    def finished(self) -> list[Hypothesis]:
+        return self._finished
+
     def answers(self) -> list[Answer]:
         finished = sorted(self._finished, key=lambda hypothesis: hypothesis.index)
         return [self._answer(hypothesis) for hypothesis in finished]
@@ -88,7 +92,7 @@ class SeparateSearch(Search):
         for row, index, option in places:
             if option is None:  # too few alternatives, or none left by the rules
                 if self._has_branched or index == 0:
-                    self._finished.append(self.live[row])
+                    self._finished.append(structs.replace(self.live[row], parent=row))
                 continue
             hypothesis = self._extend(row, option, candidates, index)
             if hypothesis.is_eos or hypothesis.num_generated >= self._max_new_tokens:

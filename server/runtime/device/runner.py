@@ -39,6 +39,7 @@ class DeviceRunner:
     # Device memory is allocated in advance: encoded sources go into rows at once.
     holder = None
     reader = None
+    aligner = None
 
     def __init__(
         self,

@@ -1,0 +1,70 @@
+"""Links between the characters of an answer and of its source, from the alignment of their tokens.
+
+The engine aligns tokens as it decodes them where a bundle has heads for it; elsewhere the scorer's attention does, for one more pass
+over source and answer.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dragoman.model.text.tokenizers import Tokenizers
+
+_WORD = re.compile(r"\S+")
+
+
+class Link(NamedTuple):
+    """Characters `[start, end)` of an answer that stand for characters of its source."""
+
+    target_start: int
+    target_end: int
+    source_start: int
+    source_end: int
+
+
+def links(
+    tokenizers: Tokenizers,
+    source_ids: Sequence[int],
+    source: str,
+    target_ids: Sequence[int],
+    target: str,
+    alignment: Sequence[int],
+) -> list[Link]:
+    """Return the link of each token of an answer that has text, in order.
+
+    `source_ids` are the tokens of `source` alone; `alignment` is the source token of each of `target_ids`.
+    """
+    sources = token_spans([*map(tokenizers.source.word_bytes, source_ids)], source)
+    targets = token_spans([*map(tokenizers.target.token_bytes, target_ids)], target)
+    return [Link(*span, *sources[i]) for span, i in zip(targets, alignment, strict=True) if span[0] < span[1]]
+
+
+def token_spans(pieces: Sequence[bytes], text: str) -> list[tuple[int, int]]:
+    """Return the characters of a text that each token stands for, without white space before it.
+
+    The tokens' own text, `pieces` joined, may differ from it as far as tokenisers normalise: words, separated by white space, are
+    matched by their number, and characters of a word by their place in it.
+    """
+    own = b"".join(pieces).decode("utf-8", "surrogateescape")
+    ends = np.cumsum([len(character.encode("utf-8", "surrogateescape")) for character in own])
+    words, own_words = ([match.span() for match in _WORD.finditer(each)] for each in (text, own))
+    if not own_words or not words:
+        return [(0, 0)] * len(pieces)
+    if len(words) != len(own_words):
+        words, own_words = ([(each[0][0], each[-1][1])] for each in (words, own_words))
+    knots, places = np.ravel(own_words), np.ravel(words)
+    spans: list[tuple[int, int]] = []
+    stop = 0
+    for piece in pieces:
+        start, stop = stop, stop + len(piece)
+        first, last = int(np.searchsorted(ends, start, "right")), int(np.searchsorted(ends, stop, "left")) + 1
+        while first < last and own[first : first + 1].isspace():
+            first += 1
+        if not piece or first >= last:
+            spans.append((0, 0))
+            continue
+        begin, end = np.rint(np.interp((first, last), knots, places)).astype(int).tolist()
+        spans.append((begin, max(begin, end)))
+    return spans
