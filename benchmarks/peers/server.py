@@ -16,6 +16,8 @@ from benchmarks.harness.load import PEER_HTTP, TRITON, CallError, Load, send
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 120.0
+# Workers of PyTriton may connect to its parent before it listens, which ends the server.
+START_ATTEMPTS = 3
 STOP_SECONDS = 15.0
 POLL_SECONDS = 0.1
 
@@ -102,6 +104,12 @@ class PeerServer:
         self.address = f"http://127.0.0.1:{port}{kind.path}" if kind.protocol == PEER_HTTP else f"127.0.0.1:{port}"
 
     def __enter__(self) -> Self:
+        for _ in range(START_ATTEMPTS - 1):
+            with suppress(RuntimeError):
+                return self._start()
+        return self._start()
+
+    def _start(self) -> Self:
         self._log = tempfile.TemporaryFile()
         # A session of its own: what it starts itself can be ended with it. Nothing of our environment is on its path.
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
