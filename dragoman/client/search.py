@@ -40,6 +40,9 @@ class Search:
         special_tokens_in_text: Read the names of special tokens in the text, such as `<hl>`, as these tokens. Default no.
         split: Divide the text into `sentences` or `lines`, each answered alone, or `none`. Default none.
         no_cache: Compute the answer even if the server has it, and do not keep it.
+        markup: Kind of document, `html` or `xml`, whose tags stay around their words, or `none`. Default none.
+        keep_placeholders: Keep placeholders, addresses and hashtags as they are. Default no.
+        translate_attributes: With `markup`: translate `alt`, `title`, `placeholder` and `aria-label`, too. Default no.
     """
 
     num_beams: int | None = None
@@ -62,6 +65,9 @@ class Search:
     special_tokens_in_text: bool | None = None
     split: str = ""
     no_cache: bool = False
+    markup: str = ""
+    keep_placeholders: bool = False
+    translate_attributes: bool = False
 
 
 class SearchOptions(TypedDict, total=False):
@@ -87,6 +93,9 @@ class SearchOptions(TypedDict, total=False):
     special_tokens_in_text: bool | None
     split: str
     no_cache: bool
+    markup: str
+    keep_placeholders: bool
+    translate_attributes: bool
 
 
 AS_THE_MODEL_DOES: Final = Search()

@@ -27,6 +27,8 @@ MAX_CHARACTERS = 128
 MAX_PRIORITY = 10
 # Ways to divide a text into segments; the first is none.
 SPLITS = ("none", "sentences", "lines")
+# Kinds of documents; the first is plain text.
+MARKUPS = ("none", "html", "xml")
 MAX_SUPPRESSED_TOKENS = 256
 NO_DEFAULTS = Defaults()
 # Search fields with defaults. Excluded: `max_new_tokens` and special tokens are decided earlier, suppressed tokens are added to
@@ -74,6 +76,9 @@ class GenerateRequest(Struct, frozen=True):
     special_tokens_in_text: bool | None = None
     split: str = ""
     no_cache: bool = False
+    markup: str = ""
+    keep_placeholders: bool = False
+    translate_attributes: bool = False
     is_aligned: bool = False  # whether answers have links to the source; not a field of any protocol
 
     @property
@@ -173,6 +178,7 @@ def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max
 _OTHER_FIELDS = (
     *("model", "model_version", "text", "source_language", "target_language", "special_tokens_in_text"),
     *("request_id", "priority", "max_new_tokens", "truncate", "split", "no_cache"),
+    *("markup", "keep_placeholders", "translate_attributes", "is_aligned"),
 )
 _options_of = attrgetter(*(name for name in GenerateRequest.__struct_fields__ if name not in _OTHER_FIELDS))
 _NO_OPTIONS, _ONE_BEAM = _options_of(GenerateRequest()), _options_of(GenerateRequest(num_beams=1))

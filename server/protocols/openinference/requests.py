@@ -72,6 +72,9 @@ FIELDS = {
         Field("special_tokens_in_text", "flag", "BOOL"),
         Field("split", "text", "BYTES"),
         Field("no_cache", "flag", "BOOL"),
+        Field("markup", "text", "BYTES"),
+        Field("keep_placeholders", "flag", "BOOL"),
+        Field("translate_attributes", "flag", "BOOL"),
     )
 }
 # vLLM's names of fields.
