@@ -13,10 +13,12 @@ import onnx_ir
 import torch
 from numpy.typing import NDArray
 
+from dragoman.export.cuda_contract import OPERATOR
 from dragoman.export.manifest import AlignmentHead
 from dragoman.export.quantize import Ranges, scales_of
 from dragoman.export.rewriting import Writer
 from dragoman.export.tensors import ALIGNMENT_FLOOR, QUERIES_OUTPUT, cross_key_name
+from dragoman.export.tracing import PAST_KEY
 from dragoman.model.decode import greedy_search
 from dragoman.model.networks.network import Network
 
@@ -66,18 +68,20 @@ def _observed(model: Network, ids: list[int]) -> tuple[dict[AlignmentHead, Float
 
     S are the tokens of the text alone. The last array says which of the T tokens have a certain source; None if none has.
     """
-    answer = greedy_search(model, [ids], MAX_NEW_TOKENS)[0].ids
     source, first = model.prompt(ids)
+    room = model.config.room_after(len(source)) - 1  # all tokens are read, too
+    answer = greedy_search(model, [ids], min(MAX_NEW_TOKENS, room))[0].ids if room > 0 else []
     if not answer:
         return None
     fed, length = [first, *answer], len(answer)
 
-    def log_probs(sources: list[list[int]]) -> torch.Tensor:
+    def answered(sources: list[list[int]]) -> torch.Tensor:
         lengths = torch.tensor([len(each) for each in sources])
         logits = model(torch.tensor(sources), lengths, torch.tensor([fed[:-1]] * len(sources)))
-        return logits.float().log_softmax(-1)[:, torch.arange(length), torch.tensor(answer)]
+        log_probs: torch.Tensor = logits.float().log_softmax(-1)
+        return log_probs[:, torch.arange(length), torch.tensor(answer)]
 
-    differences = (log_probs([source]) - log_probs([source[:i] + source[i + 1 :] for i in range(len(ids))])).numpy().T
+    differences = (answered([source]) - answered([source[:i] + source[i + 1 :] for i in range(len(ids))])).numpy().T
     is_certain = differences.max(1) >= MIN_DIFFERENCE
     if not is_certain.any():
         return None
@@ -105,9 +109,7 @@ def output_queries(model: onnx_ir.Model, heads: Sequence[AlignmentHead], scale: 
     if not heads:
         return
     graph = model.graph
-    nodes = {
-        str(node.inputs[3].name): node for node in graph if node.op_type == "GroupQueryAttention" and node.inputs[3] is not None
-    }
+    nodes = {str(past.name): node for node in graph if node.op_type == OPERATOR and (past := node.inputs[PAST_KEY]) is not None}
     end = onnx_ir.node("Identity", [graph.inputs[0]])  # a place to write at
     graph.append(end)
     writer = Writer(graph, end)
@@ -115,12 +117,12 @@ def output_queries(model: onnx_ir.Model, heads: Sequence[AlignmentHead], scale: 
     parts, factors = [], []
     for head in heads:
         name = cross_key_name(head.layer)
-        keys = nodes[name].inputs[3]
+        keys = nodes[name].inputs[PAST_KEY]
         assert keys is not None and keys.shape is not None
-        width = int(keys.shape[3])
-        start, stop = (
-            writer.constant(f"query_{at}", np.array([at], np.int64)) for at in (head.head * width, (head.head + 1) * width)
-        )
+        width = keys.shape[3]
+        assert isinstance(width, int)
+        ends = head.head * width, (head.head + 1) * width
+        start, stop = (writer.constant(f"query_{place}", np.array([place], np.int64)) for place in ends)
         parts.append(writer.node("Slice", nodes[name].inputs[0], start, stop, axis))
         levels = np.ones(width, np.float32) if ranges is None else scales_of(ranges, name)[0, head.head, 0]
         factors.append(levels * (width**-0.5 if scale is None else scale))

@@ -72,6 +72,7 @@ class Call(Struct, eq=False):
         count_answer: Counts the answer once it has been sent; None without an answer.
         has_begun_items: Whether a request of the stream or message has been admitted or refused.
         is_item: Whether this is one of several requests of a message or stream.
+        is_aligned: Whether the answer has links to its source, for its tags.
         is_cached: Whether the answer, with all of its parts, is from the result cache.
         address: Address of the peer.
         code: Name of the status; empty until the call ends. The answer may still be in transit.
@@ -99,6 +100,7 @@ class Call(Struct, eq=False):
     is_ended_by_server: bool = False
     has_begun_items: bool = False
     is_item: bool = False
+    is_aligned: bool = False
     is_cached: bool = False
     address: str = ""
     code: str = ""

@@ -30,7 +30,7 @@ from dragoman.server.service.languages import (
 from dragoman.server.service.requests import GenerateRequest, ScoreRequest, check_length
 from dragoman.server.service.result_cache import Hit, ResultCache
 from dragoman.server.service.score import Scores, to_scores
-from dragoman.server.service.texts import Texts, is_split
+from dragoman.server.service.texts import Texts, is_divided
 from dragoman.server.service.validation import Validator, check_text
 from dragoman.server.telemetry.metrics import ANSWERS, Metrics
 
@@ -88,7 +88,7 @@ class Generation:
         """
         held = self._hold(request, call, remaining_seconds)
         async with held as model:
-            if is_split(request, model):
+            if is_divided(request, model):
                 check_text(request.text, model)
                 (generated,) = await self.texts.generate([request], call, model, limit)
             else:
@@ -157,7 +157,7 @@ class Generation:
     async def _pieces(
         self, request: GenerateRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None
     ) -> AsyncGenerator[Piece, None]:
-        if is_split(request, model):
+        if is_divided(request, model):
             check_text(request.text, model)
             async with aclosing(self.texts.stream(request, call, model, limit)) as found:
                 async for piece in found:

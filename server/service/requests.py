@@ -79,7 +79,6 @@ class GenerateRequest(Struct, frozen=True):
     markup: str = ""
     keep_placeholders: bool = False
     translate_attributes: bool = False
-    is_aligned: bool = False  # whether answers have links to the source; not a field of any protocol
 
     @property
     def has_log_probs(self) -> bool:
@@ -178,7 +177,7 @@ def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max
 _OTHER_FIELDS = (
     *("model", "model_version", "text", "source_language", "target_language", "special_tokens_in_text"),
     *("request_id", "priority", "max_new_tokens", "truncate", "split", "no_cache"),
-    *("markup", "keep_placeholders", "translate_attributes", "is_aligned"),
+    *("markup", "keep_placeholders", "translate_attributes"),
 )
 _options_of = attrgetter(*(name for name in GenerateRequest.__struct_fields__ if name not in _OTHER_FIELDS))
 _NO_OPTIONS, _ONE_BEAM = _options_of(GenerateRequest()), _options_of(GenerateRequest(num_beams=1))

@@ -76,8 +76,8 @@ class ResultCache:
         search = sequence.search
         if not self._max_bytes or request.no_cache or (search.sampling is not None and request.seed is None):
             return None
-        content = model.bundle.digest, sequence.source_ids, sequence.decoder_start_id, sequence.max_new_tokens, search
-        content = *content, sequence.text_range
+        asked = sequence.source_ids, sequence.decoder_start_id, sequence.max_new_tokens, search, sequence.text_range
+        content = model.bundle.digest, *asked
         return Key("" if self._is_shared else sequence.share.caller, blake2b(_encode(content), digest_size=16).digest())
 
     def find(self, key: Key | None) -> Hit | None:

@@ -19,8 +19,10 @@ from dragoman.server.service.answers import Answer, AnswerLimit, Generated, Piec
 from dragoman.server.service.context import Call, RunningCalls
 from dragoman.server.service.in_flight import REQUESTS_PER_SLOT, InFlight
 from dragoman.server.service.languages import shown
-from dragoman.server.service.requests import SEED_BITS, SPLITS, GenerateRequest, with_defaults
-from dragoman.server.service.sentences import Slices, split_text, trimmed
+from dragoman.server.service.markup import Markup
+from dragoman.server.service.requests import MARKUPS, SEED_BITS, SPLITS, GenerateRequest, with_defaults
+from dragoman.server.service.sentences import Slices, on_thread, split_text, trimmed
+from dragoman.server.service.tags import Block, Translated
 from dragoman.server.service.validation import Validator
 
 if TYPE_CHECKING:
@@ -44,17 +46,38 @@ class Part(NamedTuple):
     is_cut: bool = False  # whether its sentence goes on in the next segment
 
 
-def is_split(request: GenerateRequest, model: "LoadedModel") -> bool:
+class Text(NamedTuple):
+    """A divided text: its parts, block by block where it is a document."""
+
+    blocks: Sequence[Sequence[Part]]
+    document: Markup | None = None
+
+    @property
+    def parts(self) -> Iterator[Part]:
+        """All parts, in order."""
+        return chain.from_iterable(self.blocks)
+
+
+def is_divided(request: GenerateRequest, model: "LoadedModel") -> bool:
     """Return whether a text is to be divided, by the request or the model's default; raise `InvalidRequest` if it cannot be."""
-    has_prompts = model.manifest.has_prompts
-    asked = request.split or ("" if has_prompts else model.traits.split) or SPLITS[0]
-    if asked not in SPLITS:
-        raise InvalidRequest("split", f"{shown(asked)} is not one of {', '.join(SPLITS)}")
-    if asked == SPLITS[0]:
-        return False
-    if has_prompts:
-        raise InvalidRequest("split", f"model {model.name} continues prompts, which are not divided")
-    return True
+    manifest = model.manifest
+    asked = {"split": request.split or ("" if manifest.has_prompts else model.traits.split), "markup": request.markup}
+    for field, choice in (("split", SPLITS), ("markup", MARKUPS)):
+        if (asked[field] or choice[0]) not in choice:
+            raise InvalidRequest(field, f"{shown(asked[field])} is not one of {', '.join(choice)}")
+    if request.translate_attributes and not has_markup(request):
+        raise InvalidRequest("translate_attributes", "has no effect without markup")
+    wanted = [field for field in asked if asked[field] not in ("", "none")] + ["keep_placeholders"] * request.keep_placeholders
+    if wanted and manifest.has_prompts:
+        raise InvalidRequest(wanted[0], f"model {model.name} continues prompts, which are not divided")
+    if wanted and wanted != ["split"] and not manifest.attention_layers:
+        raise InvalidRequest(wanted[-1], f"model {model.name} has no attention between source and target, which places tags")
+    return bool(wanted)
+
+
+def has_markup(request: GenerateRequest) -> bool:
+    """Return whether the text is a document."""
+    return request.markup not in ("", MARKUPS[0])
 
 
 class Texts:
@@ -70,67 +93,81 @@ class Texts:
         self, requests: Sequence[GenerateRequest], call: Call, model: "LoadedModel", limit: AnswerLimit | None
     ) -> list[Generated]:
         """Return the answers to texts that differ only in `text`; the first failure is raised, naming the segment."""
-        texts = [parts async for parts in self._divided(requests, call, model)]
+        texts = [text async for text in self._divided(requests, call, model)]
         async with aclosing(self._answers(requests[0], texts, call, model, limit)) as found:
             answered = [generated async for generated in found]
         remaining, least = iter(answered), _num_answers(requests[0], model.manifest)
-        return [await _joined(parts, remaining, least, call, model) for parts in texts]
+        return [await _joined(text, remaining, least, call, model) for text in texts]
 
     async def stream(
         self, request: GenerateRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None
     ) -> AsyncGenerator[Piece, None]:
-        """Yield the answer to a text segment by segment, in order."""
-        (parts,) = [parts async for parts in self._divided([request], call, model)]
+        """Yield the answer to a text segment by segment, in order; that to a document in one piece."""
+        (text,) = [text async for text in self._divided([request], call, model)]
         answered, kept = list[Generated](), ""
-        async with aclosing(self._answers(request, [parts], call, model, limit)) as answers:
-            for part in parts:
+        async with aclosing(self._answers(request, [text], call, model, limit)) as answers:
+            for part in () if text.document else text.parts:
                 if part.is_translated:
                     answered.append(await anext(answers))
                     yield Piece(kept + answered[-1].best.text, answered[-1].best.tokens)
                     kept = ""
                 else:
                     kept += part.text
-            async for _ in answers:  # which ends what it counts
-                pass
+            answered += [answer async for answer in answers]  # which ends what it counts
         least = _num_answers(request, model.manifest)
-        yield Piece(kept, (), await _joined(parts, iter(answered), least, call, model))
+        whole = await _joined(text, iter(answered), least, call, model)
+        yield Piece(whole.best.text if text.document else kept, whole.best.tokens if text.document else (), whole)
 
-    async def _divided(self, requests: Sequence[GenerateRequest], call: Call, model: "LoadedModel") -> AsyncIterator[list[Part]]:
+    async def _divided(self, requests: Sequence[GenerateRequest], call: Call, model: "LoadedModel") -> AsyncIterator[Text]:
         if sum(len(request.text) for request in requests) > self.max_characters:
             raise InvalidRequest("text", f"more than {self.max_characters} characters, max_text_characters of the server")
         for request in requests:
-            is_by_line = (request.split or model.traits.split) == "lines"
-            found = (part if part[0] else None for part in split_text(request.text, is_by_line=is_by_line))
-            parts = list[Part]()
-            for number, (text, is_translated) in enumerate(await self._slices.collect(found, call.owner)):
-                if number % PARTS_PER_TURN == 0:
-                    await asyncio.sleep(0)
-                cut = await self._validator.cut_source(text, request, model) if is_translated else [text]
-                if len(cut) > 1:
-                    for piece in cut[:-1]:
-                        parts += (Part(*one, is_cut=True) for one in trimmed(piece))
-                    parts += (Part(*one) for one in trimmed(cut[-1]))
-                else:
-                    parts.append(Part(text, is_translated))
-            yield parts
+            if not has_markup(request) and not request.keep_placeholders:
+                yield Text([await self._parts(request.text, request, call, model)])
+                continue
+            document = await on_thread(_document, request)
+            yield Text([await self._parts(block.text, request, call, model) for block in document.blocks], document)
+
+    async def _parts(self, text: str, request: GenerateRequest, call: Call, model: "LoadedModel") -> list[Part]:
+        """Divide a text, or a block of a document: one by default into sentences, the other not at all."""
+        asked = request.split or model.traits.split or SPLITS[has_markup(request)]
+        if asked == SPLITS[0]:
+            found: Iterator[tuple[str, bool]] = iter(trimmed(text))
+        else:
+            found = split_text(text, is_by_line=asked == "lines")
+        parts = list[Part]()
+        for number, (part, is_translated) in enumerate(
+            await self._slices.collect((each if each[0] else None for each in found), call.owner)
+        ):
+            if number % PARTS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            cut = await self._validator.cut_source(part, request, model) if is_translated else [part]
+            if len(cut) > 1:
+                for piece in cut[:-1]:
+                    parts += (Part(*one, is_cut=True) for one in trimmed(piece))
+                parts += (Part(*one) for one in trimmed(cut[-1]))
+            else:
+                parts.append(Part(part, is_translated))
+        return parts
 
     async def _answers(
         self,
         request: GenerateRequest,
-        texts: Sequence[Sequence[Part]],
+        texts: Sequence[Text],
         call: Call,
         model: "LoadedModel",
         limit: AnswerLimit | None,
     ) -> AsyncGenerator[Generated, None]:
         """Yield the answers to the segments of all texts in order; a single one is the call's own request."""
         segments = await self._slices.collect(_segments(request, texts, model.manifest), call.owner)
-        num_kept = sum(len(_bytes(part.text)) for part in chain(*texts) if not part.is_translated)
+        num_kept = sum(len(_bytes(part.text)) for text in texts for part in text.parts if not part.is_translated)
         size = _Size(limit, request, num_kept * _num_answers(request, model.manifest))
         if not segments:
             await self._validator.validate(replace(request, text="a", split=SPLITS[0]), call, model, limit)
             return
         if len(segments) == 1:
-            generated = await self._serve(segments[0][0], call, model, limit)
+            call.is_aligned = segments[0].is_aligned
+            generated = await self._serve(segments[0].request, call, model, limit)
             size.add(generated)
             yield generated
             return
@@ -141,9 +178,10 @@ class Texts:
 
         async def serve(number: int) -> None:
             nonlocal has_failed, num_cached
-            segment, place = segments[number]
+            segment, place, is_aligned = segments[number]
             try:
                 with self._calls.part(call) as part:
+                    part.is_aligned = is_aligned
                     try:
                         answer = await self._in_turn(segment, part, model, limit, turn, may_be_refused=not (number or call.is_item))
                     except Exception:
@@ -195,32 +233,42 @@ class Texts:
             await asyncio.sleep(PLACE_SECONDS)
 
 
-def _segments(
-    request: GenerateRequest, texts: Sequence[Sequence[Part]], manifest: "Manifest"
-) -> Iterator[tuple[GenerateRequest, str]]:
-    """Yield the request for each segment, and its place for errors; samples of all have the same seed, as each alone."""
-    shared = replace(request, split=SPLITS[0], forced_prefix="")
+class _Segment(NamedTuple):
+    """A request for a part of a text, its place for errors, and whether its answer is aligned."""
+
+    request: GenerateRequest
+    place: str
+    is_aligned: bool
+
+
+def _segments(request: GenerateRequest, texts: Sequence[Text], manifest: "Manifest") -> Iterator[_Segment]:
+    """Yield the segments of texts; samples of all have the same seed, as each alone."""
+    plain = replace(request, split=SPLITS[0], markup="", keep_placeholders=False, translate_attributes=False, forced_prefix="")
     filled = with_defaults(request, manifest.defaults, 2)
     if filled.do_sample and filled.temperature != 0 and request.seed is None:
-        shared = replace(shared, seed=secrets.randbits(SEED_BITS), no_cache=True)
-    for number, parts in enumerate(texts, start=1):
-        end, is_first = 0, True
-        for part in parts:
-            end += len(part.text)
-            if part.is_translated:
-                of_text = f" of text {number}" if len(texts) > 1 else ""
-                own = replace(shared, text=part.text, forced_prefix=request.forced_prefix if is_first else "")
-                yield own, f"characters {end - len(part.text)} to {end}{of_text}"
-                is_first = False
+        plain = replace(plain, seed=secrets.randbits(SEED_BITS), no_cache=True)
+    for number, text in enumerate(texts, start=1):
+        of_text = f" of text {number}" if len(texts) > 1 else ""
+        end, prefix = 0, request.forced_prefix
+        for index, parts in enumerate(text.blocks):
+            if text.document is not None:
+                end, of_block = 0, f" of block {index + 1}{of_text}"
+            is_aligned = text.document is not None and _has_spans(text.document.blocks[index])
+            for part in parts:
+                end += len(part.text)
+                if part.is_translated:
+                    place = f"characters {end - len(part.text)} to {end}{of_text if text.document is None else of_block}"
+                    yield _Segment(replace(plain, text=part.text, forced_prefix=prefix), place, is_aligned)
+                    prefix = ""
 
 
 def _num_answers(request: GenerateRequest, manifest: "Manifest") -> int:
     return with_defaults(request, manifest.defaults, 2).num_return_sequences or 1
 
 
-def _max_at_once(segments: Sequence[tuple[GenerateRequest, str]], call: Call, model: "LoadedModel") -> int:
+def _max_at_once(segments: Sequence[_Segment], call: Call, model: "LoadedModel") -> int:
     """Return how many segments run or wait at once, within the caller's limits."""
-    request, manifest = segments[0][0], model.manifest
+    request, manifest = segments[0].request, model.manifest
     num_slots = max(with_defaults(request, manifest.defaults, 2).num_beams or 1, _num_answers(request, manifest))
     most = max(1, REQUESTS_PER_SLOT * model.max_slots // num_slots)
     return most if call.caller is None else min(most, call.caller.most_at_once or most)
@@ -279,27 +327,30 @@ class _Chain(Collection[T]):
         return chain.from_iterable(self._parts)
 
 
-async def _joined(parts: Sequence[Part], remaining: Iterator[Generated], least: int, call: Call, model: "LoadedModel") -> Generated:
+async def _joined(text: Text, remaining: Iterator[Generated], least: int, call: Call, model: "LoadedModel") -> Generated:
     """Return the answer to a text, yielding to the event loop; `remaining` are the answers to its segments, and to later texts'.
 
-    `least` is the number of answers of a text without segments.
+    `least` is the number of answers of a text without segments. A document has no places of segments.
     """
     answered, segments = list[Generated](), list[Segment]()
     source = target = 0
-    for number, part in enumerate(parts):
-        text = part.text
+    for number, part in enumerate(text.parts):
+        translation = part.text
         if part.is_translated:
             answered.append(next(remaining))
             best = answered[-1].best
-            text = best.text
-            segments.append(Segment(source, source + len(part.text), target, target + len(text), best.score, part.is_cut))
-        source, target = source + len(part.text), target + len(text)
+            translation = best.text
+            segments.append(Segment(source, source + len(part.text), target, target + len(translation), best.score, part.is_cut))
+        source, target = source + len(part.text), target + len(translation)
         if number % PARTS_PER_TURN == 0:
             await asyncio.sleep(0)
     timings = [one.timings for one in answered]
     answers = list[Answer]()
     for rank in range(max((len(one.answers) for one in answered), default=least)):
-        answers.append(_answer(parts, [_ranked(one, rank) for one in answered]))
+        answer = _answer(text, [_ranked(one, rank) for one in answered])
+        if text.document is not None:
+            answer = replace(answer, text=await on_thread(_rendered, text, [_ranked(one, rank) for one in answered]))
+        answers.append(answer)
         await asyncio.sleep(0)
     return Generated(
         request_id=call.request_id,
@@ -318,7 +369,7 @@ async def _joined(parts: Sequence[Part], remaining: Iterator[Generated], least: 
         ),
         seed=answered[0].seed if answered else None,
         shortlist_tokens=shortlist_tokens(model.manifest),
-        segments=segments,
+        segments=segments if text.document is None else (),
     )
 
 
@@ -327,13 +378,41 @@ def _ranked(generated: Generated, rank: int) -> Answer:
     return generated.answers[min(rank, len(generated.answers) - 1)]
 
 
-def _answer(parts: Sequence[Part], answers: Sequence[Answer]) -> Answer:
+def _answer(text: Text, answers: Sequence[Answer]) -> Answer:
     """Return the answer to a text from one answer to each of its segments."""
     texts = iter(answers)
     return Answer(
-        "".join(next(texts).text if part.is_translated else part.text for part in parts),
+        "".join(next(texts).text if part.is_translated else part.text for part in text.parts),
         list(chain.from_iterable(answer.tokens for answer in answers)),
         "length" if any(answer.finish_reason == "length" for answer in answers) else "eos",
         sum(answer.score for answer in answers) / max(len(answers), 1),
         _Chain([answer.log_probs for answer in answers]),
     )
+
+
+def _has_spans(block: Block) -> bool:
+    return bool(block.kept) or len(block.elements) > 1
+
+
+def _document(request: GenerateRequest) -> Markup:
+    return Markup(
+        request.text,
+        request.markup or MARKUPS[0],
+        keeps_placeholders=request.keep_placeholders,
+        translates_attributes=request.translate_attributes,
+    )
+
+
+def _rendered(text: Text, answers: Sequence[Answer]) -> str:
+    """Return a document with its answers in place of its texts."""
+    remaining, blocks = iter(answers), list[list[Translated]]()
+    for parts in text.blocks:
+        start, found = 0, list[Translated]()
+        for part in parts:
+            if part.is_translated:
+                answer = next(remaining)
+                found.append(Translated(start, start + len(part.text), answer.text, answer.links))
+            start += len(part.text)
+        blocks.append(found)
+    assert text.document is not None
+    return text.document.render(blocks)

@@ -103,7 +103,7 @@ class Validator:
             search=search,
             share=call.share,
             decoder_start_id=decoder_start_id,
-            text_range=_text_range(request.text, ids, model, template) if request.is_aligned else None,
+            text_range=_text_range(request.text, ids, model, template) if call.is_aligned else None,
         )
         return sequence, template, is_truncated
 

@@ -24,6 +24,7 @@ VALUES: dict[str, Any] = {"max_new_tokens": 7, "truncate": True, "priority": -3,
 VALUES |= {"length_penalty": 0.5, "early_stopping": True, "do_sample": True, "temperature": 0.75, "top_k": 5, "top_p": 0.25}
 VALUES |= {"seed": 2**63 + 1, "min_new_tokens": 3, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "top_log_probs": 6}
 VALUES |= {"suppressed_tokens": (4, 5), "forced_prefix": "Ein Hund", "return_alternatives": True, "return_log_probs": True}
+VALUES |= {"markup": "html", "keep_placeholders": True, "translate_attributes": True}
 VALUES |= {"source_language": "en", "target_language": "de", "special_tokens_in_text": True, "split": "lines", "no_cache": True}
 OF_THE_MESSAGE = {"model", "model_version", "request_id", "text"}
 

@@ -16,7 +16,7 @@ from dragoman.server.service.answers import Answer, Generated, Timings, TokenLog
 from dragoman.server.service.context import Call, RunningCalls
 from dragoman.server.service.in_flight import InFlight
 from dragoman.server.service.requests import GenerateRequest
-from dragoman.server.service.texts import Texts, is_split
+from dragoman.server.service.texts import Texts, is_divided
 from dragoman.server.telemetry.metrics import Metrics
 
 ONE = Timings(1.0, 2.0, 3.0, 4.0, 5.0)
@@ -219,7 +219,7 @@ async def test_answers_that_cannot_be_sent_end_the_call_early(texts: Texts, mode
 
 def test_division_is_asked_for_by_the_request_or_the_models_file(model: Any) -> None:
     def asked(split: str) -> bool:
-        return is_split(GenerateRequest(split=split), model)
+        return is_divided(GenerateRequest(split=split), model)
 
     assert [asked(split) for split in ("", "none", "lines")] == [False, False, True]
     model.traits.split = "sentences"
