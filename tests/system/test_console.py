@@ -83,7 +83,7 @@ class Tab:
             page.locator(".options").evaluate("(options) => { options.open = true; }")
         for name, value in options.items():
             field = page.locator(f"#{name.replace('_', '-')}")
-            if name == "search":
+            if name in ("search", "split", "markup"):
                 field.select_option(value)
             else:
                 field.fill(value)
@@ -164,6 +164,22 @@ def test_an_answer_and_its_beams_are_those_of_the_api(tab: Tab, server: Server) 
         choices.nth(1).wait_for()
         texts.append([tab.answer(), choices.nth(1).locator(".offer").inner_text()])
     assert texts[0] == texts[1]
+
+
+def test_a_divided_text_shows_its_segments_and_a_document_its_tags(tab: Tab, server: Server) -> None:
+    long_text = f"{TEXT}\n\n{TEXT}"
+    tab.ask(long_text, split="sentences")
+    rows = tab.page.locator("#segments tbody tr")
+    rows.nth(1).wait_for()
+    expected = native(server, long_text, split="sentences")
+    assert tab.page.text_content("#answer .answer") == expected.text and "\n\n" in expected.text
+    cells = [rows.nth(i).locator("td").all_inner_texts() for i in range(2)]
+    assert cells == [[TEXT, native(server).text, f"{segment.score:.3f}"] for segment in expected.segments]
+    document = f"<b>{TEXT}</b> <script>x</script>"
+    tab.ask(document, markup="html", split="")
+    tab.page.locator("#answer .answer", has_text="<script>").wait_for()
+    assert tab.page.text_content("#answer .answer") == native(server, document, markup="html").text
+    assert "<b>" in native(server, document, markup="html").text and not tab.page.locator("#segments").count()
 
 
 def test_another_word_is_chosen_and_the_rest_is_translated_anew(tab: Tab, server: Server) -> None:

@@ -1,6 +1,8 @@
 // The form of a request: model, languages, text, and how the answer is to be searched for.
 import { element, find, tell } from "./element.js";
 
+const CHOICES = ["split", "markup"];
+const FLAGS = { truncate: "truncate", "keep-placeholders": "keepPlaceholders" };
 const NUMBERS = { "length-penalty": "lengthPenalty", temperature: "temperature", "top-k": "topK", "top-p": "topP", seed: "seed" };
 
 // Where the tab's session keeps the form, so that a reload leaves it as it is.
@@ -14,13 +16,15 @@ export class Options {
     find("model").addEventListener("change", () => this.#chosen());
     find("search").addEventListener("change", () => this.#fit());
     const fields = [...find("request").querySelectorAll("input, select, textarea")];
-    const { truncate = false, ...values } = kept();
-    find("truncate").checked = truncate;
-    for (const field of fields) field.value = values[field.id] ?? field.value;
+    const values = kept();
+    for (const field of fields) {
+      if (field.id in FLAGS) field.checked = values[field.id] ?? false;
+      else field.value = values[field.id] ?? field.value;
+    }
     find("request").addEventListener("input", () => {
       onChange();
-      const values = Object.fromEntries(fields.map(({ id, value }) => [id, value]));
-      sessionStorage.setItem(FORM, JSON.stringify({ ...values, truncate: find("truncate").checked }));
+      const values = Object.fromEntries(fields.map(({ id, value, checked }) => [id, id in FLAGS ? checked : value]));
+      sessionStorage.setItem(FORM, JSON.stringify(values));
     });
     this.#onChange = onChange;
   }
@@ -67,7 +71,12 @@ export class Options {
     }
     const most = number("max-new-tokens");
     if (most !== null) request.maxNewTokens = most;
-    if (find("truncate").checked) request.truncate = true;
+    for (const name of CHOICES) {
+      if (find(name).value) request[name] = find(name).value;
+    }
+    for (const [id, name] of Object.entries(FLAGS)) {
+      if (find(id).checked) request[name] = true;
+    }
     return request;
   }
 

@@ -109,8 +109,18 @@ export class Try {
       list.firstElementChild.firstElementChild.setAttribute("aria-pressed", "true");
       best.append(element("h2", {}, "All answers"), list);
     }
+    const { segments = [] } = result;
+    const isDivided = segments.length > 1 || request.markup || request.keepPlaceholders;
+    if (segments.length > 1) best.append(segmentTable(request.text, answers[0].text, segments));
     find("details").replaceChildren(best, element("div", { id: "looks-into" }));
-    this.#look(request, answers[0]);
+    if (isDivided) this.#showWhole(answers[0].text);
+    else this.#look(request, answers[0]);
+  }
+
+  /** Show an answer of several parts, of whose words none has alternatives or attention. */
+  #showWhole(text) {
+    find("answer").replaceChildren(element("p", { class: "answer", dir: "auto" }, text || "(the empty answer)"));
+    find("copy").hidden = !text;
   }
 
   #choice(request, answer) {
@@ -119,7 +129,8 @@ export class Try {
       element("span", { class: "share" }, `score ${answer.score.toFixed(3)}, ${REASONS[answer.finishReason] ?? ""}`));
     button.addEventListener("click", () => {
       for (const other of button.closest("ol").querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === button));
-      this.#look(request, answer);
+      if (find("segments") || request.markup || request.keepPlaceholders) this.#showWhole(answer.text);
+      else this.#look(request, answer);
     });
     return element("li", {}, button);
   }
@@ -205,4 +216,16 @@ export class Try {
     room.append(error.text ?? error.message);
     if (again) room.append(" ", element("button", { type: "button", on: { click: again } }, "Try again"));
   }
+}
+
+/** Return a table of the segments of a text, of which places are in code points. */
+function segmentTable(source, target, segments) {
+  const [from, to] = [[...source], [...target]];
+  const rows = segments.map(({ sourceStart = 0, sourceEnd, targetStart = 0, targetEnd, score = 0, isCut }) => element("tr", {},
+    element("td", { dir: "auto" }, from.slice(sourceStart, sourceEnd).join("") + (isCut ? " (cut)" : "")),
+    element("td", { dir: "auto" }, to.slice(targetStart, targetEnd).join("")),
+    element("td", {}, score.toFixed(3))));
+  const head = element("tr", {}, ...["Text", "Answer", "Score"].map((title) => element("th", { scope: "col" }, title)));
+  return element("details", { class: "part", id: "segments", open: true }, element("summary", {}, `${segments.length} segments`),
+    element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
 }
