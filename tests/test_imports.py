@@ -26,6 +26,7 @@ HOMES = {
         "server/protocols/console/",
         "server/protocols/libretranslate/",
         "server/protocols/openai/",
+        "server/protocols/deepl/",
         "server/telemetry/admin.py",
     ),
     "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/sentencepiece.py", "export/graph_file.py"),

@@ -19,6 +19,9 @@ RETRY_SECONDS = 1.0
 # Tolerance for floating-point sums: a bucket that lacks this little has the amount.
 ALMOST = 1e-6
 
+# Of a token in `authorization`, in lower case; the second is that of DeepL's clients.
+SCHEMES = ("bearer", "deepl-auth-key")
+
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
@@ -311,7 +314,7 @@ class Callers:
         """Look up the token's digest, so that timing reveals nothing about known tokens."""
         value = shown[0] if len(shown) == 1 else ""
         scheme, _, token = value.partition(" ") if isinstance(value, str) else ("", "", "")
-        if scheme.lower() != "bearer":
+        if scheme.lower() not in SCHEMES:
             return None
         name = self._by_token.get(digest_of(token))
         return None if name is None else self._callers[name]

@@ -123,7 +123,9 @@ class Texts:
             raise InvalidRequest("text", f"more than {self.max_characters} characters, max_text_characters of the server")
         for request in requests:
             if not has_markup(request) and not request.keep_placeholders:
-                yield Text([await self._parts(request.text, request, call, model)])
+                is_whole = request.split == SPLITS[0]
+                whole = [Part(request.text, bool(request.text.strip()))] if is_whole else None
+                yield Text([whole or await self._parts(request.text, request, call, model)])
                 continue
             document = await on_thread(_document, request)
             yield Text([await self._parts(block.text, request, call, model) for block in document.blocks], document)

@@ -6,6 +6,7 @@ A single frontend runs in the parent process, several run in workers (`frontend_
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,6 +20,7 @@ from dragoman.server.protocols.http.server import HttpServer
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import Callers, Deadlines, OwnUsage, Usage
 from dragoman.server.service.callers_file import read_callers_book
+from dragoman.server.service.documents import DocumentStore
 from dragoman.server.service.result_cache import MIB, ResultCache
 from dragoman.server.service.service import Readiness, Service
 from dragoman.server.system import trim_memory
@@ -48,6 +50,7 @@ class Frontend:
         usage_of: Callable[[str], Usage] = OwnUsage,
         known: Iterable[str] = (),
         operators: OperatorCalls | None = None,
+        documents_folder: Path | None = None,
     ) -> None:
         """Create everything that can fail, without starting it; raise `ConfigError` if the file of callers is invalid."""
         self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
@@ -58,7 +61,7 @@ class Frontend:
         readiness, most = Readiness(config.ready_rule, known), config.max_text_characters
         results = ResultCache(config.result_cache_mib * MIB, is_shared=config.result_cache_shared)
         self.service = Service(models, metrics, tracer, self._callers, deadlines, readiness, most, results)
-        self._operators = operators
+        self._operators, self._documents = operators, DocumentStore(documents_folder)
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._reporting: asyncio.Task[None] | None = None
@@ -88,7 +91,8 @@ class Frontend:
         """Listen and answer; raise `ConfigError` if a port is taken or credentials cannot be used."""
         self._grpc = GrpcServer(self._config, self.service)
         if self._config.http:
-            self._http = HttpServer(self._config, self.service, self._grpc.tls, self._operators, self._grpc.port)
+            where = (self._operators, self._grpc.port, self._documents)
+            self._http = HttpServer(self._config, self.service, self._grpc.tls, *where)
             await self._http.start()
         await self._grpc.start()
         self._reporting = asyncio.create_task(self._report_and_trim())
@@ -163,6 +167,7 @@ class Frontend:
         await self.service.end_calls()
         if self._http is not None:
             await self._http.stop()
+        self._documents.close()
         self._sampler.flush()
         self.service.calls.log_suppressed()
 
@@ -177,5 +182,6 @@ class Frontend:
             await asyncio.sleep(REPORT_SECONDS)
             self._sampler.flush()
             self.service.calls.log_suppressed()
+            self._documents.purge()
             if not self.service.num_running:
                 trim_memory()  # gRPC's arenas keep what a flood of calls took

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -87,7 +88,8 @@ class FrontendWorker:
         if config.http_admin:
             self._operators = WorkerOperators(config, metrics, CallerMetrics(), self._send)
         admin_calls = None if self._operators is None else self._operators.calls
-        self._front = Frontend(config, self._repository, metrics, tracer, sampler, table.of, known, admin_calls)
+        documents = Path(start.folder) / "documents"
+        self._front = Frontend(config, self._repository, metrics, tracer, sampler, table.of, known, admin_calls, documents)
         self._front.on_awaited(lambda: self._send(AwaitedModels(sorted(self._repository.waiting.names))))
         self._state = State()
         self._is_listening = False

@@ -89,7 +89,9 @@ def test_its_client_lists_languages_without_a_key_and_detects_them(server: Serve
     few = requests.get(f"{server.http_address}/languages", headers={"Authorization": "Bearer few"}, timeout=60).json()
     assert [language["code"] for language in few] == ["de", "en"]
     settings = requests.get(f"{server.http_address}/frontend/settings", timeout=60).json()
-    assert (settings["apiKeys"], settings["charLimit"], settings["supportedFilesFormat"]) == (True, 20_000, [])
+    assert (settings["apiKeys"], settings["charLimit"], settings["supportedFilesFormat"]) == (True, 20_000, [".txt"])
+    assert (settings["filesTranslation"], settings["suggestions"]) == (True, False)
+    assert "/translate" in requests.get(f"{server.http_address}/spec", timeout=60).json()["paths"]
     assert requests.get(f"{server.http_address}/health", timeout=60).json() == {"status": "ok"}
     pytest.importorskip("py3langid")
     (likeliest, *_) = LibreTranslateAPI(server.http_address, "a-key").detect(GERMAN)
@@ -239,12 +241,39 @@ def test_a_key_is_a_token_in_the_message_or_a_header(server: Server, german: str
         assert status == 403 and reason.startswith("authorization: a bearer token")
     assert refusal(post(server, "/detect", json={"q": "a"}))[0] == 403
     assert refusal(post(server, json={"q": "x" * 10**6}))[0] == 413, "its key would have been in the part that is not read"
-    assert refusal(post(server, "/translate_file", json=KEY)) == (403, "files and suggestions are not taken here")
+    assert refusal(post(server, "/translate_file", json=KEY)) == (400, "file: is missing or blank")
+    assert refusal(post(server, "/translate_file", json={"file": "a"}))[0] == 403
+    assert refusal(post(server, "/suggest", json=KEY)) == (403, "suggestions are disabled on this server")
     assert requests.get(f"{server.http_address}/translate", timeout=60).status_code == 405
     for key in (None, "other"):
         with pytest.raises(urllib.error.HTTPError) as caught:
             LibreTranslateAPI(server.http_address, key).translate(TEXT, "en", "de")
         assert caught.value.code == 403 and list(json.loads(caught.value.read())) == ["error"]
+
+
+def test_files_are_translated_and_found_by_their_address(server: Server, german: str) -> None:
+    def send(filename: str, content: bytes, **fields: str) -> requests.Response:
+        languages = {"source": "en", "target": "de"} | KEY
+        return post(server, "/translate_file", files={"file": (filename, content)}, data=languages | fields)
+
+    address = send("\u00fc.TXT", f"{TEXT}\r\n\n{TEXT}".encode()).json()["translatedFileUrl"]
+    assert address.startswith(f"{server.http_address}/download_file/") and address.endswith(".txt")
+    for _ in range(2):
+        found = requests.get(address, timeout=60)
+        assert found.content.decode() == f"{german}\r\n\n{german}"
+        assert found.headers["Content-Disposition"] == "attachment; filename*=UTF-8''%C3%BC.TXT"
+    assert send("a.txt", TEXT.encode(), source="auto").status_code == 200
+    for response, message in (
+        (send("a.exe", b"MZ\x90"), "file: documents of the kind 'exe' are not translated; those of txt are"),
+        (send("a.txt", b"\xff"), "file: is no UTF-8"),
+        (send("a.txt", b" "), "file: is missing or blank"),
+        (send("a.txt", b"a", target="tlh"), "target: 'tlh' is not supported"),
+        (send("a.txt", b"a", source=""), "source: is missing"),
+        (post(server, files={"q": (None, "a"), "file": ("a.txt", "a")}), "body: has a file that is not read"),
+    ):
+        assert response.status_code == 400 and refusal(response)[1].startswith(message), response.text
+    for path in ("a.txt", f"{'A' * 48}.txt", "%2e%2e%2fetc%2fpasswd"):
+        assert requests.get(f"{server.http_address}/download_file/{path}", timeout=60).status_code == 404
 
 
 def test_texts_of_a_call_are_one_request_to_its_callers_limits(server: Server) -> None:

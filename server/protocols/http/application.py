@@ -9,6 +9,7 @@ from aiohttp import HttpVersion10, web
 from dragoman.server.config import ServerConfig
 from dragoman.server.protocols.console.data import ConsoleData
 from dragoman.server.protocols.console.page import ConsolePage
+from dragoman.server.protocols.deepl.api import DeepLApi
 from dragoman.server.protocols.http import documents
 from dragoman.server.protocols.http.middleware import Middleware
 from dragoman.server.protocols.http.native import NativeApi, repository_endpoints
@@ -22,30 +23,40 @@ from dragoman.server.protocols.http.responses import (
     PathNotFound,
 )
 from dragoman.server.protocols.libretranslate.api import LibreTranslateApi
+from dragoman.server.protocols.libretranslate.languages import LibreLanguages
 from dragoman.server.protocols.openai.api import OpenAiApi
 from dragoman.server.service.administration import OperatorCalls
+from dragoman.server.service.documents import DocumentStore
 from dragoman.server.service.service import Service
 
 # Headers of every response: no media type sniffing, no caching.
 HEADERS = {"Server": "dragoman", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-# Paths of unsupported APIs, KServe's V1 and DeepL's, and their replacements.
+# Paths of KServe's V1 and of DeepL's API that are not served, and what is.
 ELSEWHERE = (
     (re.compile(r"/v1/models/[^/]+:(predict|explain)"), "KServe's V2 answers at /v2/models/NAME/infer"),
-    (re.compile(r"/v2/(translate|languages|usage|document|glossar|write)"), "LibreTranslate's API answers at /translate"),
+    (
+        re.compile(r"/v[23]/(glossaries|write|style_rules|translation_memories)"),
+        "DeepL's texts and documents are translated",
+    ),
 )
 
 
-def make_application(config: ServerConfig, service: Service, operators: OperatorCalls | None, grpc_port: int) -> web.Application:
+def make_application(
+    config: ServerConfig, service: Service, operators: OperatorCalls | None, grpc_port: int, store: DocumentStore
+) -> web.Application:
     """Return the application; `operators` is None without the admin service over HTTP, and the console shows `grpc_port`."""
     max_bytes, origins = config.max_message_bytes, Origins(config.http_allowed_origins)
-    native = NativeApi(service, max_bytes)
-    libretranslate = LibreTranslateApi(service, max_bytes)
+    native, languages = NativeApi(service, max_bytes), LibreLanguages()
+    libretranslate = LibreTranslateApi(service, max_bytes, languages, store)
+    deepl = DeepLApi(service, max_bytes, languages, store)
     inference, openai = InferenceApi(service, max_bytes), OpenAiApi(service, max_bytes)
-    formats = {endpoint.path: endpoint.errors for endpoint in (*libretranslate.endpoints(), *openai.endpoints())}
+    others = (*libretranslate.endpoints(), *openai.endpoints(), *deepl.endpoints())
+    formats = {endpoint.path: endpoint.errors for endpoint in others}
     errors = HttpErrors(frozenset(config.http_allowed_hosts), formats)
     app = web.Application(middlewares=[errors.handle, origins.answer_preflight], handler_args=None)
     middleware = Middleware(service, max_bytes, origins, operators)
-    middleware.add(app, *native.endpoints(), *libretranslate.endpoints(), *openai.endpoints(), *inference.endpoints(operators))
+    middleware.add(app, *native.endpoints(), *others, *inference.endpoints(operators))
+    app.on_shutdown.append(deepl.close)
     for path, probe in inference.probes():
         app.router.add_get(path, probe)
     if operators is not None:
@@ -53,7 +64,8 @@ def make_application(config: ServerConfig, service: Service, operators: Operator
     if config.console:
         middleware.add(app, *ConsoleData(service, max_bytes).endpoints())
         ConsolePage(grpc_port, operators is not None).add_to(app)
-    app.router.add_get(documents.PATH, documents.answer_document)
+    for path in documents.PATHS:
+        app.router.add_get(path, documents.answer_document)
     app.router.add_get(documents.PAGE_PATH, documents.answer_page)
     app.on_response_prepare.extend((_add_headers, origins.add_headers))
     return app
@@ -64,7 +76,8 @@ class HttpErrors:
 
     def __init__(self, hosts: frozenset[str], formats: Mapping[str, ErrorFormat]) -> None:
         """Take the allowed host names, and the formats of paths that are neither the native API's nor Open Inference's."""
-        self._hosts, self._formats = hosts, formats
+        self._hosts = hosts
+        self._formats = {path.partition("{")[0]: errors for path, errors in formats.items()}
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -82,9 +95,11 @@ class HttpErrors:
         return self._format(request.path).response(refusal)
 
     def _format(self, path: str) -> ErrorFormat:
-        if (path == ROOT or path.startswith(f"{ROOT}/")) and not _elsewhere(path):
-            return OPENINFERENCE_ERRORS
-        return self._formats.get(path, NATIVE_ERRORS)
+        for known, errors in self._formats.items():
+            if path == known or (known.endswith("/") and path.startswith(known)):
+                return errors
+        is_inference = (path == ROOT or path.startswith(f"{ROOT}/")) and not _elsewhere(path)
+        return OPENINFERENCE_ERRORS if is_inference else NATIVE_ERRORS
 
 
 def _refusal(request: web.Request, error: web.HTTPException) -> HttpRefusal:

@@ -15,6 +15,7 @@ from dragoman.server.protocols.http.openapi import document
 from dragoman.server.service.sentences import on_thread
 
 PATH, PAGE_PATH = "/openapi.json", "/docs"
+PATHS = (PATH, "/spec")  # the second is LibreTranslate's
 STYLE = files("dragoman.server.protocols.console").joinpath("assets", "docs.css").read_text(encoding="utf-8")
 _DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -8,6 +8,8 @@ from importlib.resources import files
 from typing import Any
 
 from dragoman.inference import inference_pb2
+from dragoman.server.protocols.deepl.reading import SPLITS
+from dragoman.server.protocols.http.forms import MULTIPART
 from dragoman.server.protocols.http.openinference import BINARY, BINARY_DATA, BINARY_OUTPUT, BINARY_SIZE, LENGTH_KEY, MODEL, ROOT
 from dragoman.server.protocols.http.responses import JSON
 from dragoman.server.protocols.openai.reading import MAX_PROMPTS, OWN, RENAMED
@@ -72,9 +74,18 @@ PROBES = (
 LIBRETRANSLATE = (
     ("post", "/translate", "Translate", "Translates texts.", "TranslateRequest", "TranslateResponse"),
     ("post", "/detect", "Detect", "Tells languages that a text may have.", "DetectRequest", "DetectResponse"),
+    ("post", "/translate_file", "TranslateFile", "Translates a file.", "FileUpload", "FileResponse"),
     ("get", "/languages", "Languages", "Languages that there are models for.", "", "LanguagesResponse"),
     ("get", "/frontend/settings", "FrontendSettings", "What a page needs to know.", "", "FrontendSettings"),
     ("get", "/health", "Health", "Whether the server is ready; 503 if it is not.", "", "HealthResponse"),
+)
+DEEPL = (
+    ("post", "/v2/translate", "DeepLTranslate", "Translates texts.", "DeepLRequest", "DeepLResponse"),
+    ("get", "/v2/languages", "DeepLLanguages", "Languages of texts or, with `type=target`, of answers.", "", "DeepLLanguages"),
+    ("get", "/v2/usage", "DeepLUsage", "Characters translated by the process that answers.", "", "DeepLUsage"),
+    ("post", "/v2/document", "DeepLUpload", "Begins to translate a document.", "DeepLUpload", "DeepLDocument"),
+    ("post", "/v2/document/{id}", "DeepLStatus", "How far a document is.", "DeepLKey", "DeepLDocument"),
+    ("post", "/v2/document/{id}/result", "DeepLResult", "A translated document, once.", "DeepLKey", "DeepLFile"),
 )
 OPENAI = (
     (
@@ -97,7 +108,7 @@ OPENAI = (
 ERRORS = {
     "400": "A field is missing, malformed or over its limit; the message begins with its name.",
     "401": "No token, or one that this server does not know.",
-    "403": "A page of another origin sent it, which may not; at paths of LibreTranslate, no token that the server knows.",
+    "403": "A page of another origin sent it, which may not; at paths of LibreTranslate and DeepL, no token that the server knows.",
     "404": "No such model or version, or nothing is at this path.",
     "405": "The path is there, but not for this method.",
     "408": "The body did not come in time.",
@@ -114,6 +125,7 @@ V1_STATUSES: Statuses = ("400", "401", "404", "405", "429", "500", "503", "504")
 V2_STATUSES: Statuses = ("400", "401", "404", "405", "429", "500", "503"), ("403", "408", "413", "415", "504")
 PROBE_STATUSES: Statuses = (("405", "503"), ())
 OPENAI_STATUSES: Statuses = (("400", "401", "404", "405", "429", "500", "503"), ("408", "413", "415", "504"))
+DEEPL_STATUSES: Statuses = (("400", "403", "405", "429", "500", "503"), ("404", "408", "413", "415", "504"))
 LIBRETRANSLATE_STATUSES: Statuses = ("405", "500", "503"), ("400", "403", "408", "413", "415", "429", "504")
 HEADERS: tuple[tuple[str, str, Schema], ...] = (
     ("X-Request-Id", "Id of the request, where the body has none: 128 printable ASCII characters at the most.", {"maxLength": 128}),
@@ -125,7 +137,9 @@ HEADERS: tuple[tuple[str, str, Schema], ...] = (
     ("traceparent", "W3C Trace Context: the caller's span.", {}),
 )
 
-PROTOCOLS = {LIBRETRANSLATE_STATUSES: "LibreTranslate's API", OPENAI_STATUSES: "OpenAI's API"}
+PROTOCOLS = {LIBRETRANSLATE_STATUSES: "LibreTranslate's API", OPENAI_STATUSES: "OpenAI's API", DEEPL_STATUSES: "DeepL's API"}
+# Names of the error responses of protocols; Open Inference's and LibreTranslate's have the same form.
+ERROR_PREFIXES = {OPENAI_STATUSES: "openai", DEEPL_STATUSES: "deepl"}
 
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
@@ -159,13 +173,19 @@ def document() -> bytes:
             | {"Status": _status()}
             | _inference_schemas()
             | _libretranslate_schemas()
-            | _openai_schemas(),
+            | _openai_schemas()
+            | _deepl_schemas(),
             "parameters": {
                 name: {"name": name, "in": "header", "description": text, "schema": TEXT | more} for name, text, more in HEADERS
             },
             "responses": {
                 prefix + status: {"description": text, "content": {JSON: {"schema": _ref(error)}}}
-                for prefix, error in (("", "Status"), ("inference", "InferenceError"), ("openai", "OpenAiError"))
+                for prefix, error in (
+                    ("", "Status"),
+                    ("inference", "InferenceError"),
+                    ("openai", "OpenAiError"),
+                    ("deepl", "DeepLError"),
+                )
                 for status, text in ERRORS.items()
                 if prefix or status != "403"
             },
@@ -312,7 +332,8 @@ def _operation(
         "security": [{}, {"bearer": []}],
     }
     if request:
-        operation["requestBody"] = {"required": request != "IndexRequest", "content": {JSON: {"schema": _ref(request)}}}
+        kind = MULTIPART if request.endswith("Upload") else JSON
+        operation["requestBody"] = {"required": request != "IndexRequest", "content": {kind: {"schema": _ref(request)}}}
     return operation
 
 
@@ -329,12 +350,12 @@ def _rpc_operation(contract: Contract, path: str, rpc: str, request: str, respon
 
 
 def _other_paths() -> dict[str, Schema]:
-    """Return the paths of the Open Inference Protocol and LibreTranslate's API."""
+    """Return the paths of other protocols."""
     paths: dict[str, Schema] = {}
     rows = [(V2_STATUSES, *row) for row in OF_SERVER] + [(LIBRETRANSLATE_STATUSES, *row) for row in LIBRETRANSLATE]
     for prefix, more in ((MODEL, ""), (f"{MODEL}/versions/{{version}}", "Version")):
         rows += [(V2_STATUSES, method, prefix + end, name + more, *rest) for method, end, name, *rest in OF_MODEL]  # type: ignore[misc]
-    rows += [(OPENAI_STATUSES, *row) for row in OPENAI]
+    rows += [(OPENAI_STATUSES, *row) for row in OPENAI] + [(DEEPL_STATUSES, *row) for row in DEEPL]
     rows += [(PROBE_STATUSES, "get", path, name, text, "", response) for path, name, text, response in PROBES]
     for statuses, method, path, name, text, request, response in rows:
         content: Schema = {JSON: {"schema": _ref(response)}}
@@ -343,8 +364,10 @@ def _other_paths() -> dict[str, Schema]:
             content = {EVENTS: {"schema": _described(TEXT, events)}}
         if statuses is OPENAI_STATUSES:
             content[EVENTS] = {"schema": _described(TEXT, "With `stream`: server-sent events, the last of which is `[DONE]`.")}
+        if response == "DeepLFile":
+            content = {"application/octet-stream": {"schema": _described(BYTES, "The translated document.")}}
         is_probe = statuses is PROBE_STATUSES
-        errors = "openai" if statuses is OPENAI_STATUSES else "inference"
+        errors = ERROR_PREFIXES.get(statuses, "inference")
         operation = _operation(name, path, text, request, content, statuses, errors, not is_probe)
         protocol = PROTOCOLS.get(statuses, "Open Inference Protocol")
         operation["description"] = f"{protocol}. {text}"
@@ -476,6 +499,24 @@ def _openai_schemas() -> dict[str, Schema]:
     }
 
 
+def _deepl_schemas() -> dict[str, Schema]:
+    translation = {"detected_source_language": TEXT, "text": TEXT, "billed_characters": NUMBER, "model_type_used": TEXT}
+    answers = _some(_object("", ("detected_source_language", "text"), **translation))
+    language = _object("", ("language", "name"), language=TEXT, name=TEXT, supports_formality=FLAG)
+    languages, others = {"source_lang": TEXT, "target_lang": TEXT, "model": TEXT}, {"additionalProperties": True}
+    split, texts = TEXT | {"enum": list(SPLITS)}, _one_or_some(TEXT, maxItems=MAX_TEXTS)
+    return {
+        "DeepLRequest": _object("Texts.", ("text", "target_lang"), text=texts, split_sentences=split, **languages) | others,
+        "DeepLResponse": _object("Translations.", ("translations",), translations=answers),
+        "DeepLLanguages": _described(_some(language), "Languages by code."),
+        "DeepLUpload": _object("A document.", ("file", "target_lang"), file=BYTES, **languages) | others,
+        "DeepLKey": _object("Key of a document.", ("document_key",), document_key=TEXT),
+        "DeepLDocument": _object("A document: id and key, or its state.", ("document_id",), document_id=TEXT) | others,
+        "DeepLUsage": _object("Usage.", (), character_count=NUMBER, character_limit=NUMBER),
+        "DeepLError": _object("Why a request failed.", ("message",), message=TEXT, detail=TEXT),
+    }
+
+
 def _libretranslate_schemas() -> dict[str, Schema]:
     key = _described(TEXT, "Token of the caller, where it is in no header.")
     detected = _one_or_some(_ref("DetectedLanguage"))
@@ -499,6 +540,17 @@ def _libretranslate_schemas() -> dict[str, Schema]:
             alternatives=_some({"oneOf": [TEXT, _some(TEXT)]}),
             detectedLanguage=_described(detected, "Where `source` is `auto`."),
         ),
+        "TranslateFileUpload": _object(
+            "A file, and its languages.",
+            ("file", "source", "target"),
+            file=BYTES,
+            source=TEXT,
+            target=TEXT,
+            api_key=key,
+            model=TEXT,
+        )
+        | {"additionalProperties": True},
+        "TranslateFileResponse": _object("Address of a translated file.", ("translatedFileUrl",), translatedFileUrl=TEXT),
         "DetectRequest": _object("A text.", ("q",), q=TEXT, api_key=key) | {"additionalProperties": True},
         "DetectResponse": _described(_some(_ref("DetectedLanguage")), "The likeliest languages."),
         "DetectedLanguage": _object("", ("language", "confidence"), language=TEXT, confidence={"type": "number"}),

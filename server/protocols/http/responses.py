@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
@@ -27,7 +28,7 @@ STATUSES = {
     "UNAVAILABLE": HTTPStatus.SERVICE_UNAVAILABLE,
     "UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED,
 }
-# LibreTranslate's different statuses, and its names of fields.
+# LibreTranslate's and DeepL's different statuses, and their names of fields.
 LIBRETRANSLATE_STATUSES = {
     "UNAUTHENTICATED": HTTPStatus.FORBIDDEN,
     "NOT_FOUND": HTTPStatus.BAD_REQUEST,
@@ -42,6 +43,7 @@ OPENAI_TYPES = {
 }
 OPENAI_FIELDS = {"text": "prompt", "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "num_return_sequences": "n"}
 LIBRETRANSLATE_FIELDS = {"text": "q", "source_language": "source", "target_language": "target"}
+DEEPL_FIELDS = {"source_language": "source_lang", "target_language": "target_lang"}
 
 
 class HttpRefusal(ServiceError):
@@ -93,6 +95,12 @@ def json_response(content: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(content), content_type=JSON)
 
 
+def file_response(content: bytes, filename: str) -> web.Response:
+    """Return a file to be saved."""
+    disposition = f"attachment; filename*=UTF-8''{quote(filename, safe='')}"
+    return web.Response(body=content, content_type="application/octet-stream", headers={"Content-Disposition": disposition})
+
+
 def _google_status(error: ServiceError, request_id: str) -> str:
     message = to_message(error, request_id)
     status = Status(code=message.code, message=message.message, details=message.details)
@@ -104,8 +112,17 @@ def _error(message: str) -> str:
 
 
 def _libretranslate_error(error: ServiceError, _: str) -> str:
-    name, colon, reason = error.message.partition(": ")
-    return _error(f"{LIBRETRANSLATE_FIELDS.get(name, name)}{colon}{reason}")
+    return _error(_renamed(error.message, LIBRETRANSLATE_FIELDS))
+
+
+def _deepl_error(error: ServiceError, _: str) -> str:
+    return msgspec.json.encode({"message": _renamed(error.message, DEEPL_FIELDS), "detail": error.code.lower()}).decode()
+
+
+def _renamed(message: str, fields: Mapping[str, str]) -> str:
+    """Return a message that begins with a protocol's name of the field, if it begins with a field."""
+    name, colon, reason = message.partition(": ")
+    return f"{fields.get(name, name)}{colon}{reason}"
 
 
 def _openai_error(error: ServiceError, _: str) -> str:
@@ -119,4 +136,5 @@ def _openai_error(error: ServiceError, _: str) -> str:
 NATIVE_ERRORS = ErrorFormat(_google_status, "error", content_type=f"{JSON}; charset=utf-8")
 OPENINFERENCE_ERRORS = ErrorFormat(lambda error, _: _error(error.message))
 LIBRETRANSLATE_ERRORS = ErrorFormat(_libretranslate_error, statuses=LIBRETRANSLATE_STATUSES)
+DEEPL_ERRORS = ErrorFormat(_deepl_error, statuses=LIBRETRANSLATE_STATUSES)
 OPENAI_ERRORS = ErrorFormat(_openai_error)

@@ -18,6 +18,7 @@ from dragoman.server.protocols.http.connection import Connection
 from dragoman.server.protocols.http.responses import NATIVE_ERRORS
 from dragoman.server.protocols.tls import TlsFiles
 from dragoman.server.service.administration import OperatorCalls
+from dragoman.server.service.documents import DocumentStore
 from dragoman.server.service.service import CLOSE_SECONDS, Service
 
 BACKLOG = 512
@@ -35,7 +36,13 @@ class HttpServer:
     """The HTTP port; create it in the event loop."""
 
     def __init__(
-        self, config: ServerConfig, service: Service, tls: TlsFiles | None, operators: OperatorCalls | None, grpc_port: int
+        self,
+        config: ServerConfig,
+        service: Service,
+        tls: TlsFiles | None,
+        operators: OperatorCalls | None,
+        grpc_port: int,
+        documents: DocumentStore,
     ) -> None:
         """Bind the port; raise `ConfigError` if it is taken. Arguments as `make_application`."""
         self._config, self._tls = config, tls
@@ -55,7 +62,7 @@ class HttpServer:
             "max_headers": MAX_HEADERS,
             "auto_decompress": False,
         }
-        app = make_application(config, service, operators, grpc_port)
+        app = make_application(config, service, operators, grpc_port, documents)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS, **options)
         max_bytes = MAX_FRAMING * config.max_message_bytes + MAX_HEADERS * MAX_LINE_BYTES
         self._connection_options = options | {"refuse": _refuse_unread, "max_request_bytes": max_bytes}

@@ -9,20 +9,21 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, NoReturn
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from dragoman.server.errors import InvalidRequest, NotReady
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.protocols.http.requests import Endpoint, Exchange
-from dragoman.server.protocols.http.responses import LIBRETRANSLATE_ERRORS, HttpRefusal, json_response
-from dragoman.server.protocols.libretranslate.languages import ALIASES, Detected, Detector, Known, LibreLanguages
-from dragoman.server.protocols.libretranslate.reading import Asked, read_request, shown
+from dragoman.server.protocols.http.requests import Endpoint, Exchange, run_by_size
+from dragoman.server.protocols.http.responses import LIBRETRANSLATE_ERRORS, HttpRefusal, file_response, json_response
+from dragoman.server.protocols.libretranslate.languages import ALIASES, Detected, Known, LibreLanguages
+from dragoman.server.protocols.libretranslate.reading import Asked, read_file, read_request
 from dragoman.server.protocols.v1.messages import MessageLimit
 from dragoman.server.service.callers import RETRY_SECONDS, Caller
-from dragoman.server.service.generate import is_of_one_pair
+from dragoman.server.service.documents import KINDS, Document, DocumentStore, check_document
+from dragoman.server.service.languages import shown
 from dragoman.server.service.requests import GenerateRequest
 from dragoman.server.service.service import Service
 
-AUTO = "auto"
 # Typing delay of LibreTranslate's page.
 FRONTEND_MILLISECONDS = 500
 
@@ -58,49 +59,68 @@ class Wanted(NamedTuple):
 class LibreTranslateApi:
     """Endpoints of LibreTranslate's API; `max_message_bytes` limits the answers of a call together."""
 
-    def __init__(self, service: Service, max_message_bytes: int) -> None:
+    def __init__(self, service: Service, max_message_bytes: int, languages: LibreLanguages, documents: DocumentStore) -> None:
         self._service, self._generation = service, service.generation
         self._limit = MessageLimit(max_message_bytes)
-        self._languages = LibreLanguages()
-        self._detector = Detector()
+        self._languages, self._documents = languages, documents
 
     def endpoints(self) -> Iterable[Endpoint]:
         """Return the endpoints."""
         endpoint = partial(Endpoint, errors=LIBRETRANSLATE_ERRORS)
-        reading = partial(endpoint, "POST", read=read_request, api_key=lambda asked: asked.api_key)
+        reading = partial(endpoint, "POST", api_key=lambda asked: asked.api_key)
         return (
-            reading("/translate", self.translate, is_counted=True),
-            reading("/detect", self.detect),
+            reading("/translate", self.translate, read=read_request, is_counted=True),
+            reading("/translate_file", self.translate_file, read=read_file, is_counted=True),
+            endpoint("GET", "/download_file/{file}", self.download_file, is_open=True),
+            reading("/detect", self.detect, read=read_request),
             endpoint("GET", "/languages", self.languages, is_open=True),
             endpoint("GET", "/frontend/settings", self.settings, is_open=True),
             endpoint("GET", "/health", self.health, is_open=True, is_awaited=False),
-            endpoint("POST", "/translate_file", _not_offered, is_open=True),
             endpoint("POST", "/suggest", _not_offered, is_open=True),
         )
 
     async def translate(self, exchange: Exchange) -> web.Response:
         """Return the translations of the texts."""
         asked: Asked = exchange.message
+        return json_response(_translated(asked, *await self._translate(asked, exchange)))
+
+    async def translate_file(self, exchange: Exchange) -> web.Response:
+        """Translate a file and return the address of its translation, which is found by anyone who knows it."""
+        asked: Asked = exchange.message
+        kind = check_document(asked.filename, asked.file)
+        [[text, *_]], _ = await self._translate(replace(asked, texts=(asked.file,), alternatives=0), exchange)
+        document = Document(asked.filename, len(asked.file), status="done", content=text.encode(errors="replace"))
+        name = await run_by_size(len(document.content), self._documents.add, exchange.call.owner, document)
+        return json_response({"translatedFileUrl": f"{exchange.http.url.origin()}/download_file/{name}.{kind}"})
+
+    async def download_file(self, exchange: Exchange) -> web.Response:
+        """Return a translated file."""
+        document = self._documents.find(exchange.http.match_info["file"].partition(".")[0])
+        if document is None or document.key:
+            raise HttpRefusal(HTTPStatus.NOT_FOUND, "there is no such file, or no longer")
+        return file_response(document.content, document.filename)
+
+    async def _translate(self, asked: Asked, exchange: Exchange) -> tuple[list[list[str]], Detected | None]:
+        """Return each text's translation and alternatives, and the detection if the source is `auto`."""
         caller = exchange.call.caller
         _check(asked)
-        target = ALIASES.get(asked.target.lower(), asked.target)
-        source, detected = await self._source(asked, target, caller)
-        if self._is_same(source, target, caller):
-            answers = [[text] for text in asked.texts]
-        else:
-            request = GenerateRequest(model=asked.model, source_language=source, target_language=target)
-            model = self._generation.model_for(request, caller)
-            if asked.alternatives > (most := _most_alternatives(model, caller)):
-                raise InvalidRequest("alternatives", f"{asked.alternatives} is more than {most}, which model {model.name} can give")
-            answers = await self._answers(asked, Wanted(model, source, target, asked.alternatives), exchange)
-        return json_response(_translated(asked, answers, detected))
+        models, target = self._generation.models(caller), ALIASES.get(asked.target.lower(), asked.target)
+        source = ALIASES.get(asked.source.lower(), asked.source)
+        source, detected = await self._languages.source_of(models, asked.texts, source, target)
+        if self._languages.is_same(models, source, target):
+            return [[text] for text in asked.texts], detected
+        request = GenerateRequest(model=asked.model, source_language=source, target_language=target)
+        model = self._generation.model_for(request, caller)
+        if asked.alternatives > (most := _most_alternatives(model, caller)):
+            raise InvalidRequest("alternatives", f"{asked.alternatives} is more than {most}, which model {model.name} can give")
+        return await self._answers(asked, Wanted(model, source, target, asked.alternatives), exchange), detected
 
     async def detect(self, exchange: Exchange) -> web.Response:
         """Return the likeliest languages of a text, among those of the models."""
         asked: Asked = exchange.message
         _check_texts(asked)
         codes = [known.code for known in self._known(exchange)]
-        return json_response([found._asdict() for found in await self._detector.detect(asked.texts, codes)])
+        return json_response([found._asdict() for found in await self._languages.detector.detect(asked.texts, codes)])
 
     async def languages(self, exchange: Exchange) -> web.Response:
         """Return the languages of the models."""
@@ -116,7 +136,7 @@ class LibreTranslateApi:
             {
                 "apiKeys": is_closed,
                 "charLimit": self._generation.texts.max_characters,
-                "filesTranslation": False,
+                "filesTranslation": True,
                 "frontendTimeout": FRONTEND_MILLISECONDS,
                 "keyRequired": is_closed,
                 "language": {
@@ -124,7 +144,7 @@ class LibreTranslateApi:
                     for side, each in (("source", source), ("target", target))
                 },
                 "suggestions": False,
-                "supportedFilesFormat": [],
+                "supportedFilesFormat": [f".{kind}" for kind in KINDS],
             }
         )
 
@@ -137,30 +157,6 @@ class LibreTranslateApi:
     def _known(self, exchange: Exchange) -> list[Known]:
         return self._languages.all(self._generation.models(exchange.call.caller))
 
-    async def _source(self, asked: Asked, target: str, caller: Caller | None) -> tuple[str, Detected | None]:
-        """Return the source language, and its detection if the request has `auto`."""
-        models = self._generation.models(caller)
-        source = ALIASES.get(asked.source.lower(), asked.source)
-        for field, code in (("target", target), ("source", source)):
-            if code.lower() != AUTO and not self._languages.find(models, code):
-                there = ", ".join(known.code for known in self._languages.all(models)) or "none"
-                raise InvalidRequest(field, f"{shown(code)} is not supported; there: {there}"[:500])
-        if source.lower() != AUTO:
-            return source, None
-        sources = self._languages.sources_of(models, target)
-        if not sources:
-            raise InvalidRequest("target", f"{shown(target)} is not supported: nothing is translated to it")
-        if not self._detector.is_installed and len(sources) == 1:
-            return sources[0], Detected(sources[0], 0.0)
-        found = await self._detector.detect(asked.texts, [*sources, self._languages.find(models, target)])
-        return found[0].language, found[0]
-
-    def _is_same(self, source: str, target: str, caller: Caller | None) -> bool:
-        """Return whether source and target are one language that no model is dedicated to."""
-        models = self._generation.models(caller)
-        is_one = self._languages.find(models, source) == self._languages.find(models, target)
-        return is_one and not any(is_of_one_pair(model) and model.templates.is_able(source, target) for model in models)
-
     async def _answers(self, asked: Asked, wanted: Wanted, exchange: Exchange) -> list[list[str]]:
         """Return each text's translation and alternatives, without duplicates."""
         requests = [wanted.request(text) for text in asked.texts]
@@ -170,7 +166,7 @@ class LibreTranslateApi:
 
 
 async def _not_offered(_: Exchange) -> NoReturn:
-    raise HttpRefusal(HTTPStatus.FORBIDDEN, "files and suggestions are not taken here")
+    raise HttpRefusal(HTTPStatus.FORBIDDEN, "suggestions are disabled on this server")
 
 
 def _most_alternatives(model: LoadedModel, caller: Caller | None) -> int:

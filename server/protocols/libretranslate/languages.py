@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from dragoman.model.generation import Language
-from dragoman.server.errors import NotOffered
+from dragoman.server.errors import InvalidRequest, NotOffered
 from dragoman.server.models.loaded import LoadedModel
-from dragoman.server.service.languages import PromptTemplates
+from dragoman.server.service.generate import is_of_one_pair
+from dragoman.server.service.languages import PromptTemplates, shown
 from dragoman.server.service.sentences import on_thread
 
+# Source language that is to be detected.
+AUTO = "auto"
 # LibreTranslate's former codes.
 ALIASES = {"zt": "zh-Hant", "pb": "pt-BR"}
 # Characters used for detection; more do not improve it.
@@ -52,10 +55,11 @@ class _Codes(NamedTuple):
 
 
 class LibreLanguages:
-    """Languages of several models, cached per model."""
+    """Languages of several models, cached per model, and their detection."""
 
     def __init__(self) -> None:
         self._codes: WeakKeyDictionary[PromptTemplates, _Codes] = WeakKeyDictionary()
+        self.detector = Detector()
 
     def all(self, models: Iterable[LoadedModel]) -> list[Known]:
         """Return all languages, sorted by code, with their targets' codes."""
@@ -82,6 +86,34 @@ class LibreLanguages:
             if language is not None:
                 return code_of(language)
         return ""
+
+    async def source_of(
+        self, models: Sequence[LoadedModel], texts: Sequence[str], source: str, target: str
+    ) -> tuple[str, Detected | None]:
+        """Return the source language, and its detection if `source` is `auto`.
+
+        Raises:
+            InvalidRequest: If no model has one of the languages, or none translates to the target.
+            NotOffered: If several source languages are possible, and the extra `detect` is not installed.
+        """
+        for field, code in (("target_language", target), ("source_language", source)):
+            if code.lower() != AUTO and not self.find(models, code):
+                there = ", ".join(known.code for known in self.all(models)) or "none"
+                raise InvalidRequest(field, f"{shown(code)} is not supported; there: {there}"[:500])
+        if source.lower() != AUTO:
+            return source, None
+        sources = self.sources_of(models, target)
+        if not sources:
+            raise InvalidRequest("target_language", f"{shown(target)} is not supported: nothing is translated to it")
+        if not self.detector.is_installed and len(sources) == 1:
+            return sources[0], Detected(sources[0], 0.0)
+        found = await self.detector.detect(texts, [*sources, self.find(models, target)])
+        return found[0].language, found[0]
+
+    def is_same(self, models: Sequence[LoadedModel], source: str, target: str) -> bool:
+        """Return whether source and target are one language that no model is dedicated to."""
+        is_one = self.find(models, source) == self.find(models, target)
+        return is_one and not any(is_of_one_pair(model) and model.templates.is_able(source, target) for model in models)
 
     def _of(self, templates: PromptTemplates) -> _Codes:
         codes = self._codes.get(templates)

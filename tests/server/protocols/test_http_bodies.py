@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.model.generation import Language, Languages
 from dragoman.server.errors import InvalidRequest
+from dragoman.server.protocols.http.forms import read_multipart, read_urlencoded
 from dragoman.server.protocols.http.native import parse
 from dragoman.server.protocols.http.openinference import decode_generate, decode_infer
+from dragoman.server.protocols.json_text import decode_json
 from dragoman.server.protocols.libretranslate.languages import LibreLanguages, code_of, name_of
-from dragoman.server.protocols.libretranslate.reading import read_json, read_multipart, read_urlencoded
+from dragoman.server.protocols.libretranslate.reading import to_asked
 from dragoman.server.protocols.openinference.requests import MAX_TEXTS, Inference
 from dragoman.server.protocols.openinference.service import infer_parser
 from dragoman.v1.generation_pb2 import GenerateRequest
@@ -213,6 +215,10 @@ def test_bodies_that_are_no_message_are_refused(body: bytes, field: str) -> None
 # LibreTranslate's forms and texts
 
 PARTS = "multipart/form-data; boundary=a"
+
+
+def read_json(body: bytes) -> Any:
+    return to_asked(decode_json(body, dict[str, Any]))
 
 
 def parts_of(body: bytes, content_type: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The native API, the Open Inference Protocol and LibreTranslate's API over HTTP."""
+"""The native API, the Open Inference Protocol, and the APIs of LibreTranslate, OpenAI and DeepL over HTTP."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -254,3 +254,45 @@ class OpenAi(HttpClient):
             one = found.setdefault(choice["index"], choice | {"text": ""})
             one |= {"text": one["text"] + choice["text"], "finish_reason": choice["finish_reason"]}
         return self._answers(list(found.values()), 1, lambda choice: choice["text"])
+
+
+class DeepL(HttpClient):
+    """Texts one by one and in lists; answers carry texts alone. The token has a scheme of its own."""
+
+    name = "DeepL"
+
+    def __init__(self, session: ClientSession, token: str = "") -> None:
+        super().__init__(session, token)
+        self.methods: Mapping[str, Method] = {
+            "translate": Method(self._translate),
+            "translate of several": Method(self._translate, NUM_TEXTS),
+        }
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, server: Any, token: str = "") -> Connection:
+        async with session_of(server) as session:
+            if token:
+                session.headers["Authorization"] = f"DeepL-Auth-Key {token}"
+            yield cls(session, token)
+
+    def supports(self, method: str, options: Mapping[str, Any]) -> bool:
+        return not options
+
+    def project(self, answer: Answer) -> Answer:
+        return Answer(answer.texts)
+
+    def message_of(self, error: Mapping[str, Any]) -> str:
+        assert error.keys() == {"message", "detail"}
+        return str(error["message"])
+
+    async def call_unimplemented(self) -> None:
+        async with self.post("/v2/translate", json={"text": ["a"], "target_lang": "DE", "formality": "more"}):
+            pass
+
+    async def _translate(self, query: Query) -> list[Answer]:
+        source, target = query.languages
+        split = "1" if query.options.get("split") == "sentences" else "0"
+        message = {"text": list(query.texts), "source_lang": source.upper(), "target_lang": target.upper(), "model": query.model}
+        async with self.post("/v2/translate", query, json=message | {"split_sentences": split}) as response:
+            return [Answer([one["text"]]) for one in (await response.json())["translations"]]

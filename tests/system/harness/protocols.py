@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.system.harness.grpc_client import NativeGrpc, OpenInferenceGrpc
-from tests.system.harness.http_client import LibreTranslate, NativeHttp, OpenAi, OpenInferenceRest
+from tests.system.harness.http_client import DeepL, LibreTranslate, NativeHttp, OpenAi, OpenInferenceRest
 from tests.system.harness.protocol import Method, ProtocolClient, Query, Refused
 from tests.system.harness.server import wait_until
 
@@ -18,6 +18,7 @@ PROTOCOLS: tuple[type[ProtocolClient], ...] = (
     OpenInferenceRest,
     LibreTranslate,
     OpenAi,
+    DeepL,
 )
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 

@@ -1,0 +1,106 @@
+"""Decoding of DeepL's requests: JSON, forms and query arguments."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+from msgspec import Struct
+
+from dragoman.server.errors import InvalidRequest
+from dragoman.server.protocols.http.forms import read_content
+from dragoman.server.protocols.json_text import one_line
+from dragoman.server.service.languages import shown
+from dragoman.server.service.requests import GenerateRequest
+
+# DeepL's own limit is 50; forms have fewer fields.
+MAX_TEXTS = 1024
+# `split` for each value of `split_sentences`; with `nonewlines` line breaks become spaces.
+SPLITS = {"1": "sentences", "0": "none", "nonewlines": "sentences"}
+# The first is ours.
+TEXTS = ("model", "source_lang", "target_lang", "split_sentences", "model_type", "auth_key", "type")
+OF_DOCUMENTS = ("file", "filename", "output_format", "document_key")
+# Parameters that are read and change nothing; billed characters are always shown.
+IGNORED = ("context", "preserve_formatting", "enable_beta_languages", "tag_handling_version", "show_billed_characters")
+# Parameters that may be empty or have one of these values only: what they ask for is not offered.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "formality": ("default", "prefer_more", "prefer_less"),
+    "tag_handling": (),  # "html" and "xml" are `markup` of requests
+    "outline_detection": (True, "1", "true"),
+    **dict.fromkeys(("non_splitting_tags", "splitting_tags", "ignore_tags"), ()),
+    **dict.fromkeys(("glossary_id", "glossary_ids", "style_id", "custom_instructions"), ()),
+    **dict.fromkeys(("translation_memory_id", "translation_memory_threshold"), ()),
+}
+_LINE_BREAK = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]")
+
+
+class Asked(Struct, frozen=True):
+    """A request; fields have DeepL's names, and are empty where it has none."""
+
+    texts: Sequence[str] = ()
+    source_lang: str = ""
+    target_lang: str = ""
+    split_sentences: str = "1"
+    model_type: str = ""
+    auth_key: str = ""
+    document_key: str = ""
+    model: str = ""  # our extension
+    file: str = ""
+    filename: str = ""
+    output_format: str = ""
+    type: str = "source"
+
+    def request(self, source: str, target: str) -> GenerateRequest:
+        """Return the request without a text."""
+        split = SPLITS[self.split_sentences]
+        return GenerateRequest(model=self.model, source_language=source, target_language=target, split=split)
+
+
+async def read_request(request: web.Request, body: bytes) -> Asked:
+    """Decode a request; raise `InvalidRequest` if it is malformed, or asks for what is not offered."""
+    return to_asked(await read_content(request, body))
+
+
+async def read_upload(request: web.Request, body: bytes) -> Asked:
+    """Decode a request with a file; raises as `read_request`."""
+    return to_asked(await read_content(request, body, has_file=True))
+
+
+def to_asked(content: dict[str, Any] | Sequence[tuple[str, str]]) -> Asked:
+    """Convert a message; raises as `read_request`."""
+    if not isinstance(content, dict):
+        content = _of_form(content)
+    content = {name: value for name, value in content.items() if value is not None}
+    for name in IGNORED:
+        content.pop(name, None)
+    for name, values in NEUTRAL.items():
+        if (value := content.pop(name, "")) not in ("", [], *values):
+            offered = f"; {', '.join(map(str, values))} are" if values else ""
+            raise InvalidRequest(name, f"{shown(str(value))} is not offered{offered}")
+    texts = content.pop("text", [])
+    texts = [texts] if isinstance(texts, str) else texts
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest("text", "is neither a text nor a list of texts")
+    if len(texts) > MAX_TEXTS:
+        raise InvalidRequest("text", f"{len(texts)} texts; at most {MAX_TEXTS} are translated at once")
+    fields = {name: _text(name, content.pop(name)) for name in (*TEXTS, *OF_DOCUMENTS) if content.get(name, "") != ""}
+    if content := {name: value for name, value in content.items() if value != ""}:
+        raise InvalidRequest(one_line(next(iter(content))), "is not known")
+    if (split := fields.get("split_sentences", "1")) not in SPLITS:
+        raise InvalidRequest("split_sentences", f"{shown(split)} is not one of {', '.join(SPLITS)}")
+    return Asked([_LINE_BREAK.sub(" ", text) for text in texts] if split == "nonewlines" else texts, **fields)
+
+
+def _of_form(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return the fields of a form, in which the text may be repeated."""
+    content: dict[str, Any] = {"text": [value for name, value in pairs if name == "text"]}
+    for name, value in pairs:
+        if name != "text" and content.setdefault(name, value) is not value:
+            raise InvalidRequest(one_line(name), "is given more than once")
+    return content
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(name, "is no text")
+    return value

@@ -1,0 +1,145 @@
+"""Documents of callers until they are fetched: a file each, in a folder that frontend workers share.
+
+A name begins with its owner's digest, so that other callers do not find it, and ends with 128 random bits.
+"""
+
+import hashlib
+import math
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.server.errors import InvalidRequest, QueueFull
+from dragoman.server.service.callers import RETRY_SECONDS
+from dragoman.server.service.languages import shown
+
+# Documents of all callers, and of one. None has more than `max_message_bytes`: by default all take 512 MiB at most.
+MAX_DOCUMENTS, MAX_DOCUMENTS_PER_CALLER = 128, 16
+# Since the last change; LibreTranslate keeps files as long.
+KEPT_SECONDS = 1800.0
+# Extensions, to which `markup` of requests would add "htm" and "html".
+KINDS = ("txt",)
+_OWNER_DIGITS, _DIGITS = 16, 32
+_NAME = re.compile(rf"[0-9A-F]{{{_OWNER_DIGITS + _DIGITS}}}")
+_UNDECODED = re.compile("[\ud800-\udfff]")
+
+
+class Document(Struct, frozen=True):
+    """A document; `content` is its translation, once done."""
+
+    filename: str
+    num_characters: int
+    key: str = ""  # needed beside the name to find it; empty for none
+    status: Literal["queued", "translating", "done", "error"] = "queued"
+    process: int = 0  # id of the process that translates it
+    began: float = 0.0  # `time.time()` when its translation did
+    content: bytes = b""
+    error: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is not translated yet."""
+        return self.status in ("queued", "translating")
+
+
+class DocumentStore:
+    """Documents by name, in a folder shared with other processes or a temporary one, made for the first document."""
+
+    def __init__(self, shared_folder: Path | None = None) -> None:
+        self._shared_folder = shared_folder
+
+    @cached_property
+    def _folder(self) -> Path:
+        return self._shared_folder or Path(tempfile.mkdtemp(prefix="dragoman-"))
+
+    def add(self, owner: str, document: Document) -> str:
+        """Keep a document and return its name; the owner's oldest gives way if it is ready. Raise `QueueFull` without room."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self.purge()
+        names, digest = sorted(os.listdir(self._folder), key=self._age, reverse=True), digest_of(owner)
+        own = [name for name in names if name.startswith(digest)]
+        if len(own) >= MAX_DOCUMENTS_PER_CALLER and not ((oldest := self.find(own[0])) and oldest.is_running):
+            self.take(own[0])
+        elif len(names) >= MAX_DOCUMENTS or len(own) >= MAX_DOCUMENTS_PER_CALLER:
+            raise QueueFull("file: too many documents are kept or under way", retry_after_seconds=RETRY_SECONDS)
+        name = digest + secrets.token_hex(_DIGITS // 2).upper()
+        self._write(name, document)
+        return name
+
+    def change(self, name: str, document: Document) -> None:
+        """Replace a document, if it is still there."""
+        if self.find(name) is not None:
+            self._write(name, document)
+
+    def find(self, name: str) -> Document | None:
+        """Return a document; None if there is none, or no longer. One whose process has ended is in error."""
+        if _NAME.fullmatch(name) is None or self._age(name) > KEPT_SECONDS:
+            return None
+        try:
+            document = msgspec.msgpack.decode((self._folder / name).read_bytes(), type=Document)
+            if document.is_running:
+                os.kill(document.process, 0)
+        except FileNotFoundError:
+            return None
+        except ProcessLookupError:
+            return replace(document, status="error", error="the process that translated it has ended")
+        return document
+
+    def take(self, name: str) -> bool:
+        """Remove a document; return whether it was there: of two callers one gets it."""
+        try:
+            (self._folder / name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def purge(self) -> None:
+        """Remove the documents that have been kept long enough."""
+        if "_folder" in vars(self) and self._folder.is_dir():
+            for name in os.listdir(self._folder):
+                if self._age(name) > KEPT_SECONDS:
+                    self.take(name)
+
+    def close(self) -> None:
+        """Remove the folder, unless it is shared."""
+        if self._shared_folder is None and "_folder" in vars(self):
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _age(self, name: str) -> float:
+        """Return the seconds since the last change of a document; infinity if there is none."""
+        try:
+            return time.time() - (self._folder / name).stat().st_mtime
+        except FileNotFoundError:
+            return math.inf
+
+    def _write(self, name: str, document: Document) -> None:
+        partial = self._folder / f"{name}.part"
+        partial.write_bytes(msgspec.msgpack.encode(document))
+        partial.replace(self._folder / name)
+
+
+def digest_of(owner: str) -> str:
+    """Return the beginning of the names of an owner's documents."""
+    return hashlib.sha256(owner.encode()).hexdigest()[:_OWNER_DIGITS].upper()
+
+
+def check_document(filename: str, text: str) -> str:
+    """Return a document's extension; raise `InvalidRequest` for another kind than text, for blank text and what is not UTF-8."""
+    _, _, kind = filename.lower().rpartition(".")
+    if not text.strip():
+        raise InvalidRequest("file", "is missing or blank")
+    if kind not in KINDS:
+        raise InvalidRequest("file", f"documents of the kind {shown(kind)} are not translated; those of {', '.join(KINDS)} are")
+    if _UNDECODED.search(text) is not None:
+        raise InvalidRequest("file", "is no UTF-8")
+    return kind
