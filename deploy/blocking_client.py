@@ -91,7 +91,8 @@ def blocking_client() -> str:
 def search_keywords() -> str:
     """Return the source of `search.py`, in which `SearchOptions` has the fields of `Search`."""
     text = SEARCH.read_text(encoding="utf-8")
-    fields = re.findall(r"^    (\w+: .+?) = .+\n", text[: text.index("class SearchOptions")], flags=re.MULTILINE)
+    own = text[text.index("class Search:") : text.index("class SearchOptions")]
+    fields = re.findall(r"^    (\w+: .+?) = .+\n", own, flags=re.MULTILINE)
     keywords = "".join(f"    {field}\n" for field in fields)
     return re.sub(r'(class SearchOptions.*\n    """.+"""\n\n)(?:    \w+: .+\n)+', lambda found: found[1] + keywords, text)
 

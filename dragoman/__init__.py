@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dragoman.client.request import Request
     from dragoman.client.results import Alignment, Answer, FinishReason, Piece, Result, Score, Segment, Timings, TokenLogProb, Usage
     from dragoman.client.retry import RetryPolicy
-    from dragoman.client.search import Search, SearchOptions
+    from dragoman.client.search import Search, SearchOptions, Term
     from dragoman.client.sync import Client
     from dragoman.model.errors import InputError
 
@@ -73,6 +73,7 @@ __all__ = [
     "SearchOptions",
     "Segment",
     "Stream",
+    "Term",
     "Timings",
     "TokenLogProb",
     "TooLarge",
@@ -118,7 +119,7 @@ _HOMES = {
         "Usage",
     ),
     "client.retry": ("RetryPolicy",),
-    "client.search": ("Search", "SearchOptions"),
+    "client.search": ("Search", "SearchOptions", "Term"),
     "client.sync": ("Client",),
     "model.errors": ("InputError",),
 }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar, get_
 
 import typer
 
-from dragoman.client.search import DENIABLE, FLAG_FIELDS, Search, denial, flag, flag_help
+from dragoman.client.search import DENIABLE, FLAG_FIELDS, Search, Term, denial, flag, flag_help
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,7 +69,11 @@ def _options(group: Any) -> Iterator[inspect.Parameter]:
         if group is Search:
             if field.name not in FLAG_FIELDS:
                 continue
-            hint = Annotated[hint, search_option(field.name)]
+            if field.name == "terms":
+                settings = {"parser": Term.parse, "metavar": "SOURCE=TARGET"}
+                hint = Annotated[list[Any], search_option(field.name, **settings)]
+            else:
+                hint = Annotated[hint, search_option(field.name)]
         yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
 
 

@@ -59,6 +59,7 @@ class ModelStatus:
     versions: tuple[VersionStatus, ...] = ()
     problems: tuple[str, ...] = ()
     requested: Requested = field(default_factory=Requested)
+    glossaries: tuple[str, ...] = ()
 
 
 class RepositoryClient:
@@ -143,6 +144,7 @@ def _model(message: repository_pb2.RepositoryModel) -> ModelStatus:
         tuple(map(_version, message.versions)),
         tuple(message.problems),
         Requested(asked.is_unloaded, tuple(asked.loaded), tuple(asked.unloaded), asked.pinned, dict(asked.labels)),
+        tuple(message.glossaries),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 
 from dragoman.client.errors import InvalidArgument, TooLarge
-from dragoman.client.search import AS_THE_MODEL_DOES, SEARCH_FIELDS, Search
+from dragoman.client.search import AS_THE_MODEL_DOES, SEARCH_FIELDS, Search, Term
 from dragoman.v1 import generation_pb2
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -87,7 +87,16 @@ def generate_request(request: Request) -> generation_pb2.GenerateRequest:
     values = {name: getattr(request, name) for name in _FIELDS} | {"request_id": request_id}
     if request.search is not AS_THE_MODEL_DOES:
         values |= {name: getattr(request.search, name) for name in SEARCH_FIELDS}
+        if request.search.terms:
+            values["terms"] = [_term_message(term, request_id) for term in request.search.terms]
     return fill(generation_pb2.GenerateRequest(), values, request_id)
+
+
+def _term_message(term: object, request_id: str) -> generation_pb2.Term:
+    if not isinstance(term, Term):
+        raise InvalidArgument(f"terms: {term!r} is of the wrong type ({type(term).__name__})", request_id)
+    targets = [term.targets] if isinstance(term.targets, str) else term.targets
+    return fill(generation_pb2.Term(), term._replace(targets=targets)._asdict(), request_id)
 
 
 def fill(message: AnyMessage, values: Mapping[str, object], request_id: str = "") -> AnyMessage:

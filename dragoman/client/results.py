@@ -75,6 +75,7 @@ class Answer:
         finish_reason: As `Result.finish_reason`.
         score: Sum of the generated tokens' log-probabilities over their number to the power `length_penalty`.
         log_probs: One for each generated token, end-of-sequence included, the forced prefix not; empty unless asked for.
+        unmet_terms: Sources of the terms in the text that the answer does not have, or not as often.
     """
 
     text: str
@@ -82,6 +83,7 @@ class Answer:
     finish_reason: FinishReason
     score: float
     log_probs: tuple[TokenLogProb, ...] = ()
+    unmet_terms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ def _answer_from_proto(message: generation_pb2.Answer, request_id: str) -> Answe
         finish_reason=_finish_reason(message.finish_reason, request_id),
         score=message.score,
         log_probs=tuple(map(_log_prob_from_proto, message.log_probs)),
+        unmet_terms=tuple(message.unmet_terms),
     )
 
 

@@ -8,9 +8,29 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final, TypedDict, Unpack, get_type_hints
+from typing import Final, NamedTuple, TypedDict, Unpack, get_type_hints
 
 from dragoman.model.errors import InputError
+
+
+class Term(NamedTuple):
+    """A term of the source, and what the answer should have for it.
+
+    Attributes:
+        source: Words as in the text.
+        targets: Alternatives, one of which should occur; none to keep the term as it is.
+        case_sensitive: Whether upper and lower case must be as given.
+    """
+
+    source: str
+    targets: Sequence[str] = ()
+    case_sensitive: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "Term":
+        """Return the term of `source=target|target`; without `=`, to be kept as it is."""
+        source, separator, targets = text.partition("=")
+        return cls(source, tuple(targets.split("|")) if separator else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +63,8 @@ class Search:
         markup: Kind of document, `html` or `xml`, whose tags stay around their words, or `none`. Default none.
         keep_placeholders: Keep placeholders, addresses and hashtags as they are. Default no.
         translate_attributes: With `markup`: translate `alt`, `title`, `placeholder` and `aria-label`, too. Default no.
+        terms: Translations that the answer should have; from the command line as `source=target|target`, or `source` to keep it.
+        glossary: Name of a glossary of the model, whose terms are added. Default: the model's.
     """
 
     num_beams: int | None = None
@@ -68,6 +90,8 @@ class Search:
     markup: str = ""
     keep_placeholders: bool = False
     translate_attributes: bool = False
+    terms: Sequence[Term] = ()
+    glossary: str = ""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -96,6 +120,8 @@ class SearchOptions(TypedDict, total=False):
     markup: str
     keep_placeholders: bool
     translate_attributes: bool
+    terms: Sequence[Term]
+    glossary: str
 
 
 AS_THE_MODEL_DOES: Final = Search()
@@ -120,6 +146,7 @@ _RENAMED: Final = {
     "return_word_alignment": "--alignment",
     "source_language": "--from",
     "target_language": "--to",
+    "terms": "--term",
     "timeout_seconds": "--timeout",
 }
 # Fields beside those of `Search` that messages name.

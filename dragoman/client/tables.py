@@ -171,6 +171,8 @@ def _status_remarks(model: ModelStatus) -> Iterator[str]:
             yield f"{model.name} {version.name}: {version.cause}: {version.reason}"
     for problem in model.problems:
         yield f"{model.name}: {problem}"
+    if model.glossaries:
+        yield f"{model.name}: glossaries: {', '.join(model.glossaries)}"
     if model.requested:
         yield f"{model.name}: asked for by operators: {', '.join(_asked(model.requested))}"
 

@@ -18,7 +18,7 @@ FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "max_new_tokens", "truncate", "request_id", "priority", "num_beams", "num_return_sequences", "length_penalty", "early_stopping", "do_sample", "temperature", "top_k", "top_p", "seed", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_tokens", "forced_prefix", "return_alternatives", "return_log_probs", "top_log_probs", "source_language", "target_language", "model_version", "special_tokens_in_text", "split", "no_cache", "markup", "keep_placeholders", "translate_attributes")
+    __slots__ = ("model", "text", "max_new_tokens", "truncate", "request_id", "priority", "num_beams", "num_return_sequences", "length_penalty", "early_stopping", "do_sample", "temperature", "top_k", "top_p", "seed", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_tokens", "forced_prefix", "return_alternatives", "return_log_probs", "top_log_probs", "source_language", "target_language", "model_version", "special_tokens_in_text", "split", "no_cache", "markup", "keep_placeholders", "translate_attributes", "terms", "glossary")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,8 @@ class GenerateRequest(_message.Message):
     MARKUP_FIELD_NUMBER: _ClassVar[int]
     KEEP_PLACEHOLDERS_FIELD_NUMBER: _ClassVar[int]
     TRANSLATE_ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    GLOSSARY_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     max_new_tokens: int
@@ -83,7 +85,19 @@ class GenerateRequest(_message.Message):
     markup: str
     keep_placeholders: bool
     translate_attributes: bool
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., truncate: _Optional[bool] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., do_sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., forced_prefix: _Optional[str] = ..., return_alternatives: _Optional[bool] = ..., return_log_probs: _Optional[bool] = ..., top_log_probs: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model_version: _Optional[str] = ..., special_tokens_in_text: _Optional[bool] = ..., split: _Optional[str] = ..., no_cache: _Optional[bool] = ..., markup: _Optional[str] = ..., keep_placeholders: _Optional[bool] = ..., translate_attributes: _Optional[bool] = ...) -> None: ...
+    terms: _containers.RepeatedCompositeFieldContainer[Term]
+    glossary: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., truncate: _Optional[bool] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., do_sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., forced_prefix: _Optional[str] = ..., return_alternatives: _Optional[bool] = ..., return_log_probs: _Optional[bool] = ..., top_log_probs: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model_version: _Optional[str] = ..., special_tokens_in_text: _Optional[bool] = ..., split: _Optional[str] = ..., no_cache: _Optional[bool] = ..., markup: _Optional[str] = ..., keep_placeholders: _Optional[bool] = ..., translate_attributes: _Optional[bool] = ..., terms: _Optional[_Iterable[_Union[Term, _Mapping]]] = ..., glossary: _Optional[str] = ...) -> None: ...
+
+class Term(_message.Message):
+    __slots__ = ("source", "targets", "case_sensitive")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    CASE_SENSITIVE_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    targets: _containers.RepeatedScalarFieldContainer[str]
+    case_sensitive: bool
+    def __init__(self, source: _Optional[str] = ..., targets: _Optional[_Iterable[str]] = ..., case_sensitive: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "model", "model_version", "text", "tokens", "finish_reason", "is_truncated", "usage", "timings", "answers", "seed", "shortlist_tokens", "warnings", "segments")
@@ -134,18 +148,20 @@ class Segment(_message.Message):
     def __init__(self, source_start: _Optional[int] = ..., source_end: _Optional[int] = ..., target_start: _Optional[int] = ..., target_end: _Optional[int] = ..., score: _Optional[float] = ..., is_cut: _Optional[bool] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("text", "tokens", "finish_reason", "score", "log_probs")
+    __slots__ = ("text", "tokens", "finish_reason", "score", "log_probs", "unmet_terms")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    UNMET_TERMS_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: FinishReason
     score: float
     log_probs: _containers.RepeatedCompositeFieldContainer[TokenLogProb]
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., score: _Optional[float] = ..., log_probs: _Optional[_Iterable[_Union[TokenLogProb, _Mapping]]] = ...) -> None: ...
+    unmet_terms: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., score: _Optional[float] = ..., log_probs: _Optional[_Iterable[_Union[TokenLogProb, _Mapping]]] = ..., unmet_terms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TokenLogProb(_message.Message):
     __slots__ = ("token", "piece", "log_prob", "top")

@@ -91,18 +91,20 @@ class SetLabelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., label: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class RepositoryModel(_message.Message):
-    __slots__ = ("name", "is_ready", "versions", "problems", "requested")
+    __slots__ = ("name", "is_ready", "versions", "problems", "requested", "glossaries")
     NAME_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    GLOSSARIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     is_ready: bool
     versions: _containers.RepeatedCompositeFieldContainer[RepositoryVersion]
     problems: _containers.RepeatedScalarFieldContainer[str]
     requested: Requested
-    def __init__(self, name: _Optional[str] = ..., is_ready: _Optional[bool] = ..., versions: _Optional[_Iterable[_Union[RepositoryVersion, _Mapping]]] = ..., problems: _Optional[_Iterable[str]] = ..., requested: _Optional[_Union[Requested, _Mapping]] = ...) -> None: ...
+    glossaries: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., is_ready: _Optional[bool] = ..., versions: _Optional[_Iterable[_Union[RepositoryVersion, _Mapping]]] = ..., problems: _Optional[_Iterable[str]] = ..., requested: _Optional[_Union[Requested, _Mapping]] = ..., glossaries: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RepositoryVersion(_message.Message):
     __slots__ = ("name", "version", "state", "since", "cause", "reason", "labels", "share", "is_default", "num_answered", "num_failed")

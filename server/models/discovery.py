@@ -17,6 +17,7 @@ from dragoman.export.manifest import MAX_MANIFEST_BYTES, check_name
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError
 from dragoman.server.models.model_file import MODEL_FILE, ModelFile, check_version_name, natural_key, read_model_file
+from dragoman.server.service.glossaries import FOLDER, Glossaries
 
 # Inode, size and mtime in ns: detects a replaced file.
 Stamp = tuple[int, int, int]
@@ -58,6 +59,7 @@ class FoundModel:
     file_problem: str = ""  # reasons, a line each, why the present `model.toml` is not in use
     left_out: tuple[str, ...] = ()  # entries that are not versions, a line each with the reason
     file_state: FileState = FileState()  # state of `model.toml`, for the next scan
+    glossaries: tuple[str, ...] = ()  # names of its glossaries
 
 
 @dataclass(slots=True)
@@ -240,7 +242,8 @@ def _find_model(directory: Path, before: FoundModel | None, is_at_once: bool, fi
         versions = list(before.versions) if before is not None else []
     file, file_problem, state = _find_file(place_of_file(directory, name, files), before, is_at_once)
     found = tuple(versions) if state.is_usable else ()
-    return FoundModel(name, directory, found, file, problem, file_problem, (*filter(None, [reason]), *left_out), state)
+    glossaries = tuple(Glossaries(directory / FOLDER).names()) if FOLDER in listing.names else ()
+    return FoundModel(name, directory, found, file, problem, file_problem, (*filter(None, [reason]), *left_out), state, glossaries)
 
 
 def _unreadable(directory: Path, before: FoundModel | None, problem: str) -> FoundModel | None:

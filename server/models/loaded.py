@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from dragoman.export.bundle import Bundle, Manifest
@@ -13,6 +14,7 @@ from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import NotReady
 from dragoman.server.models.model_file import NO_TRAITS, Traits
 from dragoman.server.models.use import Outcomes, Use
+from dragoman.server.service.glossaries import Glossaries
 from dragoman.server.service.languages import PromptTemplates
 
 
@@ -74,11 +76,14 @@ class LoadedModel:
     manifest: Manifest = field(init=False)
     name: str = field(init=False)
     version: str = field(init=False)  # content hash
+    glossaries: Glossaries = field(init=False)
 
     def __post_init__(self) -> None:
         manifest = self.bundle.manifest
         for attribute, value in (("manifest", manifest), ("name", manifest.name), ("version", manifest.version)):
             object.__setattr__(self, attribute, value)  # read many times in each request
+        folder = self.traits.glossaries
+        object.__setattr__(self, "glossaries", Glossaries(Path(folder) if folder else None))
 
     @classmethod
     def of(cls, bundle: Bundle, engine: Any, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel":

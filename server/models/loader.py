@@ -6,6 +6,7 @@ from typing import cast
 from weakref import WeakKeyDictionary
 
 import structlog
+from msgspec import structs
 
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.signing import Keys, SignatureError
@@ -15,9 +16,10 @@ from dragoman.server.engine.settings import slots_per_request
 from dragoman.server.models.discovery import FoundVersion
 from dragoman.server.models.loaded import LoadedModel, SleepingEngine
 from dragoman.server.models.memory import Measured, max_engines, needed_bytes
-from dragoman.server.models.model_file import ModelFile
+from dragoman.server.models.model_file import ModelFile, Traits
 from dragoman.server.models.self_test import PROOF_SECONDS, ProofFailed, prove
 from dragoman.server.models.version import Cause, Opened, Refused
+from dragoman.server.service.glossaries import FOLDER
 from dragoman.server.service.languages import PromptTemplates
 from dragoman.server.system import read_process, trim_memory_soon
 from dragoman.server.telemetry.metrics import Metrics
@@ -102,7 +104,7 @@ class VersionLoader:
         config, bundle = file.settings.within(self._config), opened.bundle
         plan = self._plan(bundle, config)
         engine = SleepingEngine(bundle.manifest.name, engine_settings(config, bundle, plan)[0], plan.num_replicas, device)
-        return LoadedModel(bundle, opened.tokenizers, opened.templates, engine, label, traits=file.settings.traits)
+        return LoadedModel(bundle, opened.tokenizers, opened.templates, engine, label, traits=_traits(bundle, file, label))
 
     def make(
         self,
@@ -132,7 +134,7 @@ class VersionLoader:
             is_observed=is_observed,
             first_replica=replicas.start,
         )
-        return LoadedModel(bundle, opened.tokenizers, opened.templates, engine, label, traits=file.settings.traits)
+        return LoadedModel(bundle, opened.tokenizers, opened.templates, engine, label, traits=_traits(bundle, file, label))
 
     async def prove(self, model: LoadedModel) -> None:
         """Self-test a running engine; raise `Refused` if it does not reproduce the sample answers."""
@@ -178,3 +180,9 @@ def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> N
         if (needed := getattr(defaults, field) or 1) > limit:
             setting = "max_slots" if limit == max_slots else "max_slots_per_request"
             raise ConfigError(f"{setting}: requests may take {limit} slots, but {field} of model {name} is {needed} by default")
+
+
+def _traits(bundle: Bundle, file: ModelFile, label: str) -> Traits:
+    """Return the traits of a version's model, whose folder is that of its versions or the bundle itself."""
+    folder = bundle.directory.parent if bundle.directory.name == label else bundle.directory
+    return structs.replace(file.settings.traits, glossaries=str(folder / FOLDER))

@@ -92,6 +92,8 @@ class Traits(Struct, frozen=True, array_like=True):
     is_ready_needed: bool | None = None  # whether the server's readiness requires the model; None for the rule of `ready_when`
     one_sentence: bool | None = None  # whether the model translates one sentence at a time; None for the bundle's value
     split: str = ""  # how its texts are divided unless requests say it, see `SPLITS`; empty for not at all
+    glossary: str = ""  # glossary of requests without one; empty for none
+    glossaries: str = ""  # folder of its glossaries, which need not exist
 
 
 NO_TRAITS = Traits()
@@ -147,12 +149,13 @@ class ModelSettings(_Table):
     is_ready_needed: bool | None = None
     one_sentence: bool | None = None
     split: Literal["none", "sentences", "lines"] | None = None
+    glossary: VersionName | None = None
     keep_loaded: KeepLoaded | None = None  # idle time in seconds after which the model is unloaded, infinite for never
 
     @property
     def traits(self) -> Traits:
         """Settings that only models have."""
-        return Traits(self.max_priority, self.is_ready_needed, self.one_sentence, self.split or "")
+        return Traits(self.max_priority, self.is_ready_needed, self.one_sentence, self.split or "", self.glossary or "")
 
     def within(self, config: ServerConfig) -> ServerConfig:
         """Return the settings of the model's engines on top of the server's; raise `ConfigError` if they are inconsistent."""

@@ -111,6 +111,7 @@ def status_of(model: ModelReconciler) -> ModelStatus:
             asked.pinned or "",
             {label: version or "" for label, version in asked.labels.items()},
         ),
+        model.found.glossaries,
     )
 
 

@@ -55,6 +55,7 @@ class ModelStatus:
     versions: tuple[VersionStatus, ...] = ()
     problems: tuple[str, ...] = ()
     requested: Requested = Requested()
+    glossaries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from dragoman.server.service.context import Call
 from dragoman.server.service.languages import PromptTemplate, decode_after
 from dragoman.server.service.requests import GenerateRequest
 from dragoman.server.service.sentences import has_several
+from dragoman.server.service.terms import Match, unmet_terms
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
@@ -54,6 +55,7 @@ class Answer(Struct, frozen=True):
 
     `log_probs`, empty unless requested, are of each generated token including end-of-sequence, without the forced prefix. `links`,
     too, are empty unless requested.
+    `unmet_terms` are the sources of terms that it should have and has not.
     """
 
     text: str
@@ -62,6 +64,7 @@ class Answer(Struct, frozen=True):
     score: float
     log_probs: Collection[TokenLogProb] = ()
     links: Sequence[Link] = ()
+    unmet_terms: Sequence[str] = ()
 
 
 class Timings(Struct, frozen=True):
@@ -137,8 +140,9 @@ def to_generated(
     text: str | None = None,
     *,
     is_truncated: bool = False,
+    terms: Sequence[Match] = (),
 ) -> Generated:
-    """Return the answer to a request; `text` is the first answer's text, if already decoded."""
+    """Return the answer to a request; `text` is the first answer's text, if already decoded, `terms` are those of its source."""
     assert finished.admitted is not None and finished.first_token is not None, "an answer was decoded"
     manifest, sampling, arrival = model.manifest, sequence.search.sampling, sequence.arrival
     tokenizer, before = model.tokenizers.target, template.before(sequence)
@@ -158,6 +162,7 @@ def to_generated(
                 answer.score,
                 LogProbs(tokenizer, manifest.eos_id, sequence.search, answer) if request.has_log_probs else (),
                 _links(request, model, sequence, answer, text),
+                unmet_terms(terms, text) if terms else (),
             )
             for answer, text in zip(finished.answers, texts, strict=True)
         ],

@@ -30,6 +30,7 @@ from dragoman.server.service.languages import (
 from dragoman.server.service.requests import GenerateRequest, ScoreRequest, check_length
 from dragoman.server.service.result_cache import Hit, ResultCache
 from dragoman.server.service.score import Scores, to_scores
+from dragoman.server.service.terms import Match
 from dragoman.server.service.texts import Texts, is_divided
 from dragoman.server.service.validation import Validator, check_text
 from dragoman.server.telemetry.metrics import ANSWERS, Metrics
@@ -107,14 +108,14 @@ class Generation:
             return generated
 
     async def _serve(self, request: GenerateRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None) -> Generated:
-        sequence, template, is_truncated = await self._admit(request, call, model, limit)
+        sequence, template, is_truncated, terms = await self._admit(request, call, model, limit)
         key = self._results.key(request, model, sequence)
         found = await _in_time(self._results.find_or_compute(key, sequence, model.engine.generate), sequence)
         finished = self._finish(call, model, sequence, found)
         if sequence.text_range is not None and not model.manifest.alignment:
             answers = [await self._aligned(answer, call, model, sequence) for answer in finished.answers]
             finished = msgspec.structs.replace(finished, answers=answers)
-        return to_generated(request, call, model, sequence, template, finished, is_truncated=is_truncated)
+        return to_generated(request, call, model, sequence, template, finished, is_truncated=is_truncated, terms=terms)
 
     async def _aligned(
         self, answer: messages.Answer, call: Call, model: "LoadedModel", sequence: messages.Request
@@ -163,11 +164,11 @@ class Generation:
                 async for piece in found:
                     yield piece
             return
-        sequence, template, is_truncated = await self._admit(request, call, model, limit, is_streamed=True)
+        sequence, template, is_truncated, terms = await self._admit(request, call, model, limit, is_streamed=True)
+        complete = partial(to_generated, request, call, model, sequence, template, is_truncated=is_truncated, terms=terms)
         key = self._results.key(request, model, sequence)
         if (hit := self._results.find(key)) is not None:
-            finished = self._finish(call, model, sequence, hit)
-            result = to_generated(request, call, model, sequence, template, finished, is_truncated=is_truncated)
+            result = complete(self._finish(call, model, sequence, hit))
             yield Piece(result.best.text, result.best.tokens, result)
             return
         detokenizer = detokenizer_after(model.tokenizers.target, template.before(sequence))
@@ -185,7 +186,7 @@ class Generation:
         rest = event.answers[0].token_ids[num_sent:]
         texts.append(detokenizer.push(rest) + detokenizer.finish())
         text = "".join(texts)
-        yield Piece(texts[-1], rest, to_generated(request, call, model, sequence, template, event, text, is_truncated=is_truncated))
+        yield Piece(texts[-1], rest, complete(event, text))
 
     async def score(
         self, request: ScoreRequest, call: Call, remaining_seconds: float | None = None, limit: AnswerLimit | None = None
@@ -231,7 +232,7 @@ class Generation:
         limit: AnswerLimit | None,
         *,
         is_streamed: bool = False,
-    ) -> tuple[messages.Request, PromptTemplate, bool]:
+    ) -> tuple[messages.Request, PromptTemplate, bool, Sequence[Match]]:
         """Check the queue, then validate, tokenise and charge; returns as `Validator.validate`."""
         try:
             model.engine.ensure_place(call.share)
@@ -239,15 +240,17 @@ class Generation:
             if not full.limit or call.caller is None:
                 raise
             raise place_refused(call.caller, full.limit, full.retry_after_seconds) from None
-        sequence, template, is_truncated = await self.validator.validate(request, call, model, limit, is_streamed=is_streamed)
+        validated = await self.validator.validate(request, call, model, limit, is_streamed=is_streamed)
+        sequence, template, _, _ = validated
         if call.caller is not None:
             search = sequence.search
-            call.caller.check_slots(search.num_slots, "num_beams" if search.num_beams > 1 else "num_return_sequences")
+            field = "num_beams" if search.num_beams > 1 else "num_return_sequences"
+            call.caller.check_slots(search.num_slots, "terms" if search.terms and request.num_beams is None else field)
         self._charge(call, model, sequence, template)
         if call.span is not None:
             call.span.describe(model.version, sequence)
             call.span.add_languages(template.source_language, template.target_language)
-        return sequence, template, is_truncated
+        return validated
 
     def _charge(
         self,

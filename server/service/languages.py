@@ -190,11 +190,15 @@ def encode_after(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list
     Tokenisers may add or strip a space at the start of a text; a space at the seam belongs to the continuation, as in "The dog" and
     " runs". If `before` has no text, the text is encoded on its own.
     """
-    if text and tokenizer.decode(before):
-        for guard in GUARDS:
-            first, whole = tokenizer.encode(guard), tokenizer.encode(guard + text)
-            if whole[: len(first)] == first:
-                return whole[len(first) :]
+    return encode_within(tokenizer, text) if text and tokenizer.decode(before) else tokenizer.encode(text)
+
+
+def encode_within(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text in the middle of another."""
+    for guard in GUARDS:
+        first, whole = tokenizer.encode(guard), tokenizer.encode(guard + text)
+        if whole[: len(first)] == first:
+            return whole[len(first) :]
     return tokenizer.encode(text)
 
 

@@ -44,6 +44,14 @@ SAMPLING_FIELDS = ("seed", "temperature", "top_p", "top_k")
 NO_EFFECT = {"top_p": 1.0, "top_k": 0}
 
 
+class Term(Struct, frozen=True, forbid_unknown_fields=True):
+    """A term of the source and the alternatives for it in the answer; none to keep the term as it is."""
+
+    source: str
+    targets: tuple[str, ...] = ()
+    case_sensitive: bool = False
+
+
 class GenerateRequest(Struct, frozen=True):
     """A source text and generation options."""
 
@@ -79,6 +87,8 @@ class GenerateRequest(Struct, frozen=True):
     markup: str = ""
     keep_placeholders: bool = False
     translate_attributes: bool = False
+    terms: tuple[Term, ...] = ()
+    glossary: str = ""
 
     @property
     def has_log_probs(self) -> bool:
@@ -177,7 +187,7 @@ def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max
 _OTHER_FIELDS = (
     *("model", "model_version", "text", "source_language", "target_language", "special_tokens_in_text"),
     *("request_id", "priority", "max_new_tokens", "truncate", "split", "no_cache"),
-    *("markup", "keep_placeholders", "translate_attributes"),
+    *("markup", "keep_placeholders", "translate_attributes", "terms", "glossary"),
 )
 _options_of = attrgetter(*(name for name in GenerateRequest.__struct_fields__ if name not in _OTHER_FIELDS))
 _NO_OPTIONS, _ONE_BEAM = _options_of(GenerateRequest()), _options_of(GenerateRequest(num_beams=1))

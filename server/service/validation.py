@@ -31,6 +31,7 @@ from dragoman.server.service.requests import (
     search_options,
 )
 from dragoman.server.service.sentences import cut_text, on_thread
+from dragoman.server.service.terms import Match, TermIndex, index_of, with_terms
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 # Longer texts are tokenised on a thread, so as not to block other requests.
 MAX_INLINE_CHARACTERS = 2048
+# More terms are indexed on a thread, and files of glossaries read there.
+MAX_INLINE_TERMS = 64
 # Most tokens that a tokeniser adds to those of a text's bytes.
 NUM_ADDED_TOKENS = 8
 # Text tokenised beyond the longest that could be kept, so that the last kept word is complete.
@@ -58,8 +61,8 @@ class Validator:
         limit: AnswerLimit | None = None,
         *,
         is_streamed: bool = False,
-    ) -> tuple[messages.Request, PromptTemplate, bool]:
-        """Return the engine's request, the template around its text, and whether the text was cut.
+    ) -> tuple[messages.Request, PromptTemplate, bool, Sequence[Match]]:
+        """Return the engine's request, the template around its text, whether the text was cut, and the terms in it.
 
         Raises `InvalidRequest`, naming the field and the limit, or `DeadlineExceeded` if the deadline has already passed.
         """
@@ -84,6 +87,8 @@ class Validator:
             is_truncated |= len(kept) < len(ids)
             ids = kept
         search = search_options(request, manifest, model.max_slots_per_request, max_new_tokens, prefix_ids, template.search)
+        is_slow = request.glossary or model.traits.glossary or len(request.terms) > MAX_INLINE_TERMS
+        indexes = await on_thread(_term_indexes, request, model, search) if is_slow else _term_indexes(request, model, search)
         if limit is not None and (request.has_log_probs or search.num_answers > 1):
             sizes = self.sizes_of(model.tokenizers.target)
             check_answer(search, max_new_tokens, request.has_log_probs, sizes, manifest.target_vocab_size, limit)
@@ -91,6 +96,11 @@ class Validator:
             ids, is_truncated = await self._source_ids(
                 request.text, model, template, may_cut=request.truncate, has_special=has_special
             )
+        matches: Sequence[Match] = ()
+        if indexes:
+            text = model.tokenizers.source.decode(ids) if is_truncated else request.text
+            where = model.tokenizers.target, model.max_slots_per_request
+            search, matches = await on_thread(with_terms, search, text, indexes, *where)
         source_ids, decoder_start_id = template.surround(ids)
         sequence = messages.Request(
             id=model.engine.next_id(),
@@ -105,7 +115,7 @@ class Validator:
             decoder_start_id=decoder_start_id,
             text_range=_text_range(request.text, ids, model, template) if call.is_aligned else None,
         )
-        return sequence, template, is_truncated
+        return sequence, template, is_truncated, matches
 
     async def validate_score(
         self, request: ScoreRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None = None
@@ -258,6 +268,29 @@ def _text_range(text: str, ids: Sequence[int], model: "LoadedModel", template: P
         spans = token_spans([*map(model.tokenizers.source.word_bytes, ids)], template.task + text)
         num_before = next((i for i, (_, end) in enumerate(spans) if end > len(template.task)), len(ids) - 1)
     return start + num_before, start + len(ids)
+
+
+def _term_indexes(request: GenerateRequest, model: "LoadedModel", search: messages.SearchOptions) -> list[TermIndex]:
+    """Return the indexes of a request's terms and its glossary, the model's by default; it may read files.
+
+    Raise `InvalidRequest` if the request's search cannot have terms, or there is no such glossary.
+    """
+    field = "terms" if request.terms else "glossary" if request.glossary else ""
+    reason = ""
+    if model.manifest.has_prompts:
+        reason = f"model {model.name} continues prompts, which are not translated"
+    elif search.sampling is not None or search.has_alternatives:
+        reason = f"does not go with {'do_sample' if search.sampling else 'return_alternatives'}"
+    if reason and field:
+        raise InvalidRequest(field, reason)
+    indexes = [index_of(request.terms)] if request.terms else []
+    if (glossary := request.glossary or model.traits.glossary) and not reason:
+        try:
+            indexes.append(model.glossaries.find(glossary))
+        except InvalidRequest:
+            if request.glossary:  # a default that is gone is the operator's fault, and in the log
+                raise
+    return indexes
 
 
 def check_text(text: str, model: "LoadedModel") -> None:

@@ -145,6 +145,10 @@ RULES = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "forced_prefix": 
 DRAWING = {"do_sample": True, "temperature": 0.5, "top_k": 7, "top_p": 0.25, "seed": 9}
 DETAILS = {"return_alternatives": True, "return_log_probs": True, "top_log_probs": 2}
 LANGUAGES = {"source_language": "en", "target_language": "deu_Latn", "model_version": "canary"}
+TERMS = {
+    "terms": [generation_pb2.Term(source="dog", targets=["Hund", "Köter"]), generation_pb2.Term(source="Acme")],
+    "glossary": "house",
+}
 
 
 def test_every_flag_of_a_request_reaches_the_server(ask: Run, service: Service, files: Path) -> None:
@@ -158,6 +162,7 @@ def test_every_flag_of_a_request_reaches_the_server(ask: Run, service: Service, 
         (" ".join(languages), LANGUAGES),
         ("--max-new-tokens 5 --truncate", {"max_new_tokens": 5, "truncate": True}),
         ("--special-tokens-in-text", {"special_tokens_in_text": True}),
+        ("--term dog=Hund|Köter --term Acme --glossary house", TERMS),
         ("--no-special-tokens-in-text", {"special_tokens_in_text": False}),
         ("", {}),
     ):

@@ -13,7 +13,7 @@ from dragoman.client.repository import RepositoryClient
 from dragoman.client.request import Request
 from dragoman.client.results import Alignment, Piece
 from dragoman.client.retry import RetryPolicy
-from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
+from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, Term, with_options
 from dragoman.v1 import generation_pb2, repository_pb2
 from tests.client.fake_server import EOS, AdminService, FakeServer, failing, filled, plain
 
@@ -46,7 +46,9 @@ METHODS = {
 )
 def test_a_request_carries_the_given_options_and_no_others(call, service, method: str, options: dict, search: dict) -> None:
     for _ in range(2):
-        arguments, keywords = METHODS[method]("x", **options, **({"search": Search(**search)} if search else {}))
+        sent = search.get("terms", ())
+        terms = {"terms": [Term(each.source, each.targets, each.case_sensitive) for each in sent]}
+        arguments, keywords = METHODS[method]("x", **options, **({"search": Search(**search | terms)} if search else {}))
         call(method, *arguments, **keywords)
     first, second = service.requests
     for request in (first, second):

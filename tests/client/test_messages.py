@@ -173,6 +173,7 @@ STATUS = ModelStatus(
     ),
     ("labels.old: there is no version '9'",),
     Requested(False, ("1",), ("4",), "3", {"x": "", "a": "3"}),
+    ("house", "legal"),
 )
 
 
@@ -189,6 +190,7 @@ def test_versions_are_rows_with_reasons_below_them() -> None:
     assert remarks == [
         "en-de 2: proof: \ufffd[2J no",
         "en-de: labels.old: there is no version '9'",
+        "en-de: glossaries: house, legal",
         "en-de: asked for by operators: rolled back to 3, load 1, unload 4, label a = 3, label x = none",
         "fr-en: asked for by operators: unloaded",
     ]

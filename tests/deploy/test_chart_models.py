@@ -32,6 +32,7 @@ WHOLE_FILE = {
         "is_ready_needed": False,
         "one_sentence": True,
         "split": "sentences",
+        "glossary": "house-style",
         "keep_loaded": "1.5h",
     },
     "swap": {"mode": "restart", "probation_seconds": 90, "max_error_rate": 0.001, "max_latency_factor": 2.5},

@@ -34,6 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "likeliest tokens": {"num_beams": 2, "num_return_sequences": 2, "top_log_probs": 3, "max_new_tokens": 60},
     "alternatives": {"return_alternatives": True, "num_return_sequences": 3, "forced_prefix": "Ein"},
     "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "suppressed_tokens": [5, 6, 7]},
+    "terms": {"terms": [{"source": "man", "targets": ["Herr"]}, {"source": "a", "targets": ["Klavier"]}], "num_beams": 3},
     "others": {"truncate": True, "priority": 3, "source_language": "en", "target_language": "de"},
 }
 TOKEN, OTHER, HURRIED, LATE, LATEST = "web-token", "other-token", "hurried-token", "late-token", "latest-token"

@@ -38,6 +38,8 @@ SEARCHES: tuple[dict[str, Any], ...] = (
     {"min_new_tokens": 20},
     {"forced_prefix": "Ein", "num_beams": 4},
     {"top_log_probs": 5},
+    {"terms": [{"source": "man", "targets": ["Herr", "Herren"]}, {"source": "a", "targets": ["Klavier"]}, {"source": "dog"}]},
+    {"terms": [{"source": "woman", "targets": ["Dame"]}], "num_beams": 6, "num_return_sequences": 2},
 )
 NUM_REQUESTS = 1000 if LONG else 84
 CONCURRENCY, NUM_DISTURBING, NUM_CHANNELS = 64, 8, 8

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -23,6 +24,14 @@ class TargetSide:
             object.__setattr__(self, "num_choices", self.vocab_size)
 
 
+class Progress(NamedTuple):
+    """Terms of a hypothesis."""
+
+    missing: int = 0  # set of the terms that it misses, bit by bit
+    node: int = 0  # its last tokens that begin one of them, see `search/terms.py`; 0 for none
+
+
+NO_TERMS = Progress()
 # Tokens compared at once.
 BLOCK = 64
 
@@ -39,6 +48,7 @@ class Hypothesis(Struct, frozen=True, gc=False):
     top_log_probs: list[list[float]] = []  # their log-probabilities
     parent: int = 0  # index among the live hypotheses of the step before
     alignment: list[int] = []  # see `Answer`; set once it is finished, if requested
+    progress: Progress = NO_TERMS
 
     @property
     def num_generated(self) -> int:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dragoman.server.engine.messages import Answer, Request, SearchOptions
 from dragoman.server.engine.search.constraints import Constraints, Option
-from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide
+from dragoman.server.engine.search.hypothesis import NO_TERMS, Hypothesis, Progress, TargetSide
 from dragoman.server.runtime.runner import Candidates
 
 # Growth factor of the number of candidates when there were too few.
@@ -155,7 +155,9 @@ class Search(ABC):
             needed = max(self._constraints.num_needed(hypothesis, self.num_wanted) for hypothesis in self.live)
         self.num_candidates = min(max(needed, self.options.num_top_log_probs), self._target.num_choices)
 
-    def _extend(self, row: int, option: Option, candidates: Candidates | None, index: int = 0) -> Hypothesis:
+    def _extend(
+        self, row: int, option: Option, candidates: Candidates | None, index: int = 0, progress: Progress = NO_TERMS
+    ) -> Hypothesis:
         """Return a hypothesis extended by an option, with its top tokens if requested."""
         hypothesis = self.live[row]
         token, log_prob, value = option
@@ -174,4 +176,5 @@ class Search(ABC):
             top_ids,
             top_log_probs,
             row,
+            progress=progress,
         )

@@ -18,6 +18,7 @@ from dragoman.server.engine.search.constraints import Option
 from dragoman.server.engine.search.hypothesis import Hypothesis, TargetSide
 from dragoman.server.engine.search.sampler import NUM_CANDIDATES, Sampler
 from dragoman.server.engine.search.search import Search
+from dragoman.server.engine.search.terms import TermSearch
 from dragoman.server.runtime.runner import Candidates
 
 
@@ -145,6 +146,8 @@ def search_for(request: Request, target: TargetSide) -> Search | None:
     """Return a request's search, or None for plain greedy search."""
     if is_plain(request.search, request.max_new_tokens):
         return None
+    if request.search.terms:
+        return TermSearch(request, target)
     if request.search.num_beams > 1:
         return BeamSearch(request, target)
     return SeparateSearch(request, target)

@@ -145,7 +145,14 @@ TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 NUMBER: Schema = {"type": "integer"}
 BYTES: Schema = {"type": "string", "format": "binary"}
-KINDS: dict[Kind, str] = {"flag": "boolean", "integer": "integer", "number": "number", "text": "string", "tokens": "array"}
+KINDS: dict[Kind, str] = {
+    "flag": "boolean",
+    "integer": "integer",
+    "number": "number",
+    "text": "string",
+    "tokens": "array",
+    "terms": "array",
+}
 _DECLARATION = re.compile(r"(message|enum|service|oneof|rpc) (\w+)|[^=/]*?(\w+) = ")
 
 
@@ -397,7 +404,8 @@ def _parameters() -> dict[str, Schema]:
     """Return the schemas of an inference request's parameters; JSON in strings is left out."""
 
     def schema(kind: Kind, text: str) -> Schema:
-        return {"type": KINDS[kind], "description": text} | ({"items": NUMBER} if kind == "tokens" else {})
+        items = {"tokens": NUMBER, "terms": {"type": "object"}}
+        return {"type": KINDS[kind], "description": text} | ({"items": items[kind]} if kind in items else {})
 
     found = {name: schema(field.kind, "As in GenerateRequest.") for name, field in FIELDS.items()}
     found |= {name: schema(FIELDS[field].kind, f"Another name of {field}.") for name, field in SYNONYMS.items()}
@@ -483,7 +491,7 @@ def _inference_schemas() -> dict[str, Schema]:
 
 def _openai_schemas() -> dict[str, Schema]:
     own = {name: {"type": KINDS[FIELDS[RENAMED.get(name, name)].kind]} for name in (*RENAMED, *OWN)}
-    own["suppressed_tokens"] = _some(NUMBER)
+    own |= {"suppressed_tokens": _some(NUMBER), "terms": _some({"type": "object"})}
     shared: dict[str, Any] = {"model": TEXT, "stream": FLAG, **own}
     usage = {name: NUMBER for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     answer = {"id": TEXT, "object": TEXT, "created": NUMBER, "model": TEXT, "choices": _some({"type": "object"})}

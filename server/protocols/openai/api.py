@@ -129,14 +129,15 @@ def _text(text: str, finish_reason: str | None, index: int = 0) -> dict[str, Any
 def _choice(asked: Completion, index: int, answer: Answer, *, is_delta: bool = False) -> dict[str, Any]:
     """Return an answer; with `is_delta` as the only chunk of a stream."""
     reason = FINISH_REASONS[answer.finish_reason]
+    unmet: dict[str, Any] = {"unmet_terms": list(answer.unmet_terms)} if answer.unmet_terms else {}  # no field of OpenAI's
     if not asked.is_chat:
-        return _text(answer.text, reason, index) | {"logprobs": _log_probs(answer.log_probs)}
+        return _text(answer.text, reason, index) | {"logprobs": _log_probs(answer.log_probs)} | unmet
     message = {"role": "assistant", "content": answer.text} | ({} if is_delta else {"refusal": None})
     content = [_told(token) | {"top_logprobs": list(map(_told, token.top))} for token in answer.log_probs]
     choice = _delta(message, reason, index) | {"logprobs": {"content": content, "refusal": None} if content else None}
     if not is_delta:
         choice["message"] = choice.pop("delta")
-    return choice
+    return choice | unmet
 
 
 def _told(token: TokenLogProb) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dragoman.server.protocols.openinference.requests import (
     TEXT,
     TEXT_INPUT,
     TOKENS,
+    UNMET_TERMS,
     WARNINGS,
     Inference,
     Output,
@@ -173,6 +174,8 @@ def _wanted(inference: Inference, answered: Sequence[Generated]) -> Iterable[Out
         void.add(WARNINGS)
     if not any(generated.segments for generated in answered):
         void.add(SEGMENTS)
+    if not any(answer.unmet_terms for generated in answered for answer in generated.answers):
+        void.add(UNMET_TERMS)
     return (output for name, output in OUTPUTS.items() if name not in void)
 
 

@@ -10,10 +10,11 @@ import msgspec
 
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.bulk import BulkEnvelope, both_ends
-from dragoman.server.protocols.json_text import decode_json
+from dragoman.server.protocols.json_text import decode_json, one_line
 from dragoman.server.protocols.openinference.tensors import FLOATS, INTEGERS, Input, Tensor, read_tensors, shown
 from dragoman.server.service.answers import Answer, Generated, TokenLogProb
-from dragoman.server.service.requests import GenerateRequest, check_length, check_num_suppressed
+from dragoman.server.service.requests import GenerateRequest, Term, check_length, check_num_suppressed
+from dragoman.server.service.terms import check_num_terms
 
 MAX_TEXTS = 1024
 # Bounds of protobuf's integers; JSON has none.
@@ -22,7 +23,7 @@ MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
 MAX_JSON_CHARACTERS = 64 * 2**10
 MICROSECONDS = 1e6
 
-Kind: TypeAlias = Literal["flag", "integer", "number", "text", "tokens"]
+Kind: TypeAlias = Literal["flag", "integer", "number", "text", "tokens", "terms"]
 # An output has one element per text or per answer.
 Subject: TypeAlias = Literal["text", "answer"]
 
@@ -75,6 +76,8 @@ FIELDS = {
         Field("markup", "text", "BYTES"),
         Field("keep_placeholders", "flag", "BOOL"),
         Field("translate_attributes", "flag", "BOOL"),
+        Field("terms", "terms", "BYTES"),
+        Field("glossary", "text", "BYTES"),
     )
 }
 # vLLM's names of fields.
@@ -96,7 +99,7 @@ INPUTS = (TEXT_INPUT, SAMPLING_PARAMETERS, *NAMED)
 NUM_PARAMETERS = len(NAMED) + len(PARAMETERS) + 1
 
 TEXT, TOKENS, LOG_PROBS, SEED, WARNINGS = "text_output", "tokens", "log_probs", "seed", "warnings"
-SEGMENTS = "segments"
+SEGMENTS, UNMET_TERMS = "segments", "unmet_terms"
 OUTPUTS = {
     output.name: output
     for output in (
@@ -111,6 +114,7 @@ OUTPUTS = {
         Output(SEED, "UINT64", "text", lambda generated, _: generated.seed or 0),
         Output(WARNINGS, "BYTES", "text", lambda generated, _: "\n".join(generated.warnings).encode()),
         Output(SEGMENTS, "BYTES", "text", lambda generated, _: msgspec.json.encode(list(generated.segments))),
+        Output(UNMET_TERMS, "BYTES", "answer", lambda _, answer: msgspec.json.encode(list(answer.unmet_terms))),
     )
 }
 
@@ -318,6 +322,7 @@ _DATATYPES = {
     "number": INTEGERS | FLOATS,
     "text": frozenset({"BYTES"}),
     "tokens": INTEGERS,
+    "terms": frozenset({"BYTES"}),
 }
 
 
@@ -384,10 +389,21 @@ def _to_tokens(name: str, value: Any) -> tuple[int, ...]:
     return tuple(_to_integer(name, token) for token in value)
 
 
+def _to_terms(name: str, value: Any) -> tuple[Term, ...]:
+    read = from_json(name, value) if isinstance(value, str | bytes) else value
+    if isinstance(read, Sequence):
+        check_num_terms(len(read))
+    try:
+        return msgspec.convert(read, tuple[Term, ...])
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(name, f"is not a list of terms: {one_line(error)}") from None
+
+
 _CONVERSIONS: dict[Kind, Callable[[str, Any], Any]] = {
     "flag": _to_flag,
     "integer": _to_integer,
     "number": _to_number,
     "text": _to_text,
     "tokens": _to_tokens,
+    "terms": _to_terms,
 }

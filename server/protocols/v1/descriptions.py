@@ -113,6 +113,7 @@ def to_model(model: ModelStatus) -> repository_pb2.RepositoryModel:
         requested=repository_pb2.Requested(
             is_unloaded=asked.is_unloaded, loaded=asked.loaded, unloaded=asked.unloaded, pinned=asked.pinned, labels=asked.labels
         ),
+        glossaries=model.glossaries,
     )
 
 

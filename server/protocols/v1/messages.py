@@ -15,8 +15,9 @@ from msgspec.structs import asdict
 
 from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.service.answers import AnswerShape, Generated, Piece, ScoresShape, TokenLogProb
-from dragoman.server.service.requests import GenerateRequest, ScoreRequest, check_num_suppressed
+from dragoman.server.service.requests import GenerateRequest, ScoreRequest, Term, check_num_suppressed
 from dragoman.server.service.score import Scores
+from dragoman.server.service.terms import check_num_terms
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import Error
 
@@ -111,11 +112,14 @@ WEIGHTS_PER_SLICE = 65_536
 
 
 def to_generate_request(message: generation_pb2.GenerateRequest) -> GenerateRequest:
-    """Return the request of a message, without unset fields; raise `InvalidRequest` for too many suppressed tokens."""
+    """Return the request of a message, without unset fields; raise `InvalidRequest` for too many suppressed tokens or terms."""
     fields = {field.name: value for field, value in message.ListFields()}
     if "suppressed_tokens" in fields:
         check_num_suppressed(len(fields["suppressed_tokens"]))  # before they are copied
         fields["suppressed_tokens"] = tuple(fields["suppressed_tokens"])
+    if "terms" in fields:
+        check_num_terms(len(fields["terms"]))
+        fields["terms"] = tuple(Term(term.source, tuple(term.targets), term.case_sensitive) for term in fields["terms"])
     return GenerateRequest(**fields)
 
 
@@ -153,6 +157,7 @@ async def write_response(generated: Generated, max_message_bytes: int, response:
         written = response.answers.add(
             text=answer.text, tokens=answer.tokens, finish_reason=FINISH_REASONS[answer.finish_reason], score=answer.score
         )
+        written.unmet_terms.extend(answer.unmet_terms)
         if answer.log_probs:
             num_written = await _write_log_probs(written.log_probs, answer.log_probs, num_written)
     check_size(response, max_message_bytes)

@@ -43,6 +43,28 @@ def test_answers_and_streams_are_the_references_whatever_else_runs(search: Searc
         assert bench.engine.slots._owners.count(None) == bench.engine.slots.num_rows, "all rows are free"
 
 
+def test_answers_with_terms_and_streams_do_not_depend_on_what_else_runs() -> None:
+    """Some terms need the whole vocabulary, and pause their searches."""
+    for seed in range(4):
+        random = Random(seed)
+
+        def terms(random: Random = random) -> list[list[list[int]]]:
+            return [[random.choices(range(4, VOCAB), k=random.randint(1, 3))] for _ in range(random.randint(1, 3))]
+
+        searches = [SearchOptions(num_beams=random.choice([2, 4]), terms=terms(), forced_prefix=[5] * (i % 2)) for i in range(6)]
+        sources, together = [[random.randint(6, 16), i] for i in range(6)], Bench(max_slots=9)
+        for i, search in enumerate([*searches, SearchOptions(num_answers=3, sampling=HOT), SearchOptions(), SEARCHES["beams"]]):
+            together.submit(i, sources[i] if i < 6 else [8, i], 16, search=search, is_streamed=i % 3 == 0)
+        together.run()
+        for i, search in enumerate(searches):
+            alone = Bench()
+            alone.submit(i, sources[i], 16, search=search)
+            alone.run()
+            assert alone.finished[i].answers == together.finished[i].answers
+            assert i % 3 or together.streamed[i] == alone.finished[i].answers[0].token_ids
+        assert any(count == VOCAB for _, _, count in together.runner.looks) and not together.runner.complaints
+
+
 def test_a_stream_of_beams_does_not_wait_for_the_end() -> None:
     num_early = 0
     for seed in range(8):

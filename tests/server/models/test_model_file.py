@@ -41,6 +41,7 @@ TABLES: dict[str, dict[str, Any]] = {
         **{"max_waiting_requests": 100, "max_waiting_tokens": 1000, "max_priority": -2, "is_ready_needed": False},
         "one_sentence": True,
         "split": "lines",
+        "glossary": "house-style",
         "keep_loaded": "10m",
     },
     "swap": {"mode": "restart", "probation_seconds": 0.0, "max_error_rate": 0.5, "max_latency_factor": 2.0},

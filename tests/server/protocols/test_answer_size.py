@@ -167,13 +167,17 @@ def test_every_field_of_the_contract_reaches_the_core(message: Any, request_type
     for field in fields:
         value = {field.CPPTYPE_STRING: "s", field.CPPTYPE_BOOL: True}.get(field.cpp_type, 2)
         value = (3, 1) if field.name == "suppressed_tokens" else value
-        assert convert(message(**{field.name: value})) == request_type(**{field.name: value}), field.name
+        sent: Any = value
+        if field.name == "terms":
+            sent, value = [{"source": "a", "targets": ["b"], "case_sensitive": True}], (requests.Term("a", ("b",), True),)
+        assert convert(message(**{field.name: sent})) == request_type(**{field.name: value}), field.name
         assert (getattr(request_type(), field.name) is None) is field.has_presence, field.name
         if field.has_presence:
             assert getattr(convert(message(**{field.name: 0})), field.name) == 0
 
 
-def test_suppressed_tokens_are_counted_before_they_are_converted() -> None:
+@pytest.mark.parametrize(("name", "limit"), [("suppressed_tokens", "tokens; at most 256"), ("terms", "terms; at most 1000")])
+def test_lists_are_counted_before_they_are_converted(name: str, limit: str) -> None:
     class Endless(list[int]):
         def __len__(self) -> int:
             return 4_100_000
@@ -181,8 +185,8 @@ def test_suppressed_tokens_are_counted_before_they_are_converted() -> None:
         def __iter__(self) -> Any:
             raise AssertionError("looked at")
 
-    message: Any = SimpleNamespace(ListFields=lambda: [(SimpleNamespace(name="suppressed_tokens"), Endless())])
-    with pytest.raises(InvalidRequest, match=r"^suppressed_tokens: 4100000 tokens; at most 256 are allowed$"):
+    message: Any = SimpleNamespace(ListFields=lambda: [(SimpleNamespace(name=name), Endless())])
+    with pytest.raises(InvalidRequest, match=f"^{name}: 4100000 {limit} are allowed$"):
         to_generate_request(message)
 
 

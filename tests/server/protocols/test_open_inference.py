@@ -14,7 +14,7 @@ from dragoman.server.protocols.grpc.interceptors import to_status
 from dragoman.server.protocols.grpc.reading import LARGE_BYTES, Refused, large_bytes_read
 from dragoman.server.protocols.openinference.requests import FIELDS, MAX_TEXTS, SYNONYMS, Inference, to_inference
 from dragoman.server.protocols.openinference.service import infer_parser, to_raw_request
-from dragoman.server.service.requests import GenerateRequest
+from dragoman.server.service.requests import GenerateRequest, Term
 from dragoman.v1.generation_pb2 import GenerateRequest as Native
 from tests.system.harness.openinference import infer_request as asking
 from tests.system.harness.openinference import raw_bytes, with_parameters, with_tensor
@@ -26,6 +26,7 @@ VALUES |= {"seed": 2**63 + 1, "min_new_tokens": 3, "repetition_penalty": 1.5, "n
 VALUES |= {"suppressed_tokens": (4, 5), "forced_prefix": "Ein Hund", "return_alternatives": True, "return_log_probs": True}
 VALUES |= {"markup": "html", "keep_placeholders": True, "translate_attributes": True}
 VALUES |= {"source_language": "en", "target_language": "de", "special_tokens_in_text": True, "split": "lines", "no_cache": True}
+VALUES |= {"terms": (Term("dog", ("Hund", "Köter")), Term("Acme", case_sensitive=True)), "glossary": "house"}
 OF_THE_MESSAGE = {"model", "model_version", "request_id", "text"}
 
 
@@ -49,8 +50,14 @@ def message(*inputs: dict[str, Any], **fields: Any) -> ModelInferRequest:
     return ModelInferRequest(inputs=[{"name": "text_input", "datatype": "BYTES", "shape": [1]} | each for each in inputs], **fields)
 
 
-def as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, tuple) else [value]
+def as_list(name: str) -> list[Any]:
+    if name == "terms":
+        return [in_json(VALUES[name])]
+    return list(VALUES[name]) if isinstance(VALUES[name], tuple) else [VALUES[name]]
+
+
+def in_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def test_every_field_of_a_request_has_a_name() -> None:
@@ -62,13 +69,13 @@ def test_every_field_of_a_request_has_a_name() -> None:
 def test_a_field_means_the_same_as_tensor_parameter_and_json(name: str) -> None:
     expected = GenerateRequest(model="en-de", text="a", **{name: VALUES[name]})
     datatype = FIELDS[name].datatype
-    assert only(with_tensor(asking("a"), name, as_list(VALUES[name]), datatype)) == expected
-    document = json.dumps({name: VALUES[name]})
+    assert only(with_tensor(asking("a"), name, as_list(name), datatype)) == expected
+    document = in_json({name: VALUES[name]})
     assert only(with_tensor(asking("a"), "sampling_parameters", [document])) == expected
     assert only(with_parameters(asking("a"), sampling_parameters=document)) == expected
-    value = VALUES[name] if isinstance(VALUES[name], str) else json.dumps(VALUES[name])
+    value = VALUES[name] if isinstance(VALUES[name], str) else in_json(VALUES[name])
     assert only(with_parameters(asking("a"), **{name: value})) == expected, "some clients can send strings only"
-    if name not in ("suppressed_tokens", "seed"):
+    if name not in ("suppressed_tokens", "seed", "terms"):
         assert only(with_parameters(asking("a"), **{name: VALUES[name]})) == expected
 
 

@@ -38,6 +38,7 @@ GENERATE = tuple(
         {"source_language": "de-AT", "target_language": "FR", "forced_prefix": "a", "num_beams": 1},
         {"target_language": "deu_Latn", "min_new_tokens": 0, "early_stopping": False, "do_sample": False},
         {"text": TEXT * 40, "truncate": True, "return_alternatives": True, "num_return_sequences": 3},
+        {"terms": [{"source": "dog", "targets": ["a", "cat"]}, {"source": "the", "case_sensitive": True}], "glossary": ""},
     )
 )
 SEEDS: Mapping[type[Message], tuple[Message, ...]] = {

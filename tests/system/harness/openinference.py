@@ -45,6 +45,8 @@ def infer_request(
 def with_tensor(
     request: ModelInferRequest, name: str, values: Sequence[Any], datatype: str = "", shape: Sequence[int] | None = None
 ) -> ModelInferRequest:
+    if values and isinstance(values[0], dict):  # terms
+        values = [json.dumps(values)]
     datatype = datatype or NAMES[type(values[0])]
     request.inputs.add(name=name, datatype=datatype, shape=[len(values)] if shape is None else shape)
     raw = struct.pack(f"<{len(values)}{CODES[datatype]}", *values) if CODES[datatype] else raw_bytes(*values)
