@@ -1,7 +1,7 @@
 """Links between the characters of an answer and of its source, from the alignment of their tokens.
 
-The engine aligns the tokens of an answer where a bundle has heads for it; elsewhere the scorer's attention does, for one more pass over
-source and answer.
+The engine aligns the tokens of an answer where a bundle has heads for it; elsewhere the scorer's attention does, for one more pass
+over both texts.
 """
 
 import re

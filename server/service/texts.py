@@ -389,7 +389,7 @@ def _answer(text: Text, answers: Sequence[Answer]) -> Answer:
         "length" if any(answer.finish_reason == "length" for answer in answers) else "eos",
         sum(answer.score for answer in answers) / max(len(answers), 1),
         _Chain([answer.log_probs for answer in answers]),
-        list(dict.fromkeys(chain.from_iterable(answer.unmet_terms for answer in answers))),
+        unmet_terms=list(dict.fromkeys(chain.from_iterable(answer.unmet_terms for answer in answers))),
     )
 
 

@@ -25,6 +25,7 @@ SEARCHES = (
     SearchOptions(num_beams=2, no_repeat_ngram_size=2, repetition_penalty=1.3),
     SearchOptions(is_end_forced=True),
     SearchOptions(forced_prefix=[17, 33]),
+    SearchOptions(num_beams=4, num_answers=2, terms=[[[330]], [[4914, 417], [2061]]]),
 )
 
 
