@@ -153,14 +153,14 @@ def test_a_broken_stream_is_opened_again_for_unanswered_requests(call, service, 
 
 
 def test_a_batch_has_a_deadline_if_it_is_given_one_and_a_text_among_many_expires_alone(connect, service, has_bulk: bool) -> None:
-    client = connect(is_real=True, timeout_seconds=0.3)
+    client = connect(is_real=True, timeout_seconds=1.5)
     list(client.generate_batch(asked("a"), timeout_seconds=1000.0))
     list(client.generate_batch(asked("a")))
     assert 900 < service.seconds_left[0] < 1100 and service.seconds_left[1] > 1e9
     service.behaviours["stuck"] = Held()
     with pytest.raises(errors.DeadlineExceeded):
         list(client.generate_batch(asked("stuck"), timeout_seconds=0.2))
-    for seconds, options in ((0.3, {}), (0.2, {"timeout_seconds": 0.2})):
+    for seconds, options in ((1.5, {}), (1.0, {"timeout_seconds": 1.0})):
         service.behaviours["stuck"] = held = Held()
         answers = client.generate_many(["a", "stuck", "b"], **options)
         assert next(answers).text == "A"
