@@ -160,7 +160,7 @@ def test_a_batch_has_a_deadline_if_it_is_given_one_and_a_text_among_many_expires
     service.behaviours["stuck"] = Held()
     with pytest.raises(errors.DeadlineExceeded):
         list(client.generate_batch(asked("stuck"), timeout_seconds=0.2))
-    for seconds, options in ((1.5, {}), (1.0, {"timeout_seconds": 1.0})):
+    for seconds, options in ((1.5, {}), (1.2, {"timeout_seconds": 1.2})):
         service.behaviours["stuck"] = held = Held()
         answers = client.generate_many(["a", "stuck", "b"], **options)
         assert next(answers).text == "A"
