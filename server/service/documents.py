@@ -27,8 +27,8 @@ from dragoman.server.service.languages import shown
 MAX_DOCUMENTS, MAX_DOCUMENTS_PER_CALLER = 128, 16
 # Since the last change; LibreTranslate keeps files as long.
 KEPT_SECONDS = 1800.0
-# Extensions, to which `markup` of requests would add "htm" and "html".
-KINDS = ("txt",)
+# `markup` of requests by extension.
+KINDS = {"txt": "none", "htm": "html", "html": "html"}
 _OWNER_DIGITS, _DIGITS = 16, 32
 _NAME = re.compile(rf"[0-9A-F]{{{_OWNER_DIGITS + _DIGITS}}}")
 _UNDECODED = re.compile("[\ud800-\udfff]")

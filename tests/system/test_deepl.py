@@ -1,5 +1,6 @@
 """DeepL's API: its own client, unmodified; forms of older ones, documents, refusals with its exceptions."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -97,6 +98,22 @@ def test_sentences_are_split_as_its_client_asks(client: DeepLClient, german: dic
     assert translated(f"{TEXT} {OTHER}", SplitSentences.OFF) == german[f"{TEXT} {OTHER}"]
 
 
+def test_tags_stay_around_their_words_and_ignored_elements_as_they_are(client: DeepLClient) -> None:
+    def translated(text: str, **options: Any) -> str:
+        result: Any = client.translate_text(text, source_lang="EN", target_lang="DE", **options)
+        return str(result.text)
+
+    found = translated("<p>Two <b>men</b> play &amp; run.</p><p>A dog.</p>", tag_handling="html")
+    assert re.fullmatch(r"<p>[^<]*<b>Männer</b>[^<]*</p><p>[^<]+</p>", found), found
+    with pytest.raises(deepl.DeepLException, match="text: is not well-formed XML"):
+        translated("<a>b", tag_handling="xml")
+    # As Weblate sends placeholders.
+    text = 'Two <x id="1">%(men)s</x> play <x id="2"/> football <g translate="no">as is</g>.'
+    found = translated(text, tag_handling="xml", ignore_tags=["x"])
+    for kept in ('<x id="1">%(men)s</x>', '<x id="2"/>', '<g translate="no">as is</g>'):
+        assert found.count(kept) == 1, found
+
+
 def test_its_client_lists_languages_and_usage(client: DeepLClient, server: Server) -> None:
     assert [(each.code, each.name) for each in client.get_source_languages()] == [("EN", "English")]
     targets = [(each.code, each.name, each.supports_formality) for each in client.get_target_languages()]
@@ -133,10 +150,11 @@ def test_forms_of_older_clients_are_read(server: Server, german: dict[str, str])
         ({"source_lang": "TLH"}, "source_lang: 'TLH' is not supported"),
         ({"source_lang": "DE", "target_lang": "FR"}, "target_lang: no model translates from 'DE' to 'FR'"),
         ({"formality": "more"}, "formality: 'more' is not offered; default, prefer_more, prefer_less are"),
-        ({"tag_handling": "xml"}, "tag_handling: 'xml' is not offered"),
-        ({"ignore_tags": ["x"]}, r"ignore_tags: .* is not offered"),
+        ({"tag_handling": "tex"}, "markup: 'tex' is not one of none, html, xml"),
+        ({"ignore_tags": ["x"]}, "ignore_tags: has at most 64 names of tags"),
+        ({"tag_handling": "xml", "ignore_tags": ["x y"]}, "ignore_tags: has at most 64 names of tags"),
         ({"outline_detection": False}, "outline_detection: 'False' is not offered"),
-        ({"glossary": "id", "source_lang": "EN"}, "glossary_id: 'id' is not offered"),
+        ({"glossary": "id", "source_lang": "EN"}, "glossary: 'id' is not known"),
         ({"style_rule": "id"}, "style_id: 'id' is not offered"),
         ({"custom_instructions": ["Be brief."]}, "custom_instructions: .* is not offered"),
         ({"extra_body_parameters": {"unheard_of": 1}}, "unheard_of: is not known"),
@@ -170,6 +188,10 @@ def test_its_client_translates_a_document(client: DeepLClient, german: dict[str,
     status = client.translate_document_from_filepath(source, target, target_lang="DE")
     assert status.done and status.billed_characters == len(source.read_text())
     assert target.read_text() == f"{german[TEXT]}\n\n{german[OTHER]}\n"
+    page = "<!DOCTYPE html>\n<title>{}</title>\n<p>{}<script>x</script>\n"
+    output = BytesIO()
+    client.translate_document(page.format(TEXT, OTHER).encode(), output, filename="a.html", target_lang="DE")
+    assert output.getvalue().decode() == page.format(german[TEXT], german[OTHER])
 
 
 def test_a_document_is_found_by_its_owner_with_the_key_and_once(
@@ -232,8 +254,7 @@ def test_a_document_waits_for_the_queue_and_others_are_bounded(client: DeepLClie
 
 def test_documents_of_other_kinds_are_refused(client: DeepLClient) -> None:
     for content, filename, message in (
-        (b"PK", "a.docx", "file: documents of the kind 'docx' are not translated; those of txt are"),
-        (b"<p>a", "a.html", "file: documents of the kind 'html'"),
+        (b"PK", "a.docx", "file: documents of the kind 'docx' are not translated; those of txt, htm, html are"),
         (b"\xff\xfe", "a.txt", "file: is no UTF-8"),
         (b" ", "a.txt", "file: is missing or blank"),
     ):

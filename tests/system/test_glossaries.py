@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import requests
 
 from dragoman.client.errors import InvalidArgument
 from dragoman.client.repository import RepositoryClient
@@ -34,6 +35,9 @@ def test_glossaries_of_the_models_folder_are_used(bundles: Path, tmp_path: Path,
         assert "Köter" in client.generate(TEXT).text
         named = client.generate(TEXT, glossary="legal", terms=[Term("dog", ["Tier"])])
         assert "Herr" in named.text and "Tier" in named.text and named.answers[0].unmet_terms == ()
+        form = {"text": TEXT, "target_lang": "DE", "glossary_id": "legal"}
+        deepl = requests.post(f"{server.http_address}/v2/translate", data=form, timeout=60)
+        assert "Herr" in deepl.json()["translations"][0]["text"]
         (alone,) = client.generate(f"{TEXT} A cat sleeps.", split="sentences", terms=[Term("cat", ["Kater"])]).answers
         assert "Köter" in alone.text and "Kater" in alone.text
         with pytest.raises(InvalidArgument, match="glossary: 'other' is not known; the model has house, legal"):

@@ -1,6 +1,7 @@
 """LibreTranslate's API: its own client, unmodified; forms and lists, alternatives, languages, keys; refusals with their reason."""
 
 import json
+import re
 import select
 import socket
 import urllib.error
@@ -89,7 +90,7 @@ def test_its_client_lists_languages_without_a_key_and_detects_them(server: Serve
     few = requests.get(f"{server.http_address}/languages", headers={"Authorization": "Bearer few"}, timeout=60).json()
     assert [language["code"] for language in few] == ["de", "en"]
     settings = requests.get(f"{server.http_address}/frontend/settings", timeout=60).json()
-    assert (settings["apiKeys"], settings["charLimit"], settings["supportedFilesFormat"]) == (True, 20_000, [".txt"])
+    assert (settings["apiKeys"], settings["charLimit"], settings["supportedFilesFormat"]) == (True, 20_000, [".txt", ".htm", ".html"])
     assert (settings["filesTranslation"], settings["suggestions"]) == (True, False)
     assert "/translate" in requests.get(f"{server.http_address}/spec", timeout=60).json()["paths"]
     assert requests.get(f"{server.http_address}/health", timeout=60).json() == {"status": "ok"}
@@ -165,6 +166,20 @@ def test_alternatives_are_the_next_best_answers(server: Server) -> None:
     assert "max_message_bytes" in refusal(post(server, json=QUERY | KEY | {"alternatives": most}))[1], "too long, not too many"
 
 
+def test_tags_stay_around_their_words_in_html(server: Server) -> None:
+    """As Mastodon asks for the parts of a post, and Discourse for one in a form."""
+    parts = ["<p>A man in a <b>red shirt</b> &amp; a dog.</p><p>Two dogs.</p>", "", 'A <a href="/x">dog</a>']
+    found = translated(server, q=parts, format="html")["translatedText"]
+    assert re.fullmatch(r"<p>[^<]+<b>[^<]*rote[^<]*</b>[^<]+</p><p>[^<]+</p>", found[0]), found
+    assert found[1] == "" and re.fullmatch(r'[^<]*<a href="/x">[^<]+</a>[^<]*', found[2]), found
+    form = post(server, data=QUERY | KEY | {"q": parts[0], "format": "html", "source": "auto"})
+    assert form.json()["translatedText"] == found[0]
+    both = translated(server, q=parts[2], format="html", alternatives=1)
+    assert all('<a href="/x">' in text for text in (both["translatedText"], *both["alternatives"]))
+    plain = translated(server, q="Two <b>dogs</b>", format="text")
+    assert plain["translatedText"] != translated(server, q="Two <b>dogs</b>", format="html")["translatedText"]
+
+
 INVALID: list[tuple[dict[str, Any], str]] = [
     *[({"q": value}, "q: is missing") for value in ("", [], None)],
     *[({"q": value}, "q: is neither a text nor a list of texts") for value in (7, [["A dog."]], ["A dog.", 7], {"a": "b"})],
@@ -176,7 +191,6 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"source": "\x00\n"}, "source: '\\x00\\n' is not supported"),
     ({"source": "de", "target": "fr"}, "target: no model translates from 'de' to 'fr'; there: en to de"),
     ({"model": "none"}, "model"),
-    ({"format": "html"}, "format: html is not translated here"),
     ({"format": "pdf"}, "format: 'pdf' is not supported"),
     ({"q": ["A"] * 1025}, "q: 1025 texts; at most 1024 are translated at once"),
     ({"q": ["Yes. " * 2001] * 2}, "q: more than 20000 characters, max_text_characters of the server"),
@@ -264,7 +278,7 @@ def test_files_are_translated_and_found_by_their_address(server: Server, german:
         assert found.headers["Content-Disposition"] == "attachment; filename*=UTF-8''%C3%BC.TXT"
     assert send("a.txt", TEXT.encode(), source="auto").status_code == 200
     for response, message in (
-        (send("a.exe", b"MZ\x90"), "file: documents of the kind 'exe' are not translated; those of txt are"),
+        (send("a.exe", b"MZ\x90"), "file: documents of the kind 'exe' are not translated; those of txt, htm, html are"),
         (send("a.txt", b"\xff"), "file: is no UTF-8"),
         (send("a.txt", b" "), "file: is missing or blank"),
         (send("a.txt", b"a", target="tlh"), "target: 'tlh' is not supported"),

@@ -142,6 +142,27 @@ async def test_a_text_is_divided_alike_over_every_protocol(server: Server, sente
     assert num_methods >= 16
 
 
+async def test_a_document_is_translated_alike_over_every_protocol(server: Server, sentences: list[str]) -> None:
+    """Tags stay, and sentences are translated as alone."""
+    single = [line for line in sentences if list(split_text(line)) == [(line, True)] and not set(line) & set("&<>")][:24]
+    forms = "<p>{}</p>\n<!-- <p> --><P class=x>{}</P>", "<ul><li>{}<li><b>{}</b></ul>", "<td>{}<td>{}<br>", "{}<script>{}</script>"
+    documents = [form.format(a, b) for form, a, b in zip(forms * 3, single[::2], single[1::2], strict=True)]
+    options = {"markup": "html", "split": "sentences"}
+    async with NativeGrpc.connect(server) as native:
+        method = native.methods["Generate"]
+        alone = {line: answer.texts[0] for line, answer in zip(single, await answers(native, method, single, {}), strict=True)}
+        wanted = await answers(native, method, documents, options)
+    for number, answer in enumerate(wanted):
+        a, b = single[2 * number : 2 * number + 2]
+        is_script = "script" in forms[number % 4]
+        assert answer.texts == [forms[number % 4].format(alone[a], b if is_script else alone[b])]
+    for protocol in PROTOCOLS:
+        async with protocol.connect(server) as client:
+            for name, method in client.methods.items():
+                found = await answers(client, method, documents, options)
+                assert found == [client.project(answer) for answer in wanted], (client.name, name)
+
+
 def documented() -> dict[str, dict[str, str]]:
     """Return the table of docs/api.md: the status of each kind of error, by protocol."""
     section = (ROOT / "docs/api.md").read_text().partition("### Statuses by protocol\n")[2].partition("\n## ")[0]

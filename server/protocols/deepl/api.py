@@ -23,7 +23,7 @@ from dragoman.server.protocols.http.responses import DEEPL_ERRORS, HttpRefusal, 
 from dragoman.server.protocols.libretranslate.languages import AUTO, LibreLanguages
 from dragoman.server.protocols.v1.messages import MessageLimit
 from dragoman.server.service.callers import RETRY_SECONDS
-from dragoman.server.service.documents import Document, DocumentStore, check_document, digest_of
+from dragoman.server.service.documents import KINDS, Document, DocumentStore, check_document, digest_of
 from dragoman.server.service.requests import GenerateRequest
 from dragoman.server.service.service import Service
 
@@ -63,9 +63,9 @@ class DeepLApi:
         source, request = await self._choose(asked, asked.texts, exchange)
         texts = asked.texts
         if request is not None:
-            requests = [replace(request, text=text) for text in texts]
+            requests = [replace(request, text=asked.with_ignored(text)) for text in texts]
             answered = await self._generation.generate_all(requests, exchange.call, exchange.remaining_seconds, self._limit)
-            texts = [generated.best.text for generated in answered]
+            texts = [asked.without_ignored(generated.best.text) for generated in answered]
         self._num_characters[_name_of(exchange)] += sum(map(len, asked.texts))
         shared = {"model_type_used": asked.model_type.removeprefix("prefer_")} if asked.model_type else {}
         shared["detected_source_language"] = source
@@ -101,7 +101,7 @@ class DeepLApi:
         if len(asked.file) > (most := self._generation.texts.max_characters):
             message = f"file: more than {most} characters, max_text_characters of the server"
             raise HttpRefusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
-        _, request = await self._choose(asked, [asked.file], exchange)
+        _, request = await self._choose(replace(asked, tag_handling=KINDS[kind]), [asked.file], exchange)
         key = secrets.token_hex(32).upper()
         document = Document(asked.filename, len(asked.file), key, process=os.getpid(), began=time.time())
         if request is None:

@@ -14,23 +14,25 @@ from dragoman.server.service.languages import shown
 from dragoman.server.service.requests import GenerateRequest
 
 # DeepL's own limit is 50; forms have fewer fields.
-MAX_TEXTS = 1024
+MAX_TEXTS, MAX_TAGS = 1024, 64
 # `split` for each value of `split_sentences`; with `nonewlines` line breaks become spaces.
 SPLITS = {"1": "sentences", "0": "none", "nonewlines": "sentences"}
 # The first is ours.
-TEXTS = ("model", "source_lang", "target_lang", "split_sentences", "model_type", "auth_key", "type")
+TEXTS = ("model", "source_lang", "target_lang", "split_sentences", "model_type", "auth_key", "type", "tag_handling", "glossary_id")
 OF_DOCUMENTS = ("file", "filename", "output_format", "document_key")
 # Parameters that are read and change nothing; billed characters are always shown.
 IGNORED = ("context", "preserve_formatting", "enable_beta_languages", "tag_handling_version", "show_billed_characters")
 # Parameters that may be empty or have one of these values only: what they ask for is not offered.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "formality": ("default", "prefer_more", "prefer_less"),
-    "tag_handling": (),  # "html" and "xml" are `markup` of requests
     "outline_detection": (True, "1", "true"),
-    **dict.fromkeys(("non_splitting_tags", "splitting_tags", "ignore_tags"), ()),
-    **dict.fromkeys(("glossary_id", "glossary_ids", "style_id", "custom_instructions"), ()),
+    **dict.fromkeys(("non_splitting_tags", "splitting_tags"), ()),
+    **dict.fromkeys(("glossary_ids", "style_id", "custom_instructions"), ()),
     **dict.fromkeys(("translation_memory_id", "translation_memory_threshold"), ()),
 }
+# An attribute that ignored tags get; written so that no other is taken for it afterwards.
+_IGNORED = "  translate='no'"
+_NAME = re.compile(r"[^\W\d][\w:.-]*")
 _LINE_BREAK = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]")
 
 
@@ -41,6 +43,9 @@ class Asked(Struct, frozen=True):
     source_lang: str = ""
     target_lang: str = ""
     split_sentences: str = "1"
+    tag_handling: str = ""
+    ignore_tags: Sequence[str] = ()
+    glossary_id: str = ""
     model_type: str = ""
     auth_key: str = ""
     document_key: str = ""
@@ -52,8 +57,26 @@ class Asked(Struct, frozen=True):
 
     def request(self, source: str, target: str) -> GenerateRequest:
         """Return the request without a text."""
-        split = SPLITS[self.split_sentences]
-        return GenerateRequest(model=self.model, source_language=source, target_language=target, split=split)
+        return GenerateRequest(
+            model=self.model,
+            source_language=source,
+            target_language=target,
+            split=SPLITS[self.split_sentences],
+            markup=self.tag_handling,
+            glossary=self.glossary_id,
+        )
+
+    def with_ignored(self, text: str) -> str:
+        """Return a text whose ignored elements are marked as not to be translated."""
+        return self._tags.sub(rf"\g<0>{_IGNORED}", text) if self.ignore_tags else text
+
+    def without_ignored(self, text: str) -> str:
+        """Undo `with_ignored` in a translation."""
+        return re.sub(rf"({self._tags.pattern}){_IGNORED}", r"\1", text) if self.ignore_tags else text
+
+    @property
+    def _tags(self) -> re.Pattern[str]:
+        return re.compile(rf"<(?:{'|'.join(map(re.escape, self.ignore_tags))})(?=[\s/>])")
 
 
 async def read_request(request: web.Request, body: bytes) -> Asked:
@@ -84,11 +107,19 @@ def to_asked(content: dict[str, Any] | Sequence[tuple[str, str]]) -> Asked:
     if len(texts) > MAX_TEXTS:
         raise InvalidRequest("text", f"{len(texts)} texts; at most {MAX_TEXTS} are translated at once")
     fields = {name: _text(name, content.pop(name)) for name in (*TEXTS, *OF_DOCUMENTS) if content.get(name, "") != ""}
+    ignored = content.pop("ignore_tags", ())
+    names = ignored.split(",") if isinstance(ignored, str) else ignored
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest("ignore_tags", "is neither a text nor a list of texts")
+    names = [name.strip() for name in names if name.strip()]
+    if names and (len(names) > MAX_TAGS or not all(map(_NAME.fullmatch, names)) or not fields.get("tag_handling")):
+        raise InvalidRequest("ignore_tags", f"has at most {MAX_TAGS} names of tags, and goes with tag_handling")
     if content := {name: value for name, value in content.items() if value != ""}:
         raise InvalidRequest(one_line(next(iter(content))), "is not known")
     if (split := fields.get("split_sentences", "1")) not in SPLITS:
         raise InvalidRequest("split_sentences", f"{shown(split)} is not one of {', '.join(SPLITS)}")
-    return Asked([_LINE_BREAK.sub(" ", text) for text in texts] if split == "nonewlines" else texts, **fields)
+    texts = [_LINE_BREAK.sub(" ", text) for text in texts] if split == "nonewlines" else texts
+    return Asked(texts, ignore_tags=names, **fields)
 
 
 def _of_form(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:

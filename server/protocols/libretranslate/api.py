@@ -26,6 +26,8 @@ from dragoman.server.service.service import Service
 
 # Typing delay of LibreTranslate's page.
 FRONTEND_MILLISECONDS = 500
+# `markup` of requests by format.
+FORMATS = {"": "none", "text": "none", "html": "html"}
 
 
 class Wanted(NamedTuple):
@@ -35,6 +37,7 @@ class Wanted(NamedTuple):
     source: str
     target: str
     num_alternatives: int = 0
+    markup: str = ""
 
     @property
     def num_beams(self) -> int | None:
@@ -53,6 +56,7 @@ class Wanted(NamedTuple):
             source_language=self.source,
             target_language=self.target,
             split="sentences",
+            markup=self.markup,
         )
 
 
@@ -88,7 +92,8 @@ class LibreTranslateApi:
         """Translate a file and return the address of its translation, which is found by anyone who knows it."""
         asked: Asked = exchange.message
         kind = check_document(asked.filename, asked.file)
-        [[text, *_]], _ = await self._translate(replace(asked, texts=(asked.file,), alternatives=0), exchange)
+        wanted = replace(asked, texts=(asked.file,), alternatives=0, format=KINDS[kind].replace("none", "text"))
+        [[text, *_]], _ = await self._translate(wanted, exchange)
         document = Document(asked.filename, len(asked.file), status="done", content=text.encode(errors="replace"))
         name = await run_by_size(len(document.content), self._documents.add, exchange.call.owner, document)
         return json_response({"translatedFileUrl": f"{exchange.http.url.origin()}/download_file/{name}.{kind}"})
@@ -113,7 +118,8 @@ class LibreTranslateApi:
         model = self._generation.model_for(request, caller)
         if asked.alternatives > (most := _most_alternatives(model, caller)):
             raise InvalidRequest("alternatives", f"{asked.alternatives} is more than {most}, which model {model.name} can give")
-        return await self._answers(asked, Wanted(model, source, target, asked.alternatives), exchange), detected
+        wanted = Wanted(model, source, target, asked.alternatives, FORMATS[asked.format])
+        return await self._answers(asked, wanted, exchange), detected
 
     async def detect(self, exchange: Exchange) -> web.Response:
         """Return the likeliest languages of a text, among those of the models."""
@@ -180,9 +186,7 @@ def _check(asked: Asked) -> None:
     for field in ("source", "target"):
         if not getattr(asked, field):
             raise InvalidRequest(field, "is missing")
-    if asked.format == "html":
-        raise InvalidRequest("format", "html is not translated here, for tags could not be kept in their places; send text")
-    if asked.format not in ("", "text"):
+    if asked.format not in FORMATS:
         raise InvalidRequest("format", f"{shown(asked.format)} is not supported")
 
 

@@ -179,8 +179,9 @@ class LibreTranslate(HttpClient):
         message: dict[str, Any] = {"q": list(query.texts), "source": source, "target": target, "model": query.model}
         if len(query.texts) == 1:
             message["q"] = query.texts[0]
-        if query.options:
+        if "num_return_sequences" in query.options:
             message["alternatives"] = query.options["num_return_sequences"] - 1
+        message["format"] = query.options.get("markup", "text")
         if self._token:
             message["api_key"] = self._token
         async with self.post("/translate", query, json=message) as response:
@@ -294,5 +295,6 @@ class DeepL(HttpClient):
         source, target = query.languages
         split = "1" if query.options.get("split") == "sentences" else "0"
         message = {"text": list(query.texts), "source_lang": source.upper(), "target_lang": target.upper(), "model": query.model}
-        async with self.post("/v2/translate", query, json=message | {"split_sentences": split}) as response:
+        message |= {"split_sentences": split, "tag_handling": query.options.get("markup", "")}
+        async with self.post("/v2/translate", query, json=message) as response:
             return [Answer([one["text"]]) for one in (await response.json())["translations"]]
