@@ -39,6 +39,7 @@ HOMES = {
     "sentencepiece": ("model/text/",),
     "tokenizers": ("model/text/",),
     "transformers": ("model/importers/importing.py",),
+    "turbohtml": ("server/service/markup.py",),
     **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
 }
 OUTER = ("server", "client", "load", "cli", "attention")
