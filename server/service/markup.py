@@ -59,6 +59,7 @@ _ENDED_BY = {
 }
 _SPACE = " \t\n\r\f"
 _SPACES, _LINE_END = re.compile(rf"[{_SPACE}]+"), re.compile(r"\r\n?|\n")
+_CHARACTER = re.compile(r"\r\n|.", re.DOTALL)
 _ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>=][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>]++))?""")
 _NOT_IN_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PROLOG = re.compile(r"\ufeff?\s*+<(?:\?xml\s|!DOCTYPE)")
@@ -370,8 +371,13 @@ def _html_tokens(source: str) -> Iterator[_Token]:
         if token is not None and token.type in (TokenType.TEXT, TokenType.CHARACTER_REFERENCE):
             text += token.data or ""
             continue
+        if token is None and text and _LINE_END.sub("\n", source[start:]).startswith(text):
+            ends = [found.end() for found in _CHARACTER.finditer(source, start)]
+            end = ends[len(text) - 1]
         if start < end:
             yield from _texts(source[start:end], text)
+        if token is None and end < len(source):  # a tag that does not end is in no token
+            yield _Token("kept", [source[end:]])
         tag, text, start = token, "", end
 
 

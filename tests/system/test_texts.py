@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 import requests
 
-from dragoman.client.errors import CallError, Overloaded
+from dragoman.client.errors import CallError, InvalidArgument, Overloaded
 from dragoman.client.sync import Client
 from tests.system.harness.callers import NO_RETRY
 from tests.system.harness.server import Server, serving
@@ -87,3 +87,45 @@ def test_what_has_too_many_tokens_is_cut(server: Server, word: str) -> None:
                 assert [one.is_cut for one in found.segments[1:]] == [True] * (len(spans) - 2) + [False]
         with pytest.raises(CallError, match="max_source_tokens"):
             client.generate(f"A dog. {word * 4 * most}")
+
+
+DOCUMENTS = {
+    "an entity that expands": ('<!DOCTYPE a [<!ENTITY b "bbbbbbbbbb"><!ENTITY c "&b;&b;&b;">]><a>&c;</a>', "xml", "text: "),
+    "an entity of a file": ('<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><a>&x;</a>', "xml", "text: "),
+    "deep XML": ("<a>" * 14_000 + "A dog." + "</a>" * 14_000, "xml", "text: |"),
+    "deep HTML": ("<b>" * 33_000 + "A dog.", "html", ""),
+    "elements around each letter": ("<i>a</i> " * 11_000, "html", ""),
+    "ends without beginnings": ("A dog." + "</b>" * 24_000, "html", ""),
+    "comments that do not end": ("A dog. " + "<!--" * 24_000, "html", ""),
+    "attributes that do not end": ("A dog. " + "<a b='" * 16_000, "html", ""),
+    "references": ("&amp;" * 19_000, "html", ""),
+    "a word": ("<p>" + "q" * 99_000 + "<b>a</b>", "html", ""),
+    "empty elements in a word": ("A d" + "<b></b>" * 14_000 + "og.", "html", ""),
+    "placeholders": ("A dog. " + "%s" * 45_000, "none", ""),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_hostile_document_is_answered_or_refused_and_others_do_not_notice(server: Server, name: str) -> None:
+    text, markup, refusal = DOCUMENTS[name]
+    is_over = Event()
+
+    def neighbour() -> int:
+        count = 0
+        with Client(server.address, token="others") as client:
+            while not is_over.is_set():
+                assert client.generate(f"A dog {count}.", no_cache=True).text
+                count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as pool, Client(server.address, token="text", timeout_seconds=500) as client:
+        answers = pool.submit(neighbour)
+        try:
+            found = client.generate(text, markup=markup, keep_placeholders=markup == "none", max_new_tokens=4).text
+            assert refusal in ("", "text: |") and "root:" not in found
+            assert found.count("<") == text.count("<")
+        except InvalidArgument as error:
+            assert refusal and error.message.startswith(refusal.rstrip("|"))
+        finally:
+            is_over.set()
+        assert answers.result() > 0

@@ -377,3 +377,11 @@ def test_regular_expressions_take_linear_time(repeated: str) -> None:
     source = repeated * 30_000
     assert copied(source, "html") == source == copied(f"{source}x y", "none")[:-3]
     assert time.process_time() - began < 5, "the square would be minutes"
+
+
+@pytest.mark.parametrize("source", ["A dog. <a b='", "a\r\nb <b", "if a < b and <c", "<p>a</p> b <i", "a <b title=x>b"])
+def test_a_tag_that_does_not_end_is_kept(source: str) -> None:
+    markup = Markup(source, "html")
+    assert markup.render([[Translated(0, len(block.text), block.text)] for block in markup.blocks]) == source
+    translated = markup.render([[Translated(0, len(block.text), "B")] for block in markup.blocks])
+    assert translated.endswith(source[source.rindex("<") :]) or source.endswith("b")
