@@ -8,8 +8,6 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from dragoman.model.text.tokenizers import Tokenizers
 
 _WORD = re.compile(r"\S+")
@@ -48,23 +46,27 @@ def token_spans(pieces: Sequence[bytes], text: str) -> list[tuple[int, int]]:
     matched by their number, and characters of a word by their place in it.
     """
     own = b"".join(pieces).decode("utf-8", "surrogateescape")
-    ends = np.cumsum([len(character.encode("utf-8", "surrogateescape")) for character in own])
     words, own_words = ([match.span() for match in _WORD.finditer(each)] for each in (text, own))
     if not own_words or not words:
         return [(0, 0)] * len(pieces)
     if len(words) != len(own_words):
         words, own_words = ([(each[0][0], each[-1][1])] for each in (words, own_words))
-    knots, places = np.ravel(own_words), np.ravel(words)
+    places = list[int]()  # in the text, of each place between the tokens' characters
+    for (start, end), (first, last) in zip(own_words, words, strict=True):
+        places += [first] * (start - len(places))
+        size, ratio = end - start, (last - first) / (end - start)
+        places += range(first, last + 1) if ratio == 1 else [first + round(i * ratio) for i in range(size + 1)]
+    places += [places[-1]] * (len(own) + 1 - len(places))
+    characters: Sequence[int] = range(len(own))  # of each byte
+    if not own.isascii():
+        sizes = (len(character.encode("utf-8", "surrogateescape")) for character in own)
+        characters = [i for i, size in enumerate(sizes) for _ in range(size)]
     spans: list[tuple[int, int]] = []
     stop = 0
     for piece in pieces:
         start, stop = stop, stop + len(piece)
-        first, last = int(np.searchsorted(ends, start, "right")), int(np.searchsorted(ends, stop, "left")) + 1
-        while first < last and own[first : first + 1].isspace():
+        first, last = (characters[start], characters[stop - 1] + 1) if piece else (0, 0)
+        while first < last and own[first].isspace():
             first += 1
-        if not piece or first >= last:
-            spans.append((0, 0))
-            continue
-        begin, end = np.rint(np.interp((first, last), knots, places)).astype(int).tolist()
-        spans.append((begin, max(begin, end)))
+        spans.append((places[first], max(places[first], places[last])) if first < last else (0, 0))
     return spans

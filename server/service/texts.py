@@ -23,7 +23,7 @@ from dragoman.server.service.markup import Markup
 from dragoman.server.service.requests import MARKUPS, SEED_BITS, SPLITS, GenerateRequest, with_defaults
 from dragoman.server.service.sentences import Slices, on_thread, split_text, trimmed
 from dragoman.server.service.tags import Block, Translated
-from dragoman.server.service.validation import Validator
+from dragoman.server.service.validation import MAX_INLINE_CHARACTERS, Validator
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
@@ -127,7 +127,7 @@ class Texts:
                 whole = [Part(request.text, bool(request.text.strip()))] if is_whole else None
                 yield Text([whole or await self._parts(request.text, request, call, model)])
                 continue
-            document = await on_thread(_document, request)
+            document = await _by_size(request.text, _document, request)
             yield Text([await self._parts(block.text, request, call, model) for block in document.blocks], document)
 
     async def _parts(self, text: str, request: GenerateRequest, call: Call, model: "LoadedModel") -> list[Part]:
@@ -351,7 +351,8 @@ async def _joined(text: Text, remaining: Iterator[Generated], least: int, call: 
     for rank in range(max((len(one.answers) for one in answered), default=least)):
         answer = _answer(text, [_ranked(one, rank) for one in answered])
         if text.document is not None:
-            answer = replace(answer, text=await on_thread(_rendered, text, [_ranked(one, rank) for one in answered]))
+            rendered = await _by_size(answer.text, _rendered, text, [_ranked(one, rank) for one in answered])
+            answer = replace(answer, text=rendered)
         answers.append(answer)
         await asyncio.sleep(0)
     return Generated(
@@ -395,6 +396,11 @@ def _answer(text: Text, answers: Sequence[Answer]) -> Answer:
 
 def _has_spans(block: Block) -> bool:
     return bool(block.kept) or len(block.elements) > 1
+
+
+async def _by_size(text: str, work: Callable[..., T], *arguments: object) -> T:
+    """Do work on a text, a long one on a thread."""
+    return work(*arguments) if len(text) <= MAX_INLINE_CHARACTERS else await on_thread(work, *arguments)
 
 
 def _document(request: GenerateRequest) -> Markup:
