@@ -110,7 +110,7 @@ class PeerServer:
         return self._start()
 
     def _start(self) -> Self:
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `_stop`
         # A session of its own: what it starts itself can be ended with it. Nothing of our environment is on its path.
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
         self._process = subprocess.Popen(
