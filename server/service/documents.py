@@ -29,6 +29,7 @@ MAX_DOCUMENTS, MAX_DOCUMENTS_PER_CALLER = 128, 16
 KEPT_SECONDS = 1800.0
 # `markup` of requests by extension.
 KINDS = {"txt": "none", "htm": "html", "html": "html"}
+MAX_NAME_CHARACTERS = 255
 _OWNER_DIGITS, _DIGITS = 16, 32
 _NAME = re.compile(rf"[0-9A-F]{{{_OWNER_DIGITS + _DIGITS}}}")
 _UNDECODED = re.compile("[\ud800-\udfff]")
@@ -66,7 +67,7 @@ class DocumentStore:
         """Keep a document and return its name; the owner's oldest gives way if it is ready. Raise `QueueFull` without room."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self.purge()
-        names, digest = sorted(os.listdir(self._folder), key=self._age, reverse=True), digest_of(owner)
+        names, digest = sorted(self._names(), key=self._age, reverse=True), digest_of(owner)
         own = [name for name in names if name.startswith(digest)]
         if len(own) >= MAX_DOCUMENTS_PER_CALLER and not ((oldest := self.find(own[0])) and oldest.is_running):
             self.take(own[0])
@@ -83,7 +84,7 @@ class DocumentStore:
 
     def find(self, name: str) -> Document | None:
         """Return a document; None if there is none, or no longer. One whose process has ended is in error."""
-        if _NAME.fullmatch(name) is None or self._age(name) > KEPT_SECONDS:
+        if _NAME.fullmatch(name) is None:
             return None
         try:
             document = msgspec.msgpack.decode((self._folder / name).read_bytes(), type=Document)
@@ -91,9 +92,9 @@ class DocumentStore:
                 os.kill(document.process, 0)
         except FileNotFoundError:
             return None
-        except ProcessLookupError:
-            return replace(document, status="error", error="the process that translated it has ended")
-        return document
+        except (ProcessLookupError, PermissionError):
+            document = replace(document, status="error", error="the process that translated it has ended")
+        return document if document.is_running or self._age(name) <= KEPT_SECONDS else None
 
     def take(self, name: str) -> bool:
         """Remove a document; return whether it was there: of two callers one gets it."""
@@ -107,8 +108,11 @@ class DocumentStore:
         """Remove the documents that have been kept long enough."""
         if "_folder" in vars(self) and self._folder.is_dir():
             for name in os.listdir(self._folder):
-                if self._age(name) > KEPT_SECONDS:
+                if self._age(name) > KEPT_SECONDS and self.find(name) is None:
                     self.take(name)
+
+    def _names(self) -> list[str]:
+        return [name for name in os.listdir(self._folder) if _NAME.fullmatch(name)]
 
     def close(self) -> None:
         """Remove the folder, unless it is shared."""
@@ -142,4 +146,6 @@ def check_document(filename: str, text: str) -> str:
         raise InvalidRequest("file", f"documents of the kind {shown(kind)} are not translated; those of {', '.join(KINDS)} are")
     if _UNDECODED.search(text) is not None:
         raise InvalidRequest("file", "is no UTF-8")
+    if _UNDECODED.search(filename) is not None or len(filename) > MAX_NAME_CHARACTERS:
+        raise InvalidRequest("file", f"has a name that is no UTF-8, or has more than {MAX_NAME_CHARACTERS} characters")
     return kind

@@ -17,11 +17,11 @@ from xml.parsers import expat
 import structlog
 
 from dragoman.model.errors import InputError
-from dragoman.model.files import read_given
+from dragoman.model.files import leads_out, read_given
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.service.languages import listed, shown
 from dragoman.server.service.requests import MAX_CHARACTERS, Term
-from dragoman.server.service.terms import MAX_TARGETS, TermIndex
+from dragoman.server.service.terms import MAX_TARGETS, TermIndex, num_characters
 
 log = structlog.get_logger("dragoman.glossaries")
 
@@ -86,6 +86,8 @@ class Glossaries:
         """Read a glossary's file if it is new, or has changed and is the same at two looks."""
         path, stamp = self._file_of(name)
         if path is None:
+            if used.stamp is not None:
+                log.warning("a glossary is gone", name=name)
             used.index, used.stamp = None, None
             self._used.pop(name, None)
             return
@@ -110,6 +112,8 @@ class Glossaries:
                     status = path.stat()
                 except OSError:
                     continue
+                if leads_out(path, self._folder.parent):
+                    continue
                 return path, (status.st_ino, status.st_size, status.st_mtime_ns)
         return None, None
 
@@ -122,7 +126,7 @@ def read_glossary(path: Path) -> list[Term]:
         for place, source, targets in _read_tbx(content) if path.suffix == ".tbx" else _read_tsv(content):
             if len(found) == MAX_ENTRIES:
                 raise GlossaryError(f"more than {MAX_ENTRIES} terms")
-            if not source or max(map(len, (source, *targets))) > MAX_CHARACTERS or len(targets) > MAX_TARGETS:
+            if not source or max(map(num_characters, (source, *targets))) > MAX_CHARACTERS or len(targets) > MAX_TARGETS:
                 limits = f"1 to {MAX_CHARACTERS} characters and at most {MAX_TARGETS} targets"
                 raise GlossaryError(f"line {place}: a term has {limits}")
             found.append(Term(source, tuple(targets)))
@@ -183,6 +187,10 @@ def _read_tbx(content: bytes) -> Iterator[tuple[int, str, Sequence[str]]]:
         parser.Parse(content, True)
     except expat.ExpatError as error:
         raise GlossaryError(f"line {error.lineno}: {expat.ErrorString(error.code)}") from None
+    except GlossaryError:
+        raise
+    except (ValueError, LookupError):
+        raise GlossaryError("has an encoding that is not known; use UTF-8") from None
     others = {own for _, terms in concepts for own in terms} - {source_language}
     if len(others) > 1 or not any(source_language in terms for _, terms in concepts):
         there = ", ".join(sorted(others)) or "none"

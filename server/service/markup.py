@@ -314,7 +314,7 @@ def _merged(tokens: Iterable[_Token], *, has_implied_ends: bool) -> Iterator[_To
                 break
         if kept and len(inner) <= outside:
             is_own_end = is_end and len(inner) == outside
-            yield _untouched([*kept, token] if is_own_end else kept)
+            yield _untouched([*kept, token]) if is_own_end else _unended(kept)
             kept = []
             if is_own_end:
                 continue
@@ -328,7 +328,14 @@ def _merged(tokens: Iterable[_Token], *, has_implied_ends: bool) -> Iterator[_To
         else:
             yield token
     if kept:
-        yield _untouched(kept)
+        yield _unended(kept)
+
+
+def _unended(tokens: Sequence[_Token]) -> _Token:
+    """Return the token of an untouched element without its end tag; it ends a block, so that no text is moved past it."""
+    token = _untouched(tokens)
+    token.is_block = True
+    return token
 
 
 def _untouched(tokens: Sequence[_Token]) -> _Token:

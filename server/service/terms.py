@@ -8,6 +8,8 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct, structs
 
@@ -20,8 +22,10 @@ from dragoman.server.service.requests import MAX_CHARACTERS, Term
 MAX_TERMS, MAX_TARGETS = 1000, 8
 # Matches of a text that are required of its answer, and those that are looked for.
 MAX_REQUIRED, MAX_MATCHES = 8, 64
-# Of a target; a longer one is not required.
+# Of all required terms of an answer at least; later terms are only looked for.
 MAX_TOKENS = 64
+# Ways of writing a term, and terms of a tokeniser whose tokens are kept.
+MAX_ALTERNATIVES, MAX_KEPT = 16, 4096
 # Width of the beam search of a request that asks for less.
 NUM_BEAMS = 4
 # Han, kana, Thai, Lao, Myanmar and Khmer: no spaces between words.
@@ -45,26 +49,27 @@ class TermIndex:
 
     def __init__(self, terms: Iterable[Term]) -> None:
         """Index terms; the first of equal ones wins."""
-        self._terms: dict[str, list[Term]] = {}
+        self._exact, self._folded = dict[str, Term](), dict[str, Term]()  # by their units, as written and case-folded
         lengths: dict[str, set[int]] = {}
         for term in terms:
-            if units := [unit.casefold() for unit, _, _ in _units(term.source)]:
-                equal = self._terms.setdefault(_key(units), [])
-                if not equal or equal[-1].case_sensitive:
-                    equal.append(term)
-                lengths.setdefault(units[0], set()).add(len(units))
+            if units := [unit for unit, _, _ in _units(term.source)]:
+                folded = [*map(str.casefold, units)]
+                if (key := _key(folded)) not in self._folded:
+                    known, own = (self._exact, _key(units)) if term.case_sensitive else (self._folded, key)
+                    known.setdefault(own, term)
+                lengths.setdefault(folded[0], set()).add(len(units))
         # Of terms by their first unit, descending.
         self._lengths = {unit: tuple(sorted(each, reverse=True)) for unit, each in lengths.items()}
 
     def __len__(self) -> int:
-        return sum(map(len, self._terms.values()))
+        return len(self._exact) + len(self._folded)
 
     def find(self, exact: Sequence[str], folded: Sequence[str], place: int) -> tuple[Term, int] | None:
         """Return the longest term whose units begin at a place, and their number."""
         for length in self._lengths.get(folded[place], ()):
-            for term in self._terms.get(_key(folded[place : place + length]), ()):
-                if not term.case_sensitive or [unit for unit, _, _ in _units(term.source)] == exact[place : place + length]:
-                    return term, length
+            term = self._exact.get(_key(exact[place : place + length])) if self._exact else None
+            if (term := term or self._folded.get(_key(folded[place : place + length]))) is not None:
+                return term, length
         return None
 
 
@@ -81,16 +86,28 @@ def check_terms(terms: Sequence[Term]) -> None:
     for number, term in enumerate(terms):
         check_num_targets(number, len(term.targets))
         for name, text in (("source", term.source), *(("targets", target) for target in term.targets)):
-            if len(text) > MAX_CHARACTERS:
-                raise InvalidRequest(f"terms[{number}].{name}", f"{len(text)} characters; at most {MAX_CHARACTERS} are allowed")
+            if (size := num_characters(text)) > MAX_CHARACTERS:
+                raise InvalidRequest(f"terms[{number}].{name}", f"{size} characters; at most {MAX_CHARACTERS} are allowed")
             if not text.strip():
                 raise InvalidRequest(f"terms[{number}].{name}", "is blank")
+
+
+def num_characters(text: str) -> int:
+    """Return the characters of a text, of which some may be written as several."""
+    return len(text) if text.isascii() else max(len(text), len(unicodedata.normalize("NFKC", text[: MAX_CHARACTERS + 1])))
 
 
 def check_num_terms(count: int) -> None:
     """Raise `InvalidRequest` if there are too many terms; adapters call this before converting them."""
     if count > MAX_TERMS:
         raise InvalidRequest("terms", f"{count} terms; at most {MAX_TERMS} are allowed")
+
+
+def check_counts(terms: Sequence[Any]) -> None:
+    """Raise `InvalidRequest` if terms of a message, not converted yet, or targets of one are too many."""
+    check_num_terms(len(terms))
+    for number, term in enumerate(terms):
+        check_num_targets(number, len(term.targets))
 
 
 def check_num_targets(number: int, count: int) -> None:
@@ -125,9 +142,12 @@ def with_terms(
 
     A search of fewer than `NUM_BEAMS` beams has as many, within `max_slots`.
     """
-    matches = find_terms(text, indexes)
-    required = [_alternatives(match, tokenizer) for match in matches[:MAX_REQUIRED]]
-    if any(required):
+    matches, required, num_tokens = find_terms(text, indexes), list[list[list[int]]](), 0
+    for match in matches[:MAX_REQUIRED]:
+        alternatives = _alternatives(match, tokenizer)
+        num_tokens += min(map(len, alternatives), default=0)
+        required += [alternatives] * bool(alternatives and num_tokens <= MAX_TOKENS)
+    if required:
         search = structs.replace(search, terms=required, num_beams=max(search.num_beams, min(NUM_BEAMS, max_slots)))
     return search, matches
 
@@ -137,14 +157,31 @@ def unmet_terms(matches: Sequence[Match], answer: str) -> list[str]:
     num_wanted: dict[Match, int] = {}
     for match in matches:
         num_wanted[match] = num_wanted.get(match, 0) + 1
-    return list(dict.fromkeys(match.source for match, count in num_wanted.items() if _num_found(match, answer) < count))
+    answers = {case_sensitive: _plain(answer, case_sensitive) for case_sensitive in {match.case_sensitive for match in num_wanted}}
+    is_met = {match: _has(match, answers[match.case_sensitive], count) for match, count in num_wanted.items()}
+    return list(dict.fromkeys(match.source for match in num_wanted if not is_met[match]))
 
 
-def _num_found(match: Match, answer: str) -> int:
-    """Return how often a match's targets occur in an answer: from the start of a word, and perhaps with an ending."""
+def _has(match: Match, answer: str, num_wanted: int) -> bool:
+    """Return whether a match's targets occur so often in an answer: from the start of a word, and perhaps with an ending."""
     targets = sorted({_plain(target, match.case_sensitive) for target in match.targets}, key=len, reverse=True)
-    patterns = (rf"(?<!\w){re.escape(target)}" if target[:1].isalnum() else re.escape(target) for target in targets)
-    return len(re.findall("|".join(patterns), _plain(answer, match.case_sensitive)))
+    place = 0
+    for _ in range(num_wanted):
+        found = {target: start for target in targets if (start := _start(target, answer, place)) >= 0}
+        if not found:
+            return False
+        targets = list(found)
+        first = min(targets, key=found.__getitem__)  # of those at the same place the longest
+        place = found[first] + len(first)
+    return True
+
+
+def _start(target: str, answer: str, place: int) -> int:
+    """Return where a target begins in an answer, at the start of a word if it begins like one; -1 if nowhere."""
+    place = answer.find(target, place)
+    while place > 0 and target[:1].isalnum() and (answer[place - 1].isalnum() or answer[place - 1] == "_"):
+        place = answer.find(target, place + 1)
+    return place
 
 
 def _units(text: str) -> Iterable[tuple[str, int, int]]:
@@ -163,15 +200,27 @@ def _plain(text: str, case_sensitive: bool) -> str:
     return text if case_sensitive else text.casefold()
 
 
+_kept: WeakKeyDictionary[Tokenizer, dict[Match, list[list[int]]]] = WeakKeyDictionary()
+
+
 def _alternatives(match: Match, tokenizer: Tokenizer) -> list[list[int]]:
     """Return the token ids of a match's targets, at the start of an answer and within; without those that cannot be written."""
+    kept = _kept.setdefault(tokenizer, {})
+    if (found := kept.get(match)) is None:
+        if len(kept) >= MAX_KEPT:
+            kept.clear()
+        found = kept[match] = _encoded(match, tokenizer)
+    return found
+
+
+def _encoded(match: Match, tokenizer: Tokenizer) -> list[list[int]]:
     texts = list(match.targets)
     if not match.case_sensitive:
         texts += [target[:1].upper() + target[1:] for target in texts]
     found: dict[tuple[int, ...], None] = {}
     for text in dict.fromkeys(texts):
-        encoded = [tokenizer.encode(text), encode_within(tokenizer, f" {text}")]
+        encoded = [encode_within(tokenizer, f" {text}"), tokenizer.encode(text)]
         if _CHARACTER.match(text):
             encoded.append(encode_within(tokenizer, text))
         found |= dict.fromkeys(tuple(ids) for ids in encoded if _plain(tokenizer.decode(ids), True) == _plain(text, True))
-    return [list(ids) for ids in found if 0 < len(ids) <= MAX_TOKENS]
+    return [list(ids) for ids in found if 0 < len(ids) <= MAX_TOKENS][:MAX_ALTERNATIVES]

@@ -23,7 +23,8 @@ from dragoman.server.service.markup import Markup
 from dragoman.server.service.requests import MARKUPS, SEED_BITS, SPLITS, GenerateRequest, with_defaults
 from dragoman.server.service.sentences import Slices, on_thread, split_text, trimmed
 from dragoman.server.service.tags import Block, Translated
-from dragoman.server.service.validation import MAX_INLINE_CHARACTERS, Validator
+from dragoman.server.service.terms import NUM_BEAMS
+from dragoman.server.service.validation import Validator
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 # Least bytes of a log-probability in a message, and parts of a text prepared or joined before yielding to other tasks.
 LOG_PROB_BYTES, PARTS_PER_TURN = 9, 512
+# Longer documents are parsed and rendered on a thread.
+INLINE_CHARACTERS = 512
 # Poll interval of a segment for which the queue has no place.
 PLACE_SECONDS = 0.02
 
@@ -51,6 +54,7 @@ class Text(NamedTuple):
 
     blocks: Sequence[Sequence[Part]]
     document: Markup | None = None
+    source: str = ""  # of a document
 
     @property
     def parts(self) -> Iterator[Part]:
@@ -128,7 +132,8 @@ class Texts:
                 yield Text([whole or await self._parts(request.text, request, call, model)])
                 continue
             document = await _by_size(request.text, _document, request)
-            yield Text([await self._parts(block.text, request, call, model) for block in document.blocks], document)
+            blocks = [await self._parts(block.text, request, call, model) for block in document.blocks]
+            yield Text(blocks, document, request.text)
 
     async def _parts(self, text: str, request: GenerateRequest, call: Call, model: "LoadedModel") -> list[Part]:
         """Divide a text, or a block of a document: one by default into sentences, the other not at all."""
@@ -163,6 +168,8 @@ class Texts:
         """Yield the answers to the segments of all texts in order; a single one is the call's own request."""
         segments = await self._slices.collect(_segments(request, texts, model.manifest), call.owner)
         num_kept = sum(len(_bytes(part.text)) for text in texts for part in text.parts if not part.is_translated)
+        for text in texts:  # tags of documents
+            num_kept += len(_bytes(text.source)) - sum(len(_bytes(part.text)) for part in text.parts) if text.source else 0
         size = _Size(limit, request, num_kept * _num_answers(request, model.manifest))
         if not segments:
             await self._validator.validate(replace(request, text="a", split=SPLITS[0]), call, model, limit)
@@ -272,6 +279,8 @@ def _max_at_once(segments: Sequence[_Segment], call: Call, model: "LoadedModel")
     """Return how many segments run or wait at once, within the caller's limits."""
     request, manifest = segments[0].request, model.manifest
     num_slots = max(with_defaults(request, manifest.defaults, 2).num_beams or 1, _num_answers(request, manifest))
+    if request.terms or request.glossary or model.traits.glossary:
+        num_slots = max(num_slots, NUM_BEAMS)
     most = max(1, REQUESTS_PER_SLOT * model.max_slots // num_slots)
     return most if call.caller is None else min(most, call.caller.most_at_once or most)
 
@@ -351,7 +360,7 @@ async def _joined(text: Text, remaining: Iterator[Generated], least: int, call: 
     for rank in range(max((len(one.answers) for one in answered), default=least)):
         answer = _answer(text, [_ranked(one, rank) for one in answered])
         if text.document is not None:
-            rendered = await _by_size(answer.text, _rendered, text, [_ranked(one, rank) for one in answered])
+            rendered = await _by_size(text.source, _rendered, text, [_ranked(one, rank) for one in answered])
             answer = replace(answer, text=rendered)
         answers.append(answer)
         await asyncio.sleep(0)
@@ -400,7 +409,7 @@ def _has_spans(block: Block) -> bool:
 
 async def _by_size(text: str, work: Callable[..., T], *arguments: object) -> T:
     """Do work on a text, a long one on a thread."""
-    return work(*arguments) if len(text) <= MAX_INLINE_CHARACTERS else await on_thread(work, *arguments)
+    return work(*arguments) if len(text) <= INLINE_CHARACTERS else await on_thread(work, *arguments)
 
 
 def _document(request: GenerateRequest) -> Markup:

@@ -5,9 +5,11 @@ Sizes are checked before contents, and every field before any text is tokenised.
 must satisfy p - 1 + f + n <= `max_target_tokens`. A prompt alone may have `max_source_tokens`.
 """
 
+import asyncio
 import time
 import unicodedata
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -45,6 +47,10 @@ MAX_INLINE_TERMS = 64
 NUM_ADDED_TOKENS = 8
 # Text tokenised beyond the longest that could be kept, so that the last kept word is complete.
 CUT_MARGIN_CHARACTERS = 1024
+
+
+# Reads glossaries, which may take seconds, while other work on texts goes on.
+_GLOSSARIES = ThreadPoolExecutor(1, thread_name_prefix="glossaries")
 
 
 class Validator:
@@ -88,7 +94,8 @@ class Validator:
             ids = kept
         search = search_options(request, manifest, model.max_slots_per_request, max_new_tokens, prefix_ids, template.search)
         is_slow = request.glossary or model.traits.glossary or len(request.terms) > MAX_INLINE_TERMS
-        indexes = await on_thread(_term_indexes, request, model, search) if is_slow else _term_indexes(request, model, search)
+        reading = partial(_term_indexes, request, model, search)
+        indexes = await asyncio.get_running_loop().run_in_executor(_GLOSSARIES, reading) if is_slow else reading()
         if limit is not None and (request.has_log_probs or search.num_answers > 1):
             sizes = self.sizes_of(model.tokenizers.target)
             check_answer(search, max_new_tokens, request.has_log_probs, sizes, manifest.target_vocab_size, limit)
@@ -99,7 +106,8 @@ class Validator:
         matches: Sequence[Match] = ()
         if indexes:
             text = model.tokenizers.source.decode(ids) if is_truncated else request.text
-            where = model.tokenizers.target, model.max_slots_per_request
+            most = (0 if call.caller is None else call.caller.limits.max_slots) or model.max_slots_per_request
+            where = model.tokenizers.target, min(most, model.max_slots_per_request)
             search, matches = await on_thread(with_terms, search, text, indexes, *where)
         source_ids, decoder_start_id = template.surround(ids)
         sequence = messages.Request(

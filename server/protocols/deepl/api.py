@@ -11,6 +11,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import structlog
 from aiohttp import web
 from msgspec.structs import replace
 
@@ -26,6 +27,8 @@ from dragoman.server.service.callers import RETRY_SECONDS
 from dragoman.server.service.documents import KINDS, Document, DocumentStore, check_document, digest_of
 from dragoman.server.service.requests import GenerateRequest
 from dragoman.server.service.service import Service
+
+log = structlog.get_logger("dragoman.deepl")
 
 # DeepL's own number for accounts without a limit.
 CHARACTER_LIMIT = 10**12
@@ -170,6 +173,9 @@ class DeepLApi:
                 continue
             except ServiceError as error:
                 document = replace(document, status="error", error=error.message)
+            except Exception:
+                log.exception("a document could not be translated")
+                document = replace(document, status="error", error="internal error")
             else:
                 content = generated.best.text.encode(errors="replace")
                 document = replace(document, status="done", content=content)

@@ -72,11 +72,14 @@ class Asked(Struct, frozen=True):
 
     def without_ignored(self, text: str) -> str:
         """Undo `with_ignored` in a translation."""
-        return re.sub(rf"({self._tags.pattern}){_IGNORED}", r"\1", text) if self.ignore_tags else text
+        if not self.ignore_tags:
+            return text
+        return re.sub(rf"(<(?:{'|'.join(map(re.escape, self.ignore_tags))})){_IGNORED}", r"\1", text, flags=re.IGNORECASE)
 
     @property
     def _tags(self) -> re.Pattern[str]:
-        return re.compile(rf"<(?:{'|'.join(map(re.escape, self.ignore_tags))})(?=[\s/>])")
+        names, flags = "|".join(map(re.escape, self.ignore_tags)), re.IGNORECASE if self.tag_handling == "html" else 0
+        return re.compile(rf"<(?:{names})(?=[\s/>])(?![^<>]*\stranslate\s*=)", flags)
 
 
 async def read_request(request: web.Request, body: bytes) -> Asked:

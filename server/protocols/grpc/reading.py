@@ -18,7 +18,7 @@ from dragoman.server.protocols.bulk import BulkEnvelope, both_ends
 from dragoman.server.service.context import check_request_id
 from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.requests import check_length, check_num_suppressed
-from dragoman.server.service.terms import check_num_terms
+from dragoman.server.service.terms import check_counts
 
 CANNOT_BE_PARSED = "cannot be parsed; is every string UTF-8?"
 # Size of the last large message read in the current task; 0 for none.
@@ -40,7 +40,7 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "request_id": partial(check_request_id, "request_id"),
     **{name: partial(check_length, name) for name in ("model", "model_version", "source_language", "target_language")},
     "suppressed_tokens": lambda values: check_num_suppressed(len(values)),
-    "terms": lambda values: check_num_terms(len(values)),
+    "terms": check_counts,
 }
 
 

@@ -44,6 +44,7 @@ OPENAI_TYPES = {
 OPENAI_FIELDS = {"text": "prompt", "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "num_return_sequences": "n"}
 LIBRETRANSLATE_FIELDS = {"text": "q", "source_language": "source", "target_language": "target"}
 DEEPL_FIELDS = {"source_language": "source_lang", "target_language": "target_lang"}
+DEEPL_FIELDS |= {"markup": "tag_handling", "glossary": "glossary_id", "split": "split_sentences"}
 
 
 class HttpRefusal(ServiceError):

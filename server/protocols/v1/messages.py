@@ -17,7 +17,7 @@ from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.service.answers import AnswerShape, Generated, Piece, ScoresShape, TokenLogProb
 from dragoman.server.service.requests import GenerateRequest, ScoreRequest, Term, check_num_suppressed
 from dragoman.server.service.score import Scores
-from dragoman.server.service.terms import check_num_terms
+from dragoman.server.service.terms import check_counts
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import Error
 
@@ -118,7 +118,7 @@ def to_generate_request(message: generation_pb2.GenerateRequest) -> GenerateRequ
         check_num_suppressed(len(fields["suppressed_tokens"]))  # before they are copied
         fields["suppressed_tokens"] = tuple(fields["suppressed_tokens"])
     if "terms" in fields:
-        check_num_terms(len(fields["terms"]))
+        check_counts(fields["terms"])
         fields["terms"] = tuple(Term(term.source, tuple(term.targets), term.case_sensitive) for term in fields["terms"])
     return GenerateRequest(**fields)
 

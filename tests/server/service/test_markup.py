@@ -385,3 +385,9 @@ def test_a_tag_that_does_not_end_is_kept(source: str) -> None:
     assert markup.render([[Translated(0, len(block.text), block.text)] for block in markup.blocks]) == source
     translated = markup.render([[Translated(0, len(block.text), "B")] for block in markup.blocks])
     assert translated.endswith(source[source.rindex("<") :]) or source.endswith("b")
+
+
+def test_no_word_is_moved_past_an_untouched_element_that_does_not_end() -> None:
+    markup = Markup("<p>Run <code>x is y <p>next <b>b</b>", "html")
+    (block,) = markup.blocks
+    assert markup.render([[Translated(0, len(block.text), "x is y zuerst")]]) == "<p>x is y zuerst <code>x is y <p>next <b>b</b>"

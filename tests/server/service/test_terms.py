@@ -149,3 +149,14 @@ def test_terms_are_bounded(make_model: Any, terms: list[Term], message: str) -> 
 def test_searches_without_beams_have_no_terms(make_model: Any) -> None:
     assert refusal(make_model(), terms=(DOG,), do_sample=True) == "terms: does not go with do_sample"
     assert refusal(make_model(), terms=(DOG,), return_alternatives=True) == "terms: does not go with return_alternatives"
+
+
+def test_characters_are_counted_as_they_are_compared() -> None:
+    with pytest.raises(InvalidRequest, match=r"terms\[0\].targets: 144 characters; at most 128 are allowed"):
+        index_of((Term("a", ("\ufdfa" * 8,)),))
+
+
+def test_targets_are_counted_from_the_start_of_words_without_overlap() -> None:
+    match = Match("a", ("ab", "abab"))
+    assert unmet_terms([match] * 2, "ababx ab") == [] and unmet_terms([match] * 3, "ababx ab") == ["a"]
+    assert unmet_terms([Match("a", ("b",))], "ab _b") == ["a"] and unmet_terms([Match("a", ("+",))], "a+b") == []

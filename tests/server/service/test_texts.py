@@ -67,7 +67,7 @@ def engine() -> Engine:
 @pytest.fixture
 def model(engine: Engine) -> Any:
     manifest = SimpleNamespace(defaults=Defaults(), has_prompts=False, num_choices=9, target_vocab_size=9)
-    traits = SimpleNamespace(split="")
+    traits = SimpleNamespace(split="", glossary="")
     return SimpleNamespace(name="m", version="v", engine=engine, manifest=manifest, traits=traits, max_slots=2)
 
 
