@@ -22,7 +22,9 @@ from dragoman.export.tracing import PAST_KEY
 from dragoman.model.decode import greedy_search
 from dragoman.model.networks.network import Network
 
-MAX_SOURCES, MAX_SOURCE_TOKENS, MAX_NEW_TOKENS = 32, 48, 64
+MAX_SOURCES, MAX_SOURCE_TOKENS, MAX_NEW_TOKENS = 16, 48, 64
+# Sources decoded at once: logits of a large vocabulary take half a gigabyte.
+BATCH_SOURCES = 8
 # A token counts where removing a source token lowers its log-probability by this: others have no certain source.
 MIN_DIFFERENCE = 1.0
 # Heads are added, at most so many, as long as agreement rises by this.
@@ -40,7 +42,12 @@ def choose_heads(model: Network, sources: Sequence[list[int]]) -> list[Alignment
         sources: Ids without end-of-sequence.
     """
     usable = [ids for ids in sources if 1 < len(ids) <= MAX_SOURCE_TOKENS][-MAX_SOURCES:]
-    samples = [found for ids in usable if (found := _observed(model, ids)) is not None]
+    room = model.config.max_target_positions - 1  # all tokens are read, too
+    if not usable or room < 1:
+        return []
+    answers = [answer.ids for answer in greedy_search(model, usable, min(MAX_NEW_TOKENS, room))]
+    pairs = zip(usable, answers, strict=True)
+    samples = [found for ids, answer in pairs if answer and (found := _observed(model, ids, answer)) is not None]
     if not samples:
         return []
     weights = {head: [own[head] for own, _, _ in samples] for head in samples[0][0]}
@@ -63,16 +70,14 @@ def choose_heads(model: Network, sources: Sequence[list[int]]) -> list[Alignment
     return chosen
 
 
-def _observed(model: Network, ids: list[int]) -> tuple[dict[AlignmentHead, Floats], NDArray[np.int64], NDArray[np.bool_]] | None:
-    """Return the log-weights `[T, S]` of each head for a source's greedy answer, and the model's own alignment `[T]`.
+def _observed(
+    model: Network, ids: list[int], answer: list[int]
+) -> tuple[dict[AlignmentHead, Floats], NDArray[np.int64], NDArray[np.bool_]] | None:
+    """Return the log-weights `[T, S]` of each head for a source's answer, and the model's own alignment `[T]`.
 
     S are the tokens of the text alone. The last array says which of the T tokens have a certain source; None if none has.
     """
     source, first = model.prompt(ids)
-    room = model.config.room_after(len(source)) - 1  # all tokens are read, too
-    answer = greedy_search(model, [ids], min(MAX_NEW_TOKENS, room))[0].ids if room > 0 else []
-    if not answer:
-        return None
     fed, length = [first, *answer], len(answer)
 
     def answered(sources: list[list[int]]) -> torch.Tensor:
@@ -81,7 +86,9 @@ def _observed(model: Network, ids: list[int]) -> tuple[dict[AlignmentHead, Float
         log_probs: torch.Tensor = logits.float().log_softmax(-1)
         return log_probs[:, torch.arange(length), torch.tensor(answer)]
 
-    differences = (answered([source]) - answered([source[:i] + source[i + 1 :] for i in range(len(ids))])).numpy().T
+    shorter = [source[:i] + source[i + 1 :] for i in range(len(ids))]
+    parts = [answered(shorter[start : start + BATCH_SOURCES]) for start in range(0, len(shorter), BATCH_SOURCES)]
+    differences = (answered([source]) - torch.cat(parts)).numpy().T
     is_certain = differences.max(1) >= MIN_DIFFERENCE
     if not is_certain.any():
         return None
