@@ -26,6 +26,7 @@ EXTRAS: Final = {
         "sentencepiece",
         "structlog",
         "tokenizers",
+        "turbohtml",
     ),
     "cpu": ("onnxruntime",),
     "signing": ("cryptography",),
