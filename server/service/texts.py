@@ -358,10 +358,10 @@ async def _joined(text: Text, remaining: Iterator[Generated], least: int, call: 
     timings = [one.timings for one in answered]
     answers = list[Answer]()
     for rank in range(max((len(one.answers) for one in answered), default=least)):
-        answer = _answer(text, [_ranked(one, rank) for one in answered])
+        parts = [_ranked(one, rank) for one in answered]
+        answer = _answer(text, parts)
         if text.document is not None:
-            rendered = await _by_size(text.source, _rendered, text, [_ranked(one, rank) for one in answered])
-            answer = replace(answer, text=rendered)
+            answer = replace(answer, text=await _by_size(text.source, _rendered, text, parts))
         answers.append(answer)
         await asyncio.sleep(0)
     return Generated(

@@ -1,6 +1,7 @@
 """The native API, the Open Inference Protocol, and the APIs of LibreTranslate, OpenAI and DeepL over HTTP."""
 
 import json
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -143,10 +144,8 @@ class OpenInferenceRest(HttpClient):
         return [oip.joined(list(map(as_lists, pieces)))]
 
 
-class LibreTranslate(HttpClient):
-    """Texts one by one and in lists; answers carry texts alone. The token is the key in each message."""
-
-    name = "LibreTranslate"
+class TranslateClient(HttpClient):
+    """Texts one by one and in lists, by one method."""
 
     def __init__(self, session: ClientSession, token: str = "") -> None:
         super().__init__(session, token)
@@ -154,6 +153,16 @@ class LibreTranslate(HttpClient):
             "translate": Method(self._translate),
             "translate of several": Method(self._translate, NUM_TEXTS),
         }
+
+    @abstractmethod
+    async def _translate(self, query: Query) -> list[Answer]:
+        """Send one call and return its answers."""
+
+
+class LibreTranslate(TranslateClient):
+    """Texts one by one and in lists; answers carry texts alone. The token is the key in each message."""
+
+    name = "LibreTranslate"
 
     @classmethod
     @asynccontextmanager
@@ -257,17 +266,10 @@ class OpenAi(HttpClient):
         return self._answers(list(found.values()), 1, lambda choice: choice["text"])
 
 
-class DeepL(HttpClient):
+class DeepL(TranslateClient):
     """Texts one by one and in lists; answers carry texts alone. The token has a scheme of its own."""
 
     name = "DeepL"
-
-    def __init__(self, session: ClientSession, token: str = "") -> None:
-        super().__init__(session, token)
-        self.methods: Mapping[str, Method] = {
-            "translate": Method(self._translate),
-            "translate of several": Method(self._translate, NUM_TEXTS),
-        }
 
     @classmethod
     @asynccontextmanager
