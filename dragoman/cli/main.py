@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from dragoman.cli import calling, evaluating, exporting, models, serving, training
+from dragoman.cli import bulk, calling, evaluating, exporting, models, serving, training
 from dragoman.cli.options import CallFailed, Interrupted
 from dragoman.load.plain_help import PlainCommand
 from dragoman.model.errors import InputError
@@ -50,6 +50,7 @@ def load_compare(context: typer.Context) -> None:
 for panel, groups in {
     "Call a server": (calling.app, models.app),
     "Serve": (serving.app,),
+    "Translate files": (bulk.app,),
     "Train and export": (training.app, evaluating.app, exporting.app),
     "Measure": (measuring,),
 }.items():

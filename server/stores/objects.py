@@ -62,6 +62,17 @@ _STORES: Any = {
 T = TypeVar("T")
 
 
+def open_bucket(address: Address) -> "Opened":
+    """Return obstore's own store of an object address, to be read and written; raises as `ObjectStore`."""
+    options = object_options(address)
+    try:
+        client = client_options(address, SILENCE_SECONDS, _READ_SECONDS)
+        store: Opened = _STORES[address.scheme].from_url(address.text, client_options=client, **options)
+    except (BaseError, ValueError) as error:
+        raise StoreError(f"{address.text}: {_reason(error)}") from error
+    return store
+
+
 class ObjectStore:
     """A prefix of a bucket, or a folder of a web server, as a `Store`."""
 

@@ -1,0 +1,192 @@
+"""A bulk job: input files cut into shards, each translated into an output file and a manifest, exactly once by content.
+
+The manifest of a shard is written after its file and names its input, the bundle and the options, so that a job that was stopped
+does what has no valid manifest, and a changed input, bundle or option is noticed. Files and manifests depend on nothing else:
+neither on engines, nodes and interruptions nor on the time.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.bulk.formats import FORMATS, Cut, Rows, compressed, decompressed, kind_of
+from dragoman.bulk.storage import Input, Output, open_output
+from dragoman.bulk.translator import Columns, Outcome, Settings, Translator
+from dragoman.export.bundle import Bundle
+from dragoman.model.errors import InputError
+from dragoman.server.service.requests import with_defaults
+
+# Errors of rows that a manifest lists.
+MAX_LISTED_ERRORS = 20
+MANIFEST_SUFFIX = ".shard.json"
+State = Literal["done", "new", "changed input", "changed bundle", "changed options", "damaged output"]
+
+
+class Shard(Struct, frozen=True):
+    """Rows of an input file: its number there, the bytes of the file read up to its end, and why it is to be done."""
+
+    input: str
+    number: int
+    first_row: int
+    cut: Cut
+    num_bytes_read: int
+    state: State = "new"
+
+    @property
+    def name(self) -> str:
+        """Name of its output file."""
+        kind, compression = kind_of(self.input)
+        suffix = {"lines": "txt", "json": "jsonl"}.get(kind, kind)
+        return f"{self.input}/part-{self.number:06d}.{suffix}{compression}"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its content."""
+        digest = hashlib.sha256(self.cut.head)
+        digest.update(b"\0%d\0" % self.first_row)
+        digest.update(self.cut.content)
+        return digest.hexdigest()
+
+
+class RowError(Struct, frozen=True):
+    """A row that was not translated; rows of an input file count from 1."""
+
+    row: int
+    error: str
+
+
+class Manifest(Struct, frozen=True):
+    """What a shard's output was made of, and its counts; the first errors are listed."""
+
+    input: str
+    bundle: str
+    options: str
+    num_bytes: int
+    num_rows: int
+    num_errors: int
+    source_tokens: int
+    generated_tokens: int
+    errors: list[RowError]
+
+
+class Done(Struct, frozen=True, tag=True):
+    """A shard that is done: by this run, or by an earlier one if `state` is `done`."""
+
+    input: str
+    number: int
+    state: State
+    manifest: Manifest
+    num_bytes_read: int
+
+
+class Work(Struct, frozen=True):
+    """Settings of a job that its workers need; `rows_per_shard` is the size of shards."""
+
+    settings: Settings
+    output: str
+    bundle: str  # digest of the bundle's manifest
+    rows_per_shard: int
+
+    @classmethod
+    def of(cls, settings: Settings, output: str, rows_per_shard: int) -> "Work":
+        """Return the work for a bundle; raise `InputError` if it cannot be read, or if answers would differ between two runs."""
+        bundle = Bundle.open(Path(settings.bundle), is_checked=False)
+        filled = with_defaults(settings.request, bundle.manifest.defaults, 2)
+        if filled.do_sample and filled.temperature != 0 and filled.seed is None:
+            raise InputError("seed: is missing; samples without one differ from run to run")
+        return cls(replace(settings, digest=bundle.digest), output, bundle.digest, rows_per_shard)
+
+    @property
+    def options(self) -> str:
+        """SHA-256 of what outputs depend on, beside input and bundle."""
+        relevant = self.settings.columns, self.settings.request
+        return hashlib.sha256(msgspec.json.encode(relevant)).hexdigest()
+
+    def shards(self, source: Input) -> Iterator[Shard]:
+        """Yield the shards of an input file; raise `InputError`, naming it, if it cannot be read."""
+        kind, compression = kind_of(source.name)
+        first_row, columns = 1, self.settings.columns
+        try:
+            with source.open() as file, decompressed(file, compression) as stream:
+                for number, cut in enumerate(FORMATS[kind].cut(stream, self.rows_per_shard, columns)):
+                    position = source.num_bytes if kind == "parquet" else file.tell()
+                    yield Shard(source.name, number, first_row, cut, position)
+                    first_row += cut.num_rows
+        except InputError as error:
+            named = str(error) if str(error).startswith(source.address) else f"{source.address}: {error}"
+            raise InputError(named) from None
+        except (OSError, EOFError) as error:  # damaged compression
+            raise InputError(f"{source.address}: {error}") from None
+
+    def pending(self, source: Input, output: Output) -> Iterator[Shard | Done]:
+        """Yield the shards of an input file that have to be done, and those that earlier runs have done; raises as `shards`."""
+        for shard in self.shards(source):
+            state, manifest = self._state(shard, output)
+            if manifest is not None:
+                yield Done(shard.input, shard.number, state, manifest, shard.num_bytes_read)
+            else:
+                yield replace(shard, state=state)
+
+    def _state(self, shard: Shard, output: Output) -> tuple[State, Manifest | None]:
+        content = output.read(shard.name + MANIFEST_SUFFIX)
+        if content is None:
+            return "new", None
+        try:
+            manifest = msgspec.json.decode(content, type=Manifest)
+        except msgspec.MsgspecError:
+            return "damaged output", None
+        wanted: dict[State, tuple[str, str]] = {
+            "changed bundle": (manifest.bundle, self.bundle),
+            "changed options": (manifest.options, self.options),
+            "changed input": (manifest.input, shard.digest),
+        }
+        for state, (found, own) in wanted.items():
+            if found != own:
+                return state, None
+        return ("done", manifest) if output.size(shard.name) == manifest.num_bytes else ("damaged output", None)
+
+
+class Worker:
+    """Translates shards with an engine of its own and stores their outputs; rows of the next take slots as they become free."""
+
+    def __init__(self, work: Work) -> None:
+        """Load nothing yet."""
+        self.work, self.translator = work, Translator.of(work.settings)
+        self._output = open_output(work.output)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="shards")
+
+    def begin(self, shard: Shard, on_done: Callable[[Future[Done]], None]) -> None:
+        """Begin a shard; `on_done` gets its end, in order, on another thread. Raises as `Translator.submit`."""
+        rows = FORMATS[kind_of(shard.input)[0]].read(shard.cut, self.work.settings.columns)
+        outcomes = self.translator.submit(rows.texts)
+        self._writer.submit(lambda: self._finish(shard, rows, outcomes)).add_done_callback(on_done)
+
+    def _finish(self, shard: Shard, rows: Rows, future: Future[list[Outcome]]) -> Done:
+        outcomes = future.result()
+        content = compressed(rows.written(outcomes, self.work.settings.columns), kind_of(shard.input)[1])
+        errors = [RowError(shard.first_row + i, one.error) for i, one in enumerate(outcomes) if one.error is not None]
+        manifest = Manifest(
+            input=shard.digest,
+            bundle=self.work.bundle,
+            options=self.work.options,
+            num_bytes=len(content),
+            num_rows=len(outcomes),
+            num_errors=len(errors),
+            source_tokens=sum(one.source_tokens for one in outcomes),
+            generated_tokens=sum(one.generated_tokens for one in outcomes),
+            errors=errors[:MAX_LISTED_ERRORS],
+        )
+        self._output.write(shard.name, content)
+        self._output.write(shard.name + MANIFEST_SUFFIX, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+        return Done(shard.input, shard.number, shard.state, manifest, shard.num_bytes_read)
+
+    def close(self) -> None:
+        """Stop what runs."""
+        self.translator.close()
+        self._writer.shutdown(cancel_futures=True)

@@ -1,0 +1,159 @@
+"""Engines of a bulk job on this machine: a process each, which gets shards over a pipe."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from dragoman.bulk.job import Done, Shard, Work, Worker
+from dragoman.export.bundle import Bundle
+from dragoman.model.errors import InputError
+from dragoman.server.config import ServerConfig
+from dragoman.server.engine.settings import DeviceSettings
+from dragoman.server.runtime.weights_cache import weights_folder
+from dragoman.server.workers.engines import MAX_ENGINES, measure_engines, plan_engine
+
+# Shards that an engine has: one that fills its slots, and the next.
+SHARDS_PER_ENGINE = 2
+# Engines that may end one after the other without a finished shard, before the job fails.
+MAX_DEATHS = 3
+
+
+def local_engines(work: Work, num_engines: int) -> tuple[Work, int]:
+    """Return the work with the threads of each engine, and the number of engines: as given, else those of a server.
+
+    Raises:
+        InputError: If there cannot be so many.
+    """
+    settings = work.settings
+    bundle = Bundle.open(Path(settings.bundle))
+    sizes = {"replicas": num_engines, "num_threads": settings.num_threads, "max_slots": settings.max_slots}
+    config = ServerConfig(models=Path(settings.bundle), device=settings.device.name, **sizes)
+    plan = asyncio.run(measure_engines(config, bundle, 1, MAX_ENGINES)) or plan_engine(config, bundle, 1)
+    folder = plan.weights_cache or weights_folder(config.weights_cache, plan.num_replicas)
+    device = DeviceSettings(settings.device.name, weights_cache=folder, wide=plan.wide)
+    settings = replace(settings, num_threads=plan.num_threads, device=device)
+    return replace(work, settings=settings), plan.num_replicas
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """Error of an engine; `is_input_error` if it is the user's to mend."""
+
+    message: str
+    is_input_error: bool
+
+
+class _Engine:
+    """A process, and the shards that it has."""
+
+    def __init__(self, work: Work) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_run, args=(theirs, work), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.shards: dict[tuple[str, int], Shard] = {}
+
+    def send(self, shard: Shard) -> None:
+        """Give the process a shard."""
+        self.shards[shard.input, shard.number] = shard
+        with suppress(OSError):  # it has ended, which `wait` tells
+            self.connection.send_bytes(msgspec.msgpack.encode(shard))
+
+    def end(self) -> None:
+        """End the process at once: what it has not stored is not there."""
+        self.connection.close()
+        self.process.kill()
+        self.process.join()
+
+
+def run_locally(work: Work, items: Iterator[Shard | Done], num_engines: int) -> Iterator[Done]:
+    """Yield the shards that are done, as engines finish them.
+
+    Raises:
+        InputError: If the bundle cannot be loaded, or an output cannot be written.
+        RuntimeError: If engines fail repeatedly.
+    """
+    engines: list[_Engine] = []
+    left: list[Shard | Done] = []  # of engines that ended
+    num_deaths = 0
+    try:
+        while True:
+            while len(engines) < num_engines or any(len(engine.shards) < SHARDS_PER_ENGINE for engine in engines):
+                item = left.pop() if left else next(items, None)
+                if item is None:
+                    break
+                if isinstance(item, Done):
+                    yield item
+                    continue
+                idlest = min(engines, key=lambda engine: len(engine.shards), default=None)
+                if idlest is None or (idlest.shards and len(engines) < num_engines):
+                    engines.append(idlest := _Engine(work))
+                idlest.send(item)
+            if not any(engine.shards for engine in engines):
+                return
+            ready = wait([engine.connection for engine in engines])
+            for place, engine in enumerate(engines):
+                if engine.connection not in ready:
+                    continue
+                try:
+                    event = msgspec.msgpack.decode(engine.connection.recv_bytes(), type=Done | Failure)
+                except (EOFError, OSError):
+                    engine.end()
+                    num_deaths += 1
+                    if num_deaths == MAX_DEATHS:
+                        raise RuntimeError(f"{num_deaths} engines ended, the last with {engine.process.exitcode}") from None
+                    left += reversed(engine.shards.values())
+                    engines[place] = _Engine(work)
+                    continue
+                if isinstance(event, Failure):
+                    raise (InputError if event.is_input_error else RuntimeError)(event.message)
+                num_deaths = 0
+                del engine.shards[event.input, event.number]
+                yield event
+    finally:
+        for engine in engines:
+            engine.end()
+
+
+def _run(connection: Connection, work: Work) -> None:
+    """Translate the shards of a connection until it closes; the process of an engine."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends it
+        signal.signal(number, signal.SIG_IGN)
+    worker = Worker(work)
+
+    def on_done(future: Future[Done]) -> None:
+        try:
+            _send(connection, future.result())
+        except BaseException as error:
+            _send(connection, _failure(error))
+
+    try:
+        while True:
+            worker.begin(msgspec.msgpack.decode(connection.recv_bytes(), type=Shard), on_done)
+    except (EOFError, OSError):
+        os._exit(0)  # the parent has ended
+    except BaseException as error:
+        _send(connection, _failure(error))
+        sys.exit(1)
+
+
+def _send(connection: Connection, event: Any) -> None:
+    try:
+        connection.send_bytes(msgspec.msgpack.encode(event))
+    except OSError:
+        os._exit(0)
+
+
+def _failure(error: BaseException) -> Failure:
+    return Failure(str(error) or type(error).__name__, isinstance(error, InputError))
