@@ -6,7 +6,7 @@ neither on engines, nodes and interruptions nor on the time.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,7 @@ from dragoman.bulk.translator import Columns, Outcome, Settings, Translator
 from dragoman.export.bundle import Bundle
 from dragoman.model.errors import InputError
 from dragoman.server.service.requests import with_defaults
+from dragoman.server.stores.store import StoreError
 
 # Errors of rows that a manifest lists.
 MAX_LISTED_ERRORS = 20
@@ -28,7 +29,7 @@ MANIFEST_SUFFIX = ".shard.json"
 State = Literal["done", "new", "changed input", "changed bundle", "changed options", "damaged output"]
 
 
-class Shard(Struct, frozen=True):
+class Shard(Struct, frozen=True, tag=True):
     """Rows of an input file: its number there, the bytes of the file read up to its end, and why it is to be done."""
 
     input: str
@@ -83,6 +84,26 @@ class Done(Struct, frozen=True, tag=True):
     state: State
     manifest: Manifest
     num_bytes_read: int
+
+
+class Failure(Struct, frozen=True, tag=True):
+    """An error that ends the job; `is_input_error` if it is the user's to mend."""
+
+    message: str
+    is_input_error: bool
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """Return the failure of an exception."""
+        is_known = isinstance(error, InputError | StoreError)
+        return cls(str(error) if is_known else f"{type(error).__name__}: {error}", is_known)
+
+    def error(self) -> Exception:
+        """Return the exception to raise."""
+        return (InputError if self.is_input_error else RuntimeError)(self.message)
+
+
+Event = Shard | Done | Failure
 
 
 class Work(Struct, frozen=True):
@@ -157,36 +178,41 @@ class Worker:
 
     def __init__(self, work: Work) -> None:
         """Load nothing yet."""
-        self.work, self.translator = work, Translator.of(work.settings)
+        self._work, self._translator = work, Translator.of(work.settings)
         self._output = open_output(work.output)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="shards")
 
-    def begin(self, shard: Shard, on_done: Callable[[Future[Done]], None]) -> None:
-        """Begin a shard; `on_done` gets its end, in order, on another thread. Raises as `Translator.submit`."""
-        rows = FORMATS[kind_of(shard.input)[0]].read(shard.cut, self.work.settings.columns)
-        outcomes = self.translator.submit(rows.texts)
-        self._writer.submit(lambda: self._finish(shard, rows, outcomes)).add_done_callback(on_done)
+    def submit(self, shard: Shard) -> Future[Done | Failure]:
+        """Begin a shard and return its future end. Call it on one thread: shards end in order."""
+        try:
+            rows = FORMATS[kind_of(shard.input)[0]].read(shard.cut, self._work.settings.columns)
+            return self._writer.submit(self._finish, shard, rows, self._translator.submit(rows.texts))
+        except Exception as error:
+            failed: Future[Done | Failure] = Future()
+            failed.set_result(Failure.of(error))
+            return failed
 
-    def _finish(self, shard: Shard, rows: Rows, future: Future[list[Outcome]]) -> Done:
-        outcomes = future.result()
-        content = compressed(rows.written(outcomes, self.work.settings.columns), kind_of(shard.input)[1])
-        errors = [RowError(shard.first_row + i, one.error) for i, one in enumerate(outcomes) if one.error is not None]
-        manifest = Manifest(
+    def _finish(self, shard: Shard, rows: Rows, future: Future[list[Outcome]]) -> Done | Failure:
+        try:
+            outcomes = future.result()
+            content = compressed(rows.written(outcomes, self._work.settings.columns), kind_of(shard.input)[1])
+            manifest = self._manifest(shard, outcomes, len(content))
+            self._output.write(shard.name, content)
+            self._output.write(shard.name + MANIFEST_SUFFIX, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+        except Exception as error:
+            return Failure.of(error)
+        return Done(shard.input, shard.number, shard.state, manifest, shard.num_bytes_read)
+
+    def _manifest(self, shard: Shard, outcomes: Sequence[Outcome], num_bytes: int) -> Manifest:
+        errors = [RowError(shard.first_row + place, one.error) for place, one in enumerate(outcomes) if one.error is not None]
+        return Manifest(
             input=shard.digest,
-            bundle=self.work.bundle,
-            options=self.work.options,
-            num_bytes=len(content),
+            bundle=self._work.bundle,
+            options=self._work.options,
+            num_bytes=num_bytes,
             num_rows=len(outcomes),
             num_errors=len(errors),
             source_tokens=sum(one.source_tokens for one in outcomes),
             generated_tokens=sum(one.generated_tokens for one in outcomes),
             errors=errors[:MAX_LISTED_ERRORS],
         )
-        self._output.write(shard.name, content)
-        self._output.write(shard.name + MANIFEST_SUFFIX, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
-        return Done(shard.input, shard.number, shard.state, manifest, shard.num_bytes_read)
-
-    def close(self) -> None:
-        """Stop what runs."""
-        self.translator.close()
-        self._writer.shutdown(cancel_futures=True)

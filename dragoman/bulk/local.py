@@ -4,23 +4,21 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from dragoman.bulk.job import Done, Shard, Work, Worker
+from dragoman.bulk.job import Done, Failure, Shard, Work, Worker
 from dragoman.export.bundle import Bundle
-from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.runtime.weights_cache import weights_folder
+from dragoman.server.telemetry.logs import configure_logging
 from dragoman.server.workers.engines import MAX_ENGINES, measure_engines, plan_engine
 
 # Shards that an engine has: one that fills its slots, and the next.
@@ -44,13 +42,6 @@ def local_engines(work: Work, num_engines: int) -> tuple[Work, int]:
     device = DeviceSettings(settings.device.name, weights_cache=folder, wide=plan.wide)
     settings = replace(settings, num_threads=plan.num_threads, device=device)
     return replace(work, settings=settings), plan.num_replicas
-
-
-class Failure(msgspec.Struct, frozen=True, tag=True):
-    """Error of an engine; `is_input_error` if it is the user's to mend."""
-
-    message: str
-    is_input_error: bool
 
 
 class _Engine:
@@ -117,7 +108,7 @@ def run_locally(work: Work, items: Iterator[Shard | Done], num_engines: int) -> 
                     engines[place] = _Engine(work)
                     continue
                 if isinstance(event, Failure):
-                    raise (InputError if event.is_input_error else RuntimeError)(event.message)
+                    raise event.error()
                 num_deaths = 0
                 del engine.shards[event.input, event.number]
                 yield event
@@ -130,30 +121,14 @@ def _run(connection: Connection, work: Work) -> None:
     """Translate the shards of a connection until it closes; the process of an engine."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends it
         signal.signal(number, signal.SIG_IGN)
+    configure_logging("warning", "console")
     worker = Worker(work)
 
-    def on_done(future: Future[Done]) -> None:
-        try:
-            _send(connection, future.result())
-        except BaseException as error:
-            _send(connection, _failure(error))
+    def send(future: Future[Done | Failure]) -> None:
+        with suppress(OSError):
+            connection.send_bytes(msgspec.msgpack.encode(future.result()))
 
-    try:
+    with suppress(EOFError, OSError):
         while True:
-            worker.begin(msgspec.msgpack.decode(connection.recv_bytes(), type=Shard), on_done)
-    except (EOFError, OSError):
-        os._exit(0)  # the parent has ended
-    except BaseException as error:
-        _send(connection, _failure(error))
-        sys.exit(1)
-
-
-def _send(connection: Connection, event: Any) -> None:
-    try:
-        connection.send_bytes(msgspec.msgpack.encode(event))
-    except OSError:
-        os._exit(0)
-
-
-def _failure(error: BaseException) -> Failure:
-    return Failure(str(error) or type(error).__name__, isinstance(error, InputError))
+            worker.submit(msgspec.msgpack.decode(connection.recv_bytes(), type=Shard)).add_done_callback(send)
+    os._exit(0)  # the parent has ended, whose work is not waited for

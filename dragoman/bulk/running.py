@@ -1,12 +1,14 @@
 """Run of a bulk job: progress, what is left of earlier jobs, the summary and its page."""
 
 import html
+import platform
 import resource
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -15,8 +17,8 @@ from rich.live import Live
 
 from dragoman.bulk.job import MANIFEST_SUFFIX, Done, Work
 from dragoman.bulk.storage import Input, Output
-from dragoman.export.processor import processor_identity
 from dragoman.extras import own_version
+from dragoman.server.system import available_cores
 
 SUMMARY, PAGE = "summary.json", "summary.html"
 LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
@@ -40,7 +42,7 @@ class Summary:
     options: dict[str, Any]
     inputs: int
     dragoman: str = field(default_factory=own_version)
-    processor: str = field(default_factory=lambda: processor_identity() or "unknown")
+    processor: str = field(default_factory=lambda: _processor())
     began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     rows: int = 0
     rows_kept: int = 0
@@ -115,6 +117,15 @@ def run_job(
     output.write(SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n")
     output.write(PAGE, summary.page().encode())
     return summary
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    return f"{', '.join(sorted(names)) or platform.machine()}, {available_cores()} cores"
 
 
 def _add(summary: Summary, one: Done) -> None:

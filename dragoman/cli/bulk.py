@@ -46,8 +46,9 @@ class EngineOptions:
     ray: Annotated[
         str, _engine("Run on a Ray cluster: its address, or auto for the one of this machine or of RAY_ADDRESS.", metavar="ADDRESS")
     ] = ""
-    max_engines: Annotated[int, _engine("With --ray: start up to so many, as the cluster has room.", min=0)] = 0
-    num_gpus: Annotated[float, _engine("With --ray: GPUs of each engine.", min=0)] = 0.0
+    max_engines: Annotated[int, _engine("With --ray: most engines; by default as many as there is room for.", min=0)] = 0
+    num_cpus: Annotated[float, _engine("With --ray: CPUs reserved for each engine; by default its threads.", min=0)] = 0.0
+    num_gpus: Annotated[float, _engine("With --ray: GPUs of each; by default 1 if the bundle needs one.", min=0)] = 0.0
 
 
 @app.command()
@@ -83,8 +84,8 @@ def bulk(
     from dragoman.server.telemetry.logs import configure_logging
 
     configure_logging("warning", "console")  # standard output is for the summary
-    if not engine.ray and (engine.max_engines or engine.num_gpus):
-        raise InputError("--max-engines and --num-gpus go with --ray")
+    if not engine.ray and (engine.max_engines or engine.num_cpus or engine.num_gpus):
+        raise InputError("--max-engines, --num-cpus and --num-gpus go with --ray")
     names = Columns(
         columns.column,
         columns.translation_column,
@@ -112,10 +113,10 @@ def bulk(
         work = Work.of(translator.settings, output, rows_per_shard)
         folder = open_output(output)
         if engine.ray:
-            from dragoman.bulk.on_ray import run_on_ray
+            from dragoman.bulk.on_ray import RaySettings, run_on_ray
 
-            sizes = max(1, engine.engines), max(1, engine.engines, engine.max_engines)
-            done = run_on_ray(work, sources, engine.ray, sizes, engine.num_gpus)
+            sizes = max(1, engine.engines), engine.max_engines, engine.num_cpus, engine.num_gpus
+            done = run_on_ray(work, sources, RaySettings(engine.ray, *sizes))
         else:
             work, num_engines = local_engines(work, engine.engines)
             pending = (each for source in sources for each in work.pending(source, folder))
