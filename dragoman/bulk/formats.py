@@ -191,7 +191,12 @@ class Delimited:
 
     def _encoded(self, records: Iterable[Sequence[str]]) -> bytes:
         out = io.StringIO(newline="")
-        csv.writer(out, delimiter=self._delimiter, lineterminator="\n").writerows(records)
+        plain, quoted = (
+            csv.writer(out, delimiter=self._delimiter, lineterminator="\n", quoting=quoting)
+            for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+        )
+        for record in records:  # the writer leaves a carriage return without quotes
+            (quoted if any("\r" in value for value in record) else plain).writerow(record)
         return out.getvalue().encode("utf-8", "surrogateescape")
 
     def _decoded(self, content: bytes) -> list[list[str]]:

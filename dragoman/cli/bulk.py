@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import CallFailed, JsonOption, in_groups, report
-from dragoman.client.search import Search
+from dragoman.client.search import Search, in_flags
 from dragoman.model.errors import InputError
 
 app = typer.Typer()
@@ -122,6 +122,8 @@ def bulk(
             pending = (each for source in sources for each in work.pending(source, folder))
             done = run_locally(work, pending, num_engines)
         summary = run_job(work, sources, folder, done, price_per_hour, sys.stderr)
+    except InputError as error:
+        raise InputError(in_flags(str(error))) from error
     except (StoreError, RuntimeError) as error:
         raise CallFailed(str(error)) from error
     report(as_json, summary.text(), **asdict(summary))

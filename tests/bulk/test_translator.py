@@ -1,0 +1,158 @@
+"""`dragoman.bulk.translator`: batches of every kind, errors of rows, and the answers of PyTorch."""
+
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from dragoman import Term
+from dragoman.bulk.translator import Columns, Translator
+from dragoman.model.errors import InputError
+from tests.bulk.conftest import Parallel
+
+KINDS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "mapping": dict,
+    "arrays": lambda columns: {name: pd.Series(values).to_numpy() for name, values in columns.items()},
+    "table": pa.table,
+    "record batch": lambda columns: pa.RecordBatch.from_pydict(columns),
+    "data frame": pd.DataFrame,
+}
+
+
+@pytest.fixture(scope="module")
+def translator(bundle: Path) -> Iterator[Translator]:
+    translator = Translator(bundle, num_threads=1, max_slots=4)
+    yield translator
+    translator.close()
+
+
+def column(batch: Any, name: str) -> list[Any]:
+    values = batch[name]
+    return [None if isinstance(value, float) else value for value in getattr(values, "to_pylist", lambda: list(values))()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_get_columns_of_their_kind(translator: Translator, parallel: Parallel, kind: str) -> None:
+    batch = KINDS[kind]({"text": parallel.sources[:9], "id": list(range(9))})
+    found = translator(batch)
+    assert isinstance(found, type(batch))
+    assert column(found, "translation") == parallel.targets[:9] and column(found, "id") == list(range(9))
+    assert column(found, "error") == [None] * 9
+    assert "translation" not in batch, "the batch itself stays as it is"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_without_an_answer_have_their_reasons(translator: Translator, parallel: Parallel, kind: str) -> None:
+    texts = [parallel.sources[0], "", "\n \t", "dog " * 600, parallel.sources[1]]
+    found = translator(KINDS[kind]({"text": texts}))
+    assert column(found, "translation") == [parallel.targets[0], None, None, None, parallel.targets[1]]
+    reasons = column(found, "error")
+    assert reasons[0] is reasons[4] is None and all(reason.startswith("text: ") for reason in reasons[1:4])
+    assert "max_source_tokens" in reasons[3]
+
+
+def test_values_that_are_no_text_are_errors_of_their_rows(translator: Translator, parallel: Parallel) -> None:
+    found = translator({"text": [None, 3, float("nan"), b"dog", ["dog"], "half \ud800", parallel.sources[0]]})
+    assert [error is not None for error in found["error"]] == [True] * 6 + [False]
+    assert found["translation"] == [None] * 6 + [parallel.targets[0]]
+    assert translator(pa.table({"text": pa.array([None, None], pa.string())})).schema.field("translation").type == pa.string()
+
+
+def test_answers_do_not_depend_on_batches(translator: Translator, parallel: Parallel) -> None:
+    for size in (1, 2, 7, 25):
+        batches = ({"text": parallel.sources[start : start + size]} for start in range(0, 25, size))
+        found = list(translator.map(batches))
+        assert [len(batch["text"]) for batch in found] == [min(size, 25 - start) for start in range(0, 25, size)]
+        assert [text for batch in found for text in batch["translation"]] == parallel.targets
+    assert list(translator.map([])) == [] and translator({"text": []}) == {"text": [], "translation": [], "error": []}
+
+
+def test_rows_of_the_next_batch_take_the_slots_that_become_free(bundle: Path, parallel: Parallel) -> None:
+    ended: list[str] = []
+    translator = Translator(bundle, max_slots=2, num_threads=1, min_new_tokens=0, split="sentences")
+    long = translator.submit(["A dog runs through the snow. " * 40])
+    short = translator.submit([parallel.sources[0]])
+    long.add_done_callback(lambda _: ended.append("long"))
+    short.add_done_callback(lambda _: ended.append("short"))
+    long.result(), short.result()
+    assert ended == ["short", "long"]
+    translator.close()
+
+
+def test_batches_that_nobody_waits_for_are_cancelled(translator: Translator, parallel: Parallel) -> None:
+    batches = translator.map({"text": parallel.sources} for _ in range(1000))
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert translator({"text": parallel.sources[:1]})["translation"] == parallel.targets[:1]
+
+
+def test_options_are_those_of_requests(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "animals.tsv").write_text("dog\tDackel\n")
+    columns = Columns("source", "target", "", "score", "all", "took")
+    options: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 2, "columns": columns}
+    translator = Translator(bundle, glossaries=str(tmp_path), glossary="animals", terms=[Term("snow", ["Matsch"])], **options)
+    found = translator(pa.table({"source": ["A dog runs through the snow."]}))
+    assert found.column_names == ["source", "target", "score", "all", "took"]
+    (row,) = found.to_pylist()
+    assert "Dackel" in row["target"] and "Matsch" in row["target"] and row["all"][0] == row["target"] and len(row["all"]) == 2
+    assert row["score"] < 0 < row["took"]
+    marked = Translator(bundle, markup="html", split="sentences")({"text": ["<p>A <b>dog</b> runs.</p><p>Two men sleep.</p>"]})
+    (text,) = marked["translation"]
+    assert text.startswith("<p>") and text.count("<p>") == 2 and "<b>" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"num_beam": 2}, "num_beam: there is no such option; num_beams"),
+        ({"num_beams": "2"}, "num_beams"),
+        ({"text": "a"}, "text: there is no such option"),
+        ({"num_beams": 1000}, "num_beams: 1000"),
+        ({"target_language": "xx"}, "target_language: 'xx'"),
+        ({"split": "words"}, "split: 'words'"),
+        ({"glossary": "none"}, "glossary"),
+        ({"max_new_tokens": 0}, "max_new_tokens: 0"),
+    ],
+)
+def test_wrong_options_are_named_before_any_row(bundle: Path, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        Translator(bundle, **options)({"text": ["A dog."]})
+
+
+def test_wrong_columns_and_bundles_are_named(translator: Translator, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="column text: is not in the batch, which has texts"):
+        translator({"texts": ["A dog."]})
+    with pytest.raises(InputError, match="column error: is in the batch already"):
+        translator({"text": ["A dog."], "error": [None]})
+    for _ in range(2):
+        with pytest.raises(InputError, match=str(tmp_path)):
+            Translator(tmp_path)({"text": ["A dog."]})
+
+
+def translate(translator: Translator, source: str) -> str:
+    return str(translator({"text": [source]})["translation"][0])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_load_the_bundle_themselves(translator: Translator, parallel: Parallel, method: str) -> None:
+    translate(translator, parallel.sources[0])  # loaded here, too
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        assert pool.apply(translate, (translator, parallel.sources[1])) == parallel.targets[1]
+    assert pickle.loads(pickle.dumps(translator)).settings == translator.settings
+
+
+def test_neither_sockets_nor_servers_are_loaded(bundle: Path) -> None:
+    program = f"""if True:
+        import sys
+        from dragoman.bulk.translator import Translator
+        Translator({str(bundle)!r})({{"text": ["A dog."]}})
+        print(sorted({{"grpc", "zmq", "aiohttp", "torch"}} & set(sys.modules)))"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n" and not done.stderr
