@@ -9,7 +9,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [
     path
-    for folder in ("model", "export", "server", "dragoman/client", "dragoman/load", "dragoman/attention", "dragoman/cli")
+    for folder in (
+        "model",
+        "export",
+        "server",
+        "dragoman/client",
+        "dragoman/load",
+        "dragoman/attention",
+        "dragoman/bulk",
+        "dragoman/cli",
+    )
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 GRPC = ("server/main.py", "server/protocols/grpc/", "server/protocols/openinference/", "server/protocols/v1/")
@@ -31,7 +40,15 @@ HOMES = {
     ),
     "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/sentencepiece.py", "export/graph_file.py"),
     "zmq": ("server/engine/process.py", "server/dispatch/link.py", "server/dispatch/remote.py"),
-    "prometheus_client": ("server/main.py", "server/workers/frontend_process.py", "server/telemetry/"),
+    "prometheus_client": (
+        "server/main.py",
+        "server/workers/frontend_process.py",
+        "server/telemetry/",
+        "dragoman/bulk/translator.py",
+    ),
+    "pyarrow": ("dragoman/bulk/",),
+    "ray": ("dragoman/bulk/on_ray.py",),
+    "obstore": ("server/stores/", "dragoman/bulk/storage.py"),
     "onnxruntime": ("server/runtime/", "export/session.py"),
     "onnx": ("export/",),
     "torch": ("model/", "export/", "dragoman/cli/training.py"),
@@ -40,9 +57,9 @@ HOMES = {
     "tokenizers": ("model/text/",),
     "transformers": ("model/importers/importing.py",),
     "turbohtml": ("server/service/markup.py",),
-    **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
+    **dict.fromkeys(("oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
 }
-OUTER = ("server", "client", "load", "cli", "attention")
+OUTER = ("server", "client", "load", "cli", "attention", "bulk")
 # Modules that lead models through their life cycle; protocols know loaded models and routes alone.
 LEADING = ("server.models.administration", "server.models.loader", "server.models.manager", "server.models.reconciler")
 # Of our own, all below `dragoman`: folder, and the packages that it must not import.
@@ -50,11 +67,12 @@ FORBIDDEN = {
     "model/": ("export", *OUTER),
     "model/networks/": ("model.training", "model.importers", "model.text", "model.checkpoint", "model.decode"),
     "model/text/": ("model.training", "torch", "transformers"),
-    "export/": ("server", "client", "load", "cli", "model.training"),
-    "dragoman/client/": ("server", "export", "load", "cli", "attention"),
-    "dragoman/load/": ("server", "export", "cli"),
-    "dragoman/attention/": ("server", "export", "load", "cli", "model.networks", "model.training"),
-    "server/": ("client", "load", "cli", "attention"),
+    "export/": ("server", "client", "load", "cli", "bulk", "model.training"),
+    "dragoman/client/": ("server", "export", "load", "cli", "attention", "bulk"),
+    "dragoman/load/": ("server", "export", "cli", "bulk"),
+    "dragoman/attention/": ("server", "export", "load", "cli", "bulk", "model.networks", "model.training"),
+    "dragoman/bulk/": ("client", "load", "cli", "server.main", "server.protocols"),
+    "server/": ("client", "load", "cli", "attention", "bulk"),
     "server/service/": ("grpc", "google", "v1", "inference", "server.protocols", "prometheus_client", "zmq", "server.runtime"),
     "server/protocols/": ("server.workers.supervisor", "server.main", "server.engine", "server.runtime", *LEADING),
     "server/protocols/openinference/": ("v1", "grpc"),

@@ -15,7 +15,7 @@ from tests.system.harness.server import ROOT, Event
 from tests.wheels import build_wheel, unpack
 
 FOLDERS = ("server", "model", "export")
-PACKAGES = ("attention", "cli", "client", "inference", "load", "v1")
+PACKAGES = ("attention", "bulk", "cli", "client", "inference", "load", "v1")
 OLD_NAMES = ("client.sync", "export.bundle", "model.checkpoint", "protos.generation_pb2", "protos.dragoman.v1.generation_pb2")
 OTHERS = ("server.config", "client", "protos", "tests", "benchmarks", "deploy", *FOLDERS)
 DECOYS = ("client", "server", "model", "export", "protos", "load", "errors")

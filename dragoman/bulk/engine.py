@@ -1,4 +1,4 @@
-"""Queue and engine of a model on one event loop: the engine's steps are callbacks of the loop, so no process or socket is needed."""
+"""Queue and engine of a model on one event loop: steps are callbacks of the loop, so no process or socket is needed."""
 
 import asyncio
 import math
@@ -28,15 +28,13 @@ class LocalEngine(Dispatcher):
     def __init__(self, bundle: Bundle, settings: EngineSettings) -> None:
         """Load a bundle within a running event loop; raise `BundleError` or `DeviceError` as `load_engine`."""
         limits = settings.limits
-        super().__init__(
-            bundle.manifest.name, QueueLimits(UNLIMITED, UNLIMITED), limits.prefill_tokens_per_step, retry_seconds=0.0
-        )
+        super().__init__(bundle.manifest.name, QueueLimits(UNLIMITED, UNLIMITED), limits.prefill_tokens_per_step, retry_seconds=0.0)
         self.settings, self._loop = settings, asyncio.get_running_loop()
         num_threads = settings.num_threads or available_cores()
         self._engine = load_engine(bundle, limits, num_threads, is_warmed_up=settings.is_warmed_up, device=settings.device)
         scorer = load_scorer(bundle, num_threads, self._engine.runner)
         self._scoring = Scoring(scorer, limits.prefill_tokens_per_step)
-        self._scoring.on_done = lambda: self._loop.call_soon_threadsafe(self._run)
+        self._scoring.on_done = self._wake
         self._is_running = False
         self.open_engine(0, Ready(self._engine.runner.device, settings.max_slots, 0.0), self._receive)
 
@@ -58,6 +56,9 @@ class LocalEngine(Dispatcher):
                     self._engine.cancel(request_id)
                     self._scoring.cancel(request_id)
         self._run()
+
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._run)
 
     def _run(self) -> None:
         if not self._is_running and self.is_ready:

@@ -37,9 +37,11 @@ class Cut(NamedTuple):
 class Rows(Protocol):
     """The rows of a cut."""
 
-    texts: Sequence[object]
+    @property
+    def texts(self) -> Sequence[object]:
+        """Their texts; anything else than a string is an error of its row."""
 
-    def written(self, outcomes: Sequence[Outcome], columns: Columns) -> bytes:
+    def written(self, outcomes: list[Outcome], columns: Columns) -> bytes:
         """Return the file of the rows with the added columns."""
 
 
@@ -78,7 +80,7 @@ def decompressed(stream: BinaryIO, compression: str) -> BinaryIO:
         return stream
     import pyarrow as pa
 
-    return io.BufferedReader(pa.CompressedInputStream(stream, COMPRESSIONS[compression]))  # type: ignore[arg-type]
+    return io.BufferedReader(pa.CompressedInputStream(stream, COMPRESSIONS[compression]))
 
 
 def compressed(content: bytes, compression: str) -> bytes:
@@ -110,9 +112,9 @@ class LineRows:
 
     def __init__(self, content: bytes) -> None:
         self._lines = content.split(b"\n")[: -1 if content.endswith(b"\n") or not content else None]
-        self.texts = [line.removesuffix(b"\r").decode("utf-8", "surrogateescape") for line in self._lines]
+        self.texts: Sequence[object] = [line.removesuffix(b"\r").decode("utf-8", "surrogateescape") for line in self._lines]
 
-    def written(self, outcomes: Sequence[Outcome], columns: Columns) -> bytes:
+    def written(self, outcomes: list[Outcome], columns: Columns) -> bytes:
         answers = ("" if one.translation is None else one.translation.translate(_LINE_BREAKS) for one in outcomes)
         ends = ("\r\n" if line.endswith(b"\r") else "\n" for line in self._lines)
         return "".join(map("".join, zip(answers, ends, strict=True))).encode()
@@ -146,12 +148,13 @@ class JsonRows:
                 self._rows.append(f"row: has a field {taken[0]} already" if taken else row)
             self.texts.append(None if isinstance(self._rows[-1], str) else text)
 
-    def written(self, outcomes: Sequence[Outcome], columns: Columns) -> bytes:
+    def written(self, outcomes: list[Outcome], columns: Columns) -> bytes:
         lines: list[bytes] = []
         for row, outcome in zip(self._rows, outcomes, strict=True):
-            if isinstance(row, str):
-                row, outcome = {}, Outcome(error=row)
-            lines.append(msgspec.json.encode({**row, **_values(outcome, columns)}))
+            reason = row if isinstance(row, str) else None
+            fields = {} if isinstance(row, str) else row
+            values = _values(Outcome(error=reason) if reason else outcome, columns)
+            lines.append(msgspec.json.encode({**fields, **values}))
         return b"".join(line + b"\n" for line in lines)
 
 
@@ -210,9 +213,9 @@ class DelimitedRows:
     def __init__(self, names: list[str], records: list[list[str]], columns: Columns, encoded: Any) -> None:
         self._names, self._records, self._encoded = names, records, encoded
         place = names.index(columns.text)
-        self.texts = [record[place] if len(record) > place else None for record in records]
+        self.texts: Sequence[object] = [record[place] if len(record) > place else None for record in records]
 
-    def written(self, outcomes: Sequence[Outcome], columns: Columns) -> bytes:
+    def written(self, outcomes: list[Outcome], columns: Columns) -> bytes:
         names = list(columns.added())
         records = [[*self._names, *names]]
         for record, outcome in zip(self._records, outcomes, strict=True):
@@ -265,9 +268,9 @@ class ParquetRows:
 
     def __init__(self, table: Any, columns: Columns) -> None:
         self._table = table
-        self.texts = table.column(columns.text).to_pylist()
+        self.texts: Sequence[object] = table.column(columns.text).to_pylist()
 
-    def written(self, outcomes: Sequence[Outcome], columns: Columns) -> bytes:
+    def written(self, outcomes: list[Outcome], columns: Columns) -> bytes:
         import pyarrow.parquet as pq
 
         out = io.BytesIO()

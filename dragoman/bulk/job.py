@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from dragoman.bulk.formats import FORMATS, Cut, Rows, compressed, decompressed, kind_of
 from dragoman.bulk.storage import Input, Output, open_output
-from dragoman.bulk.translator import Columns, Outcome, Settings, Translator
+from dragoman.bulk.translator import Outcome, Settings, Translator
 from dragoman.export.bundle import Bundle
 from dragoman.model.errors import InputError
 from dragoman.server.service.requests import with_defaults

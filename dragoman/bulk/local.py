@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -35,7 +36,7 @@ def local_engines(work: Work, num_engines: int) -> tuple[Work, int]:
     """
     settings = work.settings
     bundle = Bundle.open(Path(settings.bundle))
-    sizes = {"replicas": num_engines, "num_threads": settings.num_threads, "max_slots": settings.max_slots}
+    sizes: dict[str, Any] = {"replicas": num_engines, "num_threads": settings.num_threads, "max_slots": settings.max_slots}
     config = ServerConfig(models=Path(settings.bundle), device=settings.device.name, **sizes)
     plan = asyncio.run(measure_engines(config, bundle, 1, MAX_ENGINES)) or plan_engine(config, bundle, 1)
     folder = plan.weights_cache or weights_folder(config.weights_cache, plan.num_replicas)

@@ -216,8 +216,12 @@ def _objects(address: Address) -> tuple[list[Input], bool]:
         pages = obstore.list(store, root or None)
         sizes = {each["path"]: int(each["size"]) for page in pages for each in page}
     names = {path: path.removeprefix(f"{root}/") if root else path for path in sorted(sizes)}
-    is_wanted = partial(fnmatchcase, pat=wanted) if is_pattern else lambda path: not _is_hidden(Path(names[path]))
-    return [Input(name, f"{bucket}/{path}", sizes[path]) for path, name in names.items() if is_wanted(path)], not is_pattern
+    found = [
+        Input(name, f"{bucket}/{path}", sizes[path])
+        for path, name in names.items()
+        if (fnmatchcase(path, wanted) if is_pattern else not _is_hidden(Path(name)))
+    ]
+    return found, not is_pattern
 
 
 def _open_store(address: Address) -> "ObjectStore":
@@ -237,7 +241,7 @@ class _ObjectReader(io.RawIOBase):
     def __init__(self, store: "ObjectStore", name: str) -> None:
         import obstore
 
-        self._reader = obstore.open_reader(store, name, buffer_size=BUFFER_BYTES)
+        self._reader: Any = obstore.open_reader(store, name, buffer_size=BUFFER_BYTES)
 
     def readable(self) -> bool:
         return True

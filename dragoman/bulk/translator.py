@@ -11,12 +11,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from msgspec import Struct, ValidationError, convert
@@ -41,13 +41,6 @@ from dragoman.server.service.texts import is_divided
 from dragoman.server.telemetry.logs import configure_logging
 from dragoman.server.telemetry.metrics import Metrics
 
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
-    # A mapping's columns are lists or arrays.
-    Batch = Mapping[str, Any] | pa.Table | pa.RecordBatch | pd.DataFrame
-
 MAX_SLOTS = 64
 # Answers kept for equal rows.
 RESULT_CACHE_BYTES = 64 * 2**20
@@ -55,6 +48,8 @@ RESULT_CACHE_BYTES = 64 * 2**20
 _NO_OPTIONS = {"text", "model", "model_version", "request_id", "priority", "return_log_probs", "top_log_probs"}
 
 T = TypeVar("T")
+# A mapping of columns (lists or arrays), an Arrow table or record batch, or a pandas data frame.
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +163,7 @@ class Translator:
     def __reduce__(self) -> tuple[Any, ...]:
         return Translator.of, (self.settings,)
 
-    def __call__(self, batch: "Batch") -> "Batch":
+    def __call__(self, batch: Batch) -> Batch:
         """Return a batch with its added columns.
 
         Raises:
@@ -177,7 +172,7 @@ class Translator:
         """
         return next(self.map([batch]))
 
-    def map(self, batches: "Iterable[Batch]") -> "Iterator[Batch]":
+    def map(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield each batch with its added columns; rows of later batches take slots as they become free. Raises as a call."""
         pending: deque[tuple[Batch, Future[list[Outcome]], int]] = deque()
         columns = self.settings.columns
@@ -303,12 +298,11 @@ class _Running:
         whole = Call.begin("bulk")
         tasks: list[asyncio.Task[Outcome]] = []
         try:
-            async with asyncio.TaskGroup() as group:
-                async with self._entering:
-                    for text in texts:
-                        await self._places.acquire()
-                        tasks.append(group.create_task(self._outcome(text, whole)))
-                        tasks[-1].add_done_callback(lambda _: self._places.release())
+            async with asyncio.TaskGroup() as group, self._entering:
+                for text in texts:
+                    await self._places.acquire()
+                    tasks.append(group.create_task(self._outcome(text, whole)))
+                    tasks[-1].add_done_callback(lambda _: self._places.release())
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return [task.result() for task in tasks]
@@ -352,11 +346,11 @@ def _request(options: Mapping[str, Any]) -> GenerateRequest:
         raise InputError(f"options: {error}") from None
 
 
-def _names(batch: "Batch") -> list[str]:
+def _names(batch: Any) -> list[str]:
     return list(batch) if isinstance(batch, Mapping) else list(getattr(batch, "column_names", getattr(batch, "columns", ())))
 
 
-def _texts(batch: "Batch", columns: Columns) -> list[object]:
+def _texts(batch: Any, columns: Columns) -> list[object]:
     """Return the texts of a batch; raise `InputError` for missing columns, and for added ones that are there."""
     names = _names(batch)
     if columns.text not in names:
@@ -364,11 +358,11 @@ def _texts(batch: "Batch", columns: Columns) -> list[object]:
     if taken := [name for name in columns.added() if name in names]:
         raise InputError(f"column {taken[0]}: is in the batch already; choose another name")
     column: Any = batch[columns.text]
-    to_list = getattr(column, "to_pylist", getattr(column, "tolist", partial(list, column)))
+    to_list: Callable[[], list[object]] = getattr(column, "to_pylist", getattr(column, "tolist", partial(list, column)))
     return to_list()
 
 
-def with_columns(batch: "Batch", outcomes: Sequence[Outcome], columns: Columns) -> "Batch":
+def with_columns(batch: Any, outcomes: list[Outcome], columns: Columns) -> Any:
     """Return a batch with the columns of its outcomes."""
     added = {name: [getattr(outcome, attribute) for outcome in outcomes] for name, attribute in columns.added().items()}
     if isinstance(batch, Mapping):

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,12 +15,12 @@ app = typer.Typer()
 COLUMNS, ENGINES = "Columns", "Engines"
 
 
-def _column(help_: str) -> typer.models.OptionInfo:
+def _column(help_: str) -> Any:
     return typer.Option(help=help_, metavar="NAME", rich_help_panel=COLUMNS)
 
 
-def _engine(help_: str, *names: str, **settings: object) -> typer.models.OptionInfo:
-    return typer.Option(*names, help=help_, rich_help_panel=ENGINES, **settings)
+def _engine(help_: str, **settings: Any) -> Any:
+    return typer.Option(help=help_, rich_help_panel=ENGINES, **settings)
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class EngineOptions:
 @app.command()
 @in_groups
 def bulk(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, or s3://, gs://, az:// addresses.")],
-    output: Annotated[str, typer.Option(metavar="FOLDER", help="Where outputs go; of another job with the same inputs, it goes on.")],
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs; s3://, gs://, az:// too.")],
+    output: Annotated[str, typer.Option(metavar="FOLDER", help="Where outputs go; what is there and still right is kept.")],
     model: Annotated[Path, typer.Option(metavar="BUNDLE", help="The bundle.")],
     search: Search,
     columns: ColumnOptions,
@@ -94,8 +94,9 @@ def bulk(
         columns.alternatives_column,
         columns.seconds_column,
     )
-    languages = {"source_language": source_language, "target_language": target_language}
-    chosen = {each.name: value for each in fields(search) if (value := getattr(search, each.name)) not in (each.default, [])}
+    chosen: dict[str, Any] = {
+        each.name: value for each in fields(search) if (value := getattr(search, each.name)) not in (each.default, [])
+    }
     translator = Translator(
         model.absolute(),
         columns=names,
@@ -105,7 +106,8 @@ def bulk(
         glossaries=glossaries,
         max_new_tokens=max_new_tokens,
         truncate=truncate,
-        **languages,
+        source_language=source_language,
+        target_language=target_language,
         **chosen,
     )
     try:

@@ -4,9 +4,6 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,7 +63,8 @@ def test_lines_keep_their_number_and_their_ends() -> None:
 
 
 def test_other_fields_of_json_keep_their_bytes() -> None:
-    rows = ['{"id": 1.0, "text": "a", "x": {"y" : [1e3, null]}}', "", '{"text": 5}', "[1]", "{broken", '{"a":1}', '{"error":"mine"}']
+    first = '{"id": 1.0, "text": "a", "x": {"y" : [1e3, null]}}'
+    rows = [first, "", '{"text": 5}', "[1]", "{broken", '{"a":1}', '{"error":"mine"}']
     outputs = translated("json", "\n".join(rows).encode(), columns=ALL)
     lines = b"".join(outputs).decode().splitlines()
     assert len(outputs) == 3 and len(lines) == 6
@@ -79,19 +77,25 @@ def test_other_fields_of_json_keep_their_bytes() -> None:
     assert found[5]["error"] == "row: has a field error already"
 
 
+def read(content: bytes, delimiter: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(content.decode(), newline=""), delimiter=delimiter))
+
+
 @pytest.mark.parametrize(("kind", "delimiter"), [("csv", ","), ("tsv", "\t")])
 def test_records_keep_quotes_and_line_breaks(kind: str, delimiter: str) -> None:
     rows = [["id", "text"], ["1", 'say "a",\tb\r\nc'], ["2"], ["3", ""], ["4", "d"], ["5", "e", "extra"]]
     out = io.StringIO(newline="")
     csv.writer(out, delimiter=delimiter).writerows([*rows[:2], [], *rows[2:]])
     outputs = translated(kind, b"\xef\xbb\xbf" + out.getvalue().encode(), columns=Columns(alternatives="all"))
-    found = [list(csv.reader(io.StringIO(each.decode(), newline=""), delimiter=delimiter)) for each in outputs]
+    found = [read(output, delimiter) for output in outputs]
     assert {tuple(each[0]) for each in found} == {("id", "text", "translation", "error", "all")}
     records = [record for each in found for record in each[1:]]
     assert records[0] == [*rows[1], 'SAY "A",\tB\r\nC', "", json.dumps([rows[1][1].upper()])]
     assert records[1] == ["2", "", "", "no", ""] and records[2] == ["3", "", "", "no", ""]
     assert records[4][:3] == rows[5]
-    assert translated(kind, f"text{delimiter}b\n".encode()) == [f"text{delimiter}b{delimiter}translation{delimiter}error\n".encode()]
+    assert translated(kind, f"text{delimiter}b\n".encode()) == [
+        f"text{delimiter}b{delimiter}translation{delimiter}error\n".encode()
+    ]
 
 
 @given(st.lists(st.lists(TEXTS, min_size=2, max_size=2)), st.integers(1, 5))
@@ -99,7 +103,7 @@ def test_any_record_survives(rows: list[list[str]], num_rows: int) -> None:
     out = io.StringIO(newline="")
     csv.writer(out).writerows([["text", "other"], *rows])
     outputs = translated("csv", out.getvalue().encode(), num_rows)
-    found = [record for each in outputs for record in list(csv.reader(io.StringIO(each.decode(), newline="")))[1:]]
+    found = [record for output in outputs for record in read(output, ",")[1:]]
     assert [record[:2] for record in found] == rows
     assert [record[2] for record in found] == [(answer(text).translation or "") for text, _ in rows]
 
@@ -134,7 +138,9 @@ def test_compression_is_undone_and_done_again(suffix: str) -> None:
     assert decompressed(io.BytesIO(packed), suffix).read() == content
     if suffix == ".gz":
         assert gzip.decompress(packed) == content
-        assert decompressed(io.BytesIO(gzip.compress(b"a\n") + gzip.compress(b"b\n")), suffix).read() == b"a\nb\n", "several members"
+        assert decompressed(io.BytesIO(gzip.compress(b"a\n") + gzip.compress(b"b\n")), suffix).read() == b"a\nb\n", (
+            "several members"
+        )
 
 
 @pytest.mark.parametrize(
