@@ -1,4 +1,4 @@
-"""`dragoman.bulk.translator`: batches of every kind, errors of rows, and the answers of PyTorch."""
+"""`dragoman.bulk.Translator`: batches of every kind, errors of rows, and the answers of PyTorch."""
 
 import multiprocessing
 import pickle
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dragoman import Term
-from dragoman.bulk.translator import Columns, Translator
+from dragoman.bulk import Columns, Translator
 from dragoman.model.errors import InputError
 from tests.bulk.conftest import Parallel
 
