@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    DirectoryPath,
     Field,
     FilePath,
     ValidationError,
@@ -258,6 +259,11 @@ class ServerConfig(BaseSettings):
 
     max_text_characters: Count = Field(
         100_000, description="Characters of a text, or of all texts of a call, that are divided into sentences or lines."
+    )
+
+    glossaries_folder: DirectoryPath | None = Field(
+        None,
+        description="Folder of the glossaries that callers make, shared by frontends and servers; unset to lose them at the end.",
     )
 
     result_cache_mib: CountOrUsual = Field(64, description="MiB of answers that a frontend keeps for equal requests; 0 for none.")

@@ -5,19 +5,24 @@ concepts with terms in two languages, of which the root's `xml:lang` is the sour
 before in use.
 """
 
+import asyncio
+import csv
+import errno
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from xml.parsers import expat
 
 import structlog
 
 from dragoman.model.errors import InputError
-from dragoman.model.files import leads_out, read_given
+from dragoman.model.files import leads_out, read_given, replaced
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.service.languages import listed, shown
 from dragoman.server.service.requests import MAX_CHARACTERS, Term
@@ -29,13 +34,24 @@ FOLDER = "glossaries"
 SUFFIXES = (".tsv", ".tbx")
 POLL_SECONDS = 1.0
 MAX_FILE_BYTES, MAX_ENTRIES = 64 * 2**20, 200_000
+# Formats of entries of callers.
+ENTRY_FORMATS = ("tsv", "csv")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Reads glossaries, which may take seconds, while other work on texts goes on.
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="glossaries")
 
 Stamp = tuple[int, int, int]
+T = TypeVar("T")
 
 
 class GlossaryError(InputError):
-    """A glossary file that cannot be used."""
+    """A glossary that cannot be used."""
+
+
+async def on_glossary_thread(work: Callable[..., T], *arguments: object) -> T:
+    """Run work on glossaries on their thread and return its result."""
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, partial(work, *arguments))
 
 
 class _Used:
@@ -82,6 +98,38 @@ class Glossaries:
             raise InvalidRequest("glossary", f"{shown(name)} {reason}; the model has {there}")
         return used.index
 
+    def read(self, name: str) -> dict[str, str]:
+        """Return the first target of each source of a glossary, the source where it has none; empty if it cannot be used."""
+        path, _ = self._file_of(name)
+        return {} if path is None else _read_entries(path)
+
+    def describe(self, name: str) -> tuple[int, float]:
+        """Return the number of sources of a glossary, 0 if it cannot be used, and the time of its last change since 1970."""
+        path, stamp = self._file_of(name)
+        return (0, 0.0) if path is None or stamp is None else (_num_entries(path, stamp), stamp[2] / 1e9)
+
+    def write(self, name: str, suffix: str, content: bytes) -> None:
+        """Replace a glossary atomically, checked before; an empty suffix removes it.
+
+        Raises:
+            GlossaryError: If the name or the content cannot be used.
+            OSError: If the folder cannot be written, or leads out of the model's.
+        """
+        if not _NAME.fullmatch(name):
+            raise GlossaryError(f"{shown(name)} is no name: at most 64 letters, digits, '.', '_' and '-'")
+        if suffix and not read_terms(content, suffix):
+            raise GlossaryError("has no terms")
+        assert self._folder is not None
+        if leads_out(self._folder, self._folder.parent):
+            raise OSError(errno.EXDEV, "leads out of the model's folder")
+        if suffix:
+            self._folder.mkdir(exist_ok=True)
+            with replaced(self._folder / f"{name}{suffix}") as temporary:
+                temporary.write_bytes(content)
+        for other in SUFFIXES:
+            if other != suffix:
+                (self._folder / f"{name}{other}").unlink(missing_ok=True)
+
     def _look(self, name: str, used: _Used) -> None:
         """Read a glossary's file if it is new, or has changed and is the same at two looks."""
         path, stamp = self._file_of(name)
@@ -121,30 +169,91 @@ class Glossaries:
 def read_glossary(path: Path) -> list[Term]:
     """Return the terms of a file; raise `GlossaryError` naming the file and the place."""
     content = read_given(path, MAX_FILE_BYTES, GlossaryError)
-    found: list[Term] = []
     try:
-        for place, source, targets in _read_tbx(content) if path.suffix == ".tbx" else _read_tsv(content):
-            if len(found) == MAX_ENTRIES:
-                raise GlossaryError(f"more than {MAX_ENTRIES} terms")
-            if not source or max(map(num_characters, (source, *targets))) > MAX_CHARACTERS or len(targets) > MAX_TARGETS:
-                limits = f"1 to {MAX_CHARACTERS} characters and at most {MAX_TARGETS} targets"
-                raise GlossaryError(f"line {place}: a term has {limits}")
-            found.append(Term(source, tuple(targets)))
+        return read_terms(content, path.suffix)
     except GlossaryError as error:
         raise GlossaryError(f"{path}: {error}") from None
+
+
+def read_terms(content: bytes, suffix: str) -> list[Term]:
+    """Return the terms of a file's content; raise `GlossaryError` naming the place."""
+    found: list[Term] = []
+    for place, source, targets in _read_tbx(content) if suffix == ".tbx" else _read_tsv(content):
+        if len(found) == MAX_ENTRIES:
+            raise GlossaryError(f"more than {MAX_ENTRIES} terms")
+        if not source or max(map(num_characters, (source, *targets))) > MAX_CHARACTERS or len(targets) > MAX_TARGETS:
+            limits = f"1 to {MAX_CHARACTERS} characters and at most {MAX_TARGETS} targets"
+            raise GlossaryError(f"line {place}: a term has {limits}")
+        found.append(Term(source, tuple(targets)))
     return found
+
+
+def read_entries(text: str, kind: str, source_language: str, target_language: str) -> dict[str, str]:
+    """Return the target of each source of a text in one of `ENTRY_FORMATS`; raise `InvalidRequest` naming the line.
+
+    CSV may repeat the languages in two more columns.
+    """
+    entries: dict[str, str] = {}
+    try:
+        for number, row in _csv_rows(text) if kind == "csv" else _tsv_rows(text):
+            languages = [language.lower().partition("-")[0] for language in row[2:]]
+            if not (len(row) == 2 or (kind == "csv" and languages == [source_language, target_language])) or not all(row[:2]):
+                raise GlossaryError(f"line {number}: has to have a source and a target")
+            source, target = row[:2]
+            if max(num_characters(source), num_characters(target)) > MAX_CHARACTERS or _CONTROL.search(source + target):
+                limits = f"at most {MAX_CHARACTERS} characters, and no control character"
+                raise GlossaryError(f"line {number}: a source and a target have {limits}")
+            if source in entries:
+                raise GlossaryError(f"line {number}: its source is that of an earlier line")
+            if len(entries) == MAX_ENTRIES:
+                raise GlossaryError(f"more than {MAX_ENTRIES} lines")
+            entries[source] = target
+        if not entries:
+            raise GlossaryError("is missing or blank")
+    except GlossaryError as error:
+        raise InvalidRequest("entries", str(error)) from None
+    return entries
+
+
+def _read_entries(path: Path) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    try:
+        for term in read_glossary(path):
+            entries.setdefault(term.source, (*term.targets, term.source)[0])
+    except GlossaryError:  # logged when it is used
+        return {}
+    return entries
+
+
+@lru_cache(maxsize=1024)
+def _num_entries(path: Path, _: Stamp) -> int:
+    return len(_read_entries(path))
+
+
+def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, [*map(str.strip, line.split("\t"))]
+
+
+def _csv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    rows = csv.reader(text.splitlines(keepends=True), strict=True)
+    try:
+        for row in rows:
+            if any(row):
+                yield rows.line_num, [*map(str.strip, row)]
+    except csv.Error as error:
+        raise GlossaryError(f"line {rows.line_num}: {error}") from None
 
 
 def _read_tsv(content: bytes) -> Iterator[tuple[int, str, Sequence[str]]]:
     """Yield the line, source and targets of each term."""
     try:
-        lines = content.decode("utf-8-sig").split("\n")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise GlossaryError(f"byte {error.start} is not UTF-8") from None
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            source, *targets = map(str.strip, line.split("\t"))
-            yield number, source, [target for target in targets if target]
+    for number, (source, *targets) in _tsv_rows(text):
+        yield number, source, [target for target in targets if target]
 
 
 def _read_tbx(content: bytes) -> Iterator[tuple[int, str, Sequence[str]]]:

@@ -19,6 +19,7 @@ from dragoman.server.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
+    from dragoman.server.service.terms import TermIndex
 
 Number = TypeVar("Number", int, float)
 
@@ -89,6 +90,7 @@ class GenerateRequest(Struct, frozen=True):
     translate_attributes: bool = False
     terms: tuple[Term, ...] = ()
     glossary: str = ""
+    indexes: "tuple[TermIndex, ...]" = ()  # of glossaries that the adapter has read
 
     @property
     def has_log_probs(self) -> bool:
@@ -187,7 +189,7 @@ def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max
 _OTHER_FIELDS = (
     *("model", "model_version", "text", "source_language", "target_language", "special_tokens_in_text"),
     *("request_id", "priority", "max_new_tokens", "truncate", "split", "no_cache"),
-    *("markup", "keep_placeholders", "translate_attributes", "terms", "glossary"),
+    *("markup", "keep_placeholders", "translate_attributes", "terms", "glossary", "indexes"),
 )
 _options_of = attrgetter(*(name for name in GenerateRequest.__struct_fields__ if name not in _OTHER_FIELDS))
 _NO_OPTIONS, _ONE_BEAM = _options_of(GenerateRequest()), _options_of(GenerateRequest(num_beams=1))

@@ -279,7 +279,7 @@ def _max_at_once(segments: Sequence[_Segment], call: Call, model: "LoadedModel")
     """Return how many segments run or wait at once, within the caller's limits."""
     request, manifest = segments[0].request, model.manifest
     num_slots = max(with_defaults(request, manifest.defaults, 2).num_beams or 1, _num_answers(request, manifest))
-    if request.terms or request.glossary or model.traits.glossary:
+    if request.terms or request.glossary or request.indexes or model.traits.glossary:
         num_slots = max(num_slots, NUM_BEAMS)
     most = max(1, REQUESTS_PER_SLOT * model.max_slots // num_slots)
     return most if call.caller is None else min(most, call.caller.most_at_once or most)

@@ -5,11 +5,9 @@ Sizes are checked before contents, and every field before any text is tokenised.
 must satisfy p - 1 + f + n <= `max_target_tokens`. A prompt alone may have `max_source_tokens`.
 """
 
-import asyncio
 import time
 import unicodedata
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -20,6 +18,7 @@ from dragoman.server.errors import DeadlineExceeded, InvalidRequest
 from dragoman.server.service.alignment import token_spans
 from dragoman.server.service.answers import AnswerLimit, TokenSizes, check_answer, check_scores
 from dragoman.server.service.context import Call
+from dragoman.server.service.glossaries import on_glossary_thread
 from dragoman.server.service.languages import PromptTemplate, encode_after
 from dragoman.server.service.requests import (
     MAX_PRIORITY,
@@ -47,10 +46,6 @@ MAX_INLINE_TERMS = 64
 NUM_ADDED_TOKENS = 8
 # Text tokenised beyond the longest that could be kept, so that the last kept word is complete.
 CUT_MARGIN_CHARACTERS = 1024
-
-
-# Reads glossaries, which may take seconds, while other work on texts goes on.
-_GLOSSARIES = ThreadPoolExecutor(1, thread_name_prefix="glossaries")
 
 
 class Validator:
@@ -95,7 +90,7 @@ class Validator:
         search = search_options(request, manifest, model.max_slots_per_request, max_new_tokens, prefix_ids, template.search)
         is_slow = request.glossary or model.traits.glossary or len(request.terms) > MAX_INLINE_TERMS
         reading = partial(_term_indexes, request, model, search)
-        indexes = await asyncio.get_running_loop().run_in_executor(_GLOSSARIES, reading) if is_slow else reading()
+        indexes = await on_glossary_thread(reading) if is_slow else reading()
         if limit is not None and (request.has_log_probs or search.num_answers > 1):
             sizes = self.sizes_of(model.tokenizers.target)
             check_answer(search, max_new_tokens, request.has_log_probs, sizes, manifest.target_vocab_size, limit)
@@ -279,11 +274,11 @@ def _text_range(text: str, ids: Sequence[int], model: "LoadedModel", template: P
 
 
 def _term_indexes(request: GenerateRequest, model: "LoadedModel", search: messages.SearchOptions) -> list[TermIndex]:
-    """Return the indexes of a request's terms and its glossary, the model's by default; it may read files.
+    """Return the indexes of a request's terms and its glossaries, the model's by default; it may read files.
 
     Raise `InvalidRequest` if the request's search cannot have terms, or there is no such glossary.
     """
-    field = "terms" if request.terms else "glossary" if request.glossary else ""
+    field = "terms" if request.terms else "glossary" if request.glossary or request.indexes else ""
     reason = ""
     if model.manifest.has_prompts:
         reason = f"model {model.name} continues prompts, which are not translated"
@@ -291,8 +286,8 @@ def _term_indexes(request: GenerateRequest, model: "LoadedModel", search: messag
         reason = f"does not go with {'do_sample' if search.sampling else 'return_alternatives'}"
     if reason and field:
         raise InvalidRequest(field, reason)
-    indexes = [index_of(request.terms)] if request.terms else []
-    if (glossary := request.glossary or model.traits.glossary) and not reason:
+    indexes = [*([index_of(request.terms)] if request.terms else ()), *request.indexes]
+    if (glossary := request.glossary or (not request.indexes and model.traits.glossary)) and not reason:
         try:
             indexes.append(model.glossaries.find(glossary))
         except InvalidRequest:

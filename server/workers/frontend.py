@@ -21,6 +21,7 @@ from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.callers import Callers, Deadlines, OwnUsage, Usage
 from dragoman.server.service.callers_file import read_callers_book
 from dragoman.server.service.documents import DocumentStore
+from dragoman.server.service.glossary_store import GlossaryStore
 from dragoman.server.service.result_cache import MIB, ResultCache
 from dragoman.server.service.service import Readiness, Service
 from dragoman.server.system import trim_memory
@@ -50,9 +51,12 @@ class Frontend:
         usage_of: Callable[[str], Usage] = OwnUsage,
         known: Iterable[str] = (),
         operators: OperatorCalls | None = None,
-        documents_folder: Path | None = None,
+        shared_folder: Path | None = None,
     ) -> None:
-        """Create everything that can fail, without starting it; raise `ConfigError` if the file of callers is invalid."""
+        """Create everything that can fail, without starting it; raise `ConfigError` if the file of callers is invalid.
+
+        `shared_folder` is that of all frontends for files of callers; None with one frontend.
+        """
         self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
         self._models = models
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
@@ -61,7 +65,8 @@ class Frontend:
         readiness, most = Readiness(config.ready_rule, known), config.max_text_characters
         results = ResultCache(config.result_cache_mib * MIB, is_shared=config.result_cache_shared)
         self.service = Service(models, metrics, tracer, self._callers, deadlines, readiness, most, results)
-        self._operators, self._documents = operators, DocumentStore(documents_folder)
+        self._operators, self._documents = operators, DocumentStore(shared_folder and shared_folder / "documents")
+        self._glossaries = GlossaryStore(config.glossaries_folder or (shared_folder and shared_folder / "glossaries"))
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._reporting: asyncio.Task[None] | None = None
@@ -91,7 +96,7 @@ class Frontend:
         """Listen and answer; raise `ConfigError` if a port is taken or credentials cannot be used."""
         self._grpc = GrpcServer(self._config, self.service)
         if self._config.http:
-            where = (self._operators, self._grpc.port, self._documents)
+            where = (self._operators, self._grpc.port, self._documents, self._glossaries)
             self._http = HttpServer(self._config, self.service, self._grpc.tls, *where)
             await self._http.start()
         await self._grpc.start()
@@ -168,6 +173,7 @@ class Frontend:
         if self._http is not None:
             await self._http.stop()
         self._documents.close()
+        self._glossaries.close()
         self._sampler.flush()
         self.service.calls.log_suppressed()
 

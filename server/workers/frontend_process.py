@@ -88,8 +88,8 @@ class FrontendWorker:
         if config.http_admin:
             self._operators = WorkerOperators(config, metrics, CallerMetrics(), self._send)
         admin_calls = None if self._operators is None else self._operators.calls
-        documents = Path(start.folder) / "documents"
-        self._front = Frontend(config, self._repository, metrics, tracer, sampler, table.of, known, admin_calls, documents)
+        folder = Path(start.folder)
+        self._front = Frontend(config, self._repository, metrics, tracer, sampler, table.of, known, admin_calls, folder)
         self._front.on_awaited(lambda: self._send(AwaitedModels(sorted(self._repository.waiting.names))))
         self._state = State()
         self._is_listening = False

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from dragoman.server.errors import InvalidRequest, LimitReached, NotReady, QueueFull, ServiceError
 from dragoman.server.protocols.bulk import ItemRecords
+from dragoman.server.protocols.deepl.glossaries import GlossaryApi
 from dragoman.server.protocols.deepl.reading import Asked, read_request, read_upload
 from dragoman.server.protocols.http.middleware import own_ending
 from dragoman.server.protocols.http.requests import Endpoint, Exchange, peer_names, run_by_size
@@ -25,6 +26,7 @@ from dragoman.server.protocols.libretranslate.languages import AUTO, LibreLangua
 from dragoman.server.protocols.v1.messages import MessageLimit
 from dragoman.server.service.callers import RETRY_SECONDS
 from dragoman.server.service.documents import KINDS, Document, DocumentStore, check_document, digest_of
+from dragoman.server.service.glossary_store import GlossaryStore
 from dragoman.server.service.requests import GenerateRequest
 from dragoman.server.service.service import Service
 
@@ -40,9 +42,17 @@ REGIONS["pt"] = {"PT-BR": "Portuguese (Brazilian)", "PT-PT": "Portuguese (Europe
 class DeepLApi:
     """Endpoints of DeepL's API; `max_message_bytes` limits the answers of a call together, and a document."""
 
-    def __init__(self, service: Service, max_message_bytes: int, languages: LibreLanguages, documents: DocumentStore) -> None:
+    def __init__(
+        self,
+        service: Service,
+        max_message_bytes: int,
+        languages: LibreLanguages,
+        documents: DocumentStore,
+        glossaries: GlossaryStore,
+    ) -> None:
         self._service, self._generation, self._limit = service, service.generation, MessageLimit(max_message_bytes)
         self._languages, self._documents = languages, documents
+        self._glossaries = GlossaryApi(service.generation, languages, glossaries)
         self._num_characters: Counter[str] = Counter()  # translated in this process, by caller
         self._tasks: set[asyncio.Task[None]] = set()  # of documents
 
@@ -52,7 +62,7 @@ class DeepLApi:
         for method in ("GET", "POST"):
             yield endpoint(method, "/v2/languages", self.languages, read=read_request)
             yield endpoint(method, "/v2/usage", self.usage, read=read_request)
-        yield endpoint("GET", "/v2/glossary-language-pairs", self.glossary_pairs, read=read_request)
+        yield from self._glossaries.endpoints(endpoint)
         yield endpoint("POST", "/v2/translate", self.translate, read=read_request, is_counted=True)
         yield endpoint("POST", "/v2/document", self.upload, read=read_upload)
         for end, handler in (("", self.document_status), ("/result", self.document_result)):
@@ -86,10 +96,6 @@ class DeepLApi:
             if one.code in written:
                 targets |= REGIONS.get(one.code, {one.code.upper(): one.name})
         return json_response([{"language": code, "name": name, "supports_formality": False} for code, name in targets.items()])
-
-    async def glossary_pairs(self, _: Exchange) -> web.Response:
-        """Return the language pairs of glossaries: there are none."""
-        return json_response({"supported_languages": []})
 
     async def usage(self, exchange: Exchange) -> web.Response:
         """Return the characters translated for the caller by this process since its start."""
@@ -156,6 +162,8 @@ class DeepLApi:
         if self._languages.is_same(models, source, target):
             return code, None
         request = asked.request(source, target)
+        if asked.glossary_ids:
+            request = await self._glossaries.applied(asked.glossary_ids, request, exchange, asked.source_lang)
         return code, replace(request, model=self._generation.model_for(request, caller).name)
 
     async def _translate_document(self, name: str, document: Document, request: GenerateRequest, exchange: Exchange) -> None:

@@ -18,7 +18,7 @@ MAX_TEXTS, MAX_TAGS = 1024, 64
 # `split` for each value of `split_sentences`; with `nonewlines` line breaks become spaces.
 SPLITS = {"1": "sentences", "0": "none", "nonewlines": "sentences"}
 # The first is ours.
-TEXTS = ("model", "source_lang", "target_lang", "split_sentences", "model_type", "auth_key", "type", "tag_handling", "glossary_id")
+TEXTS = ("model", "source_lang", "target_lang", "split_sentences", "model_type", "auth_key", "type", "tag_handling")
 OF_DOCUMENTS = ("file", "filename", "output_format", "document_key")
 # Parameters that are read and change nothing; billed characters are always shown.
 IGNORED = ("context", "preserve_formatting", "enable_beta_languages", "tag_handling_version", "show_billed_characters")
@@ -27,7 +27,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "formality": ("default", "prefer_more", "prefer_less"),
     "outline_detection": (True, "1", "true"),
     **dict.fromkeys(("non_splitting_tags", "splitting_tags"), ()),
-    **dict.fromkeys(("glossary_ids", "style_id", "custom_instructions"), ()),
+    **dict.fromkeys(("style_id", "custom_instructions"), ()),
     **dict.fromkeys(("translation_memory_id", "translation_memory_threshold"), ()),
 }
 # An attribute that ignored tags get; written so that no other is taken for it afterwards.
@@ -45,7 +45,7 @@ class Asked(Struct, frozen=True):
     split_sentences: str = "1"
     tag_handling: str = ""
     ignore_tags: Sequence[str] = ()
-    glossary_id: str = ""
+    glossary_ids: Sequence[str] = ()
     model_type: str = ""
     auth_key: str = ""
     document_key: str = ""
@@ -63,7 +63,6 @@ class Asked(Struct, frozen=True):
             target_language=target,
             split=SPLITS[self.split_sentences],
             markup=self.tag_handling,
-            glossary=self.glossary_id,
         )
 
     def with_ignored(self, text: str) -> str:
@@ -117,12 +116,17 @@ def to_asked(content: dict[str, Any] | Sequence[tuple[str, str]]) -> Asked:
     names = [name.strip() for name in names if name.strip()]
     if names and (len(names) > MAX_TAGS or not all(map(_NAME.fullmatch, names)) or not fields.get("tag_handling")):
         raise InvalidRequest("ignore_tags", f"has at most {MAX_TAGS} names of tags, and goes with tag_handling")
+    given = [value for name in ("glossary_id", "glossary_ids") if (value := content.pop(name, None))]
+    glossaries = given[0] if given else []
+    glossaries = glossaries.split(",") if isinstance(glossaries, str) else glossaries
+    if len(given) > 1 or not isinstance(glossaries, list) or not all(isinstance(name, str) for name in glossaries):
+        raise InvalidRequest("glossary_ids", "is neither a text nor a list of texts, or given beside glossary_id")
     if content := {name: value for name, value in content.items() if value != ""}:
         raise InvalidRequest(one_line(next(iter(content))), "is not known")
     if (split := fields.get("split_sentences", "1")) not in SPLITS:
         raise InvalidRequest("split_sentences", f"{shown(split)} is not one of {', '.join(SPLITS)}")
     texts = [_LINE_BREAK.sub(" ", text) for text in texts] if split == "nonewlines" else texts
-    return Asked(texts, ignore_tags=names, **fields)
+    return Asked(texts, ignore_tags=names, glossary_ids=glossaries, **fields)
 
 
 def _of_form(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:

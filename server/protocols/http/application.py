@@ -27,6 +27,7 @@ from dragoman.server.protocols.libretranslate.languages import LibreLanguages
 from dragoman.server.protocols.openai.api import OpenAiApi
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.documents import DocumentStore
+from dragoman.server.service.glossary_store import GlossaryStore
 from dragoman.server.service.service import Service
 
 # Headers of every response: no media type sniffing, no caching.
@@ -35,20 +36,25 @@ HEADERS = {"Server": "dragoman", "X-Content-Type-Options": "nosniff", "Cache-Con
 ELSEWHERE = (
     (re.compile(r"/v1/models/[^/]+:(predict|explain)"), "KServe's V2 answers at /v2/models/NAME/infer"),
     (
-        re.compile(r"/v[23]/(glossaries|write|style_rules|translation_memories)"),
+        re.compile(r"/v[23]/(write|style_rules|translation_memories)"),
         "DeepL's texts and documents are translated",
     ),
 )
 
 
 def make_application(
-    config: ServerConfig, service: Service, operators: OperatorCalls | None, grpc_port: int, store: DocumentStore
+    config: ServerConfig,
+    service: Service,
+    operators: OperatorCalls | None,
+    grpc_port: int,
+    store: DocumentStore,
+    glossaries: GlossaryStore,
 ) -> web.Application:
     """Return the application; `operators` is None without the admin service over HTTP, and the console shows `grpc_port`."""
     max_bytes, origins = config.max_message_bytes, Origins(config.http_allowed_origins)
     native, languages = NativeApi(service, max_bytes), LibreLanguages()
     libretranslate = LibreTranslateApi(service, max_bytes, languages, store)
-    deepl = DeepLApi(service, max_bytes, languages, store)
+    deepl = DeepLApi(service, max_bytes, languages, store, glossaries)
     inference, openai = InferenceApi(service, max_bytes), OpenAiApi(service, max_bytes)
     others = (*libretranslate.endpoints(), *openai.endpoints(), *deepl.endpoints())
     formats = {endpoint.path: endpoint.errors for endpoint in others}

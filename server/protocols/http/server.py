@@ -19,6 +19,7 @@ from dragoman.server.protocols.http.responses import NATIVE_ERRORS
 from dragoman.server.protocols.tls import TlsFiles
 from dragoman.server.service.administration import OperatorCalls
 from dragoman.server.service.documents import DocumentStore
+from dragoman.server.service.glossary_store import GlossaryStore
 from dragoman.server.service.service import CLOSE_SECONDS, Service
 
 BACKLOG = 512
@@ -43,6 +44,7 @@ class HttpServer:
         operators: OperatorCalls | None,
         grpc_port: int,
         documents: DocumentStore,
+        glossaries: GlossaryStore,
     ) -> None:
         """Bind the port; raise `ConfigError` if it is taken. Arguments as `make_application`."""
         self._config, self._tls = config, tls
@@ -62,7 +64,7 @@ class HttpServer:
             "max_headers": MAX_HEADERS,
             "auto_decompress": False,
         }
-        app = make_application(config, service, operators, grpc_port, documents)
+        app = make_application(config, service, operators, grpc_port, documents, glossaries)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS, **options)
         max_bytes = MAX_FRAMING * config.max_message_bytes + MAX_HEADERS * MAX_LINE_BYTES
         self._connection_options = options | {"refuse": _refuse_unread, "max_request_bytes": max_bytes}
