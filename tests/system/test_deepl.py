@@ -118,7 +118,6 @@ def test_its_client_lists_languages_and_usage(client: DeepLClient, server: Serve
     assert [(each.code, each.name) for each in client.get_source_languages()] == [("EN", "English")]
     targets = [(each.code, each.name, each.supports_formality) for each in client.get_target_languages()]
     assert targets == [("DE", "German", False), ("FR", "French", False)]
-    assert client.get_glossary_languages() == []
     before = client.get_usage().character
     client.translate_text([TEXT, OTHER], target_lang="DE")
     after = client.get_usage()
@@ -175,8 +174,8 @@ def test_refusals_have_its_exceptions(client: DeepLClient, server: Server) -> No
     slow.get_usage()
     with pytest.raises(deepl.TooManyRequestsException, match="requests_per_second"):
         slow.get_usage()
-    with pytest.raises(deepl.GlossaryNotFoundException, match="texts and documents are translated"):
-        client.list_glossaries()
+    with pytest.raises(deepl.DeepLException, match="texts and documents are translated"):
+        client.get_all_style_rules()
     for path in ("/v2/document/a", "/v2/translate"):
         found = requests.get(server.http_address + path, timeout=60)
         assert (found.status_code, found.json()["detail"]) == (405, "invalid_argument")
@@ -250,6 +249,13 @@ def test_a_document_waits_for_the_queue_and_others_are_bounded(client: DeepLClie
         keys = [({"document_key": handle.document_key}, handle.document_id) for handle in handles]
         states = [requests.post(f"{server.http_address}/v2/document/{name}", json=key, timeout=60) for key, name in keys]
         assert sorted(state.status_code for state in states) == [*[200] * 15, 404], "the oldest has given way"
+
+
+def test_glossaries_without_a_folder_are_kept_until_the_end(client: DeepLClient) -> None:
+    made = client.create_glossary("a", "EN", "DE", {"dog": "Hund"})
+    assert client.list_glossaries() != [] and client.get_glossary_entries(made) == {"dog": "Hund"}
+    client.delete_glossary(made)
+    assert client.list_glossaries() == []
 
 
 def test_documents_of_other_kinds_are_refused(client: DeepLClient) -> None:
