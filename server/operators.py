@@ -27,7 +27,7 @@ class Operators:
     def __init__(self, config: ServerConfig, manager: ModelManager, metrics: Metrics, counted: CallerMetrics) -> None:
         """Read the operators' tokens, or raise `ConfigError`; `counted` counts operators, who are not callers of models."""
         self._config = config
-        self._administrator = Administrator(manager)
+        self._administrator = Administrator(manager, has_store=isinstance(config.models, str))
         is_there = config.admin_port is not None or config.http_admin
         book = read_operators_book(config) if is_there else None
         self._callers = None if book is None else Callers(book, counted)

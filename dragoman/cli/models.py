@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -159,6 +160,36 @@ def label(
 ) -> None:
     """Set a label to a version, or to none."""
     _change(lambda client: [client.set_label(model, label, version)], connection, timeout, as_json)
+
+
+@models_app.command()
+@in_groups
+def put_glossary(
+    connection: AdminConnection,
+    model: ModelArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="NAME.tsv or NAME.tbx.")],
+    as_json: JsonOption = False,
+    timeout: TimeoutOption = 60.0,
+) -> None:
+    """Write a glossary into the model's folder, under the name of a file.
+
+    The server checks it before; one of this name is replaced.
+    """
+    content, format = file.read_bytes(), file.suffix.lower().removeprefix(".")
+    _change(lambda client: [client.put_glossary(model, file.stem, content, format)], connection, timeout, as_json)
+
+
+@models_app.command()
+@in_groups
+def delete_glossary(
+    connection: AdminConnection,
+    model: ModelArgument,
+    glossary: Annotated[str, typer.Argument(metavar="GLOSSARY", help="Name of the glossary.")],
+    as_json: JsonOption = False,
+    timeout: TimeoutOption = 60.0,
+) -> None:
+    """Remove a glossary from the model's folder."""
+    _change(lambda client: [client.delete_glossary(model, glossary)], connection, timeout, as_json)
 
 
 app.add_typer(models_app)

@@ -128,6 +128,15 @@ class RepositoryClient:
         request = repository_pb2.SetLabelRequest()
         return _model(self._call(self._stub.SetLabel, request, model=model, label=label, version=version))
 
+    def put_glossary(self, model: str, name: str, content: bytes, format: str = "tsv") -> ModelStatus:
+        """Write a glossary into the model's folder, as the content of a file of a format: tsv or tbx."""
+        request = repository_pb2.PutGlossaryRequest(content=content)
+        return _model(self._call(self._stub.PutGlossary, request, model=model, name=name, format=format))
+
+    def delete_glossary(self, model: str, name: str) -> ModelStatus:
+        """Remove a glossary from the model's folder."""
+        return _model(self._call(self._stub.DeleteGlossary, repository_pb2.DeleteGlossaryRequest(), model=model, name=name))
+
     def _call(self, method: Any, request: Any, **values: str) -> Any:
         return self._calls.call(method, fill(request, values))
 

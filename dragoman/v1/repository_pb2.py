@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64ragoman/v1/repository.proto\x12\x0b\x64ragoman.v1\"&\n\x15ListRepositoryRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x1a\n\x18RefreshRepositoryRequest\"W\n\x16ListRepositoryResponse\x12,\n\x06models\x18\x01 \x03(\x0b\x32\x1c.dragoman.v1.RepositoryModel\x12\x0f\n\x07problem\x18\x02 \x01(\t\"2\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"4\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"#\n\x12ReloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"6\n\x14RollbackModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"@\n\x0fSetLabelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"\xb4\x01\n\x0fRepositoryModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08is_ready\x18\x02 \x01(\x08\x12\x30\n\x08versions\x18\x03 \x03(\x0b\x32\x1e.dragoman.v1.RepositoryVersion\x12\x10\n\x08problems\x18\x04 \x03(\t\x12)\n\trequested\x18\x05 \x01(\x0b\x32\x16.dragoman.v1.Requested\x12\x12\n\nglossaries\x18\x06 \x03(\t\"\xe7\x01\n\x11RepositoryVersion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.dragoman.v1.VersionState\x12\r\n\x05since\x18\x04 \x01(\x01\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0e\n\x06labels\x18\x07 \x03(\t\x12\r\n\x05share\x18\x08 \x01(\x01\x12\x12\n\nis_default\x18\t \x01(\x08\x12\x14\n\x0cnum_answered\x18\n \x01(\x04\x12\x12\n\nnum_failed\x18\x0b \x01(\x04\"\xb5\x01\n\tRequested\x12\x13\n\x0bis_unloaded\x18\x01 \x01(\x08\x12\x0e\n\x06loaded\x18\x02 \x03(\t\x12\x10\n\x08unloaded\x18\x03 \x03(\t\x12\x0e\n\x06pinned\x18\x04 \x01(\t\x12\x32\n\x06labels\x18\x05 \x03(\x0b\x32\".dragoman.v1.Requested.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xb8\x02\n\x0cVersionState\x12\x1d\n\x19VERSION_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13VERSION_STATE_FOUND\x10\x01\x12\x19\n\x15VERSION_STATE_OPENING\x10\x02\x12\x1a\n\x16VERSION_STATE_STARTING\x10\x03\x12\x19\n\x15VERSION_STATE_PROVING\x10\x04\x12\x17\n\x13VERSION_STATE_TRIAL\x10\x05\x12\x19\n\x15VERSION_STATE_SERVING\x10\x06\x12\x19\n\x15VERSION_STATE_STANDBY\x10\x07\x12\x1a\n\x16VERSION_STATE_RETIRING\x10\x08\x12\x19\n\x15VERSION_STATE_REFUSED\x10\t\x12\x18\n\x14VERSION_STATE_ASLEEP\x10\n2\xc8\x04\n\nRepository\x12Y\n\x0eListRepository\x12\".dragoman.v1.ListRepositoryRequest\x1a#.dragoman.v1.ListRepositoryResponse\x12H\n\tLoadModel\x12\x1d.dragoman.v1.LoadModelRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12L\n\x0bUnloadModel\x12\x1f.dragoman.v1.UnloadModelRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12L\n\x0bReloadModel\x12\x1f.dragoman.v1.ReloadModelRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12P\n\rRollbackModel\x12!.dragoman.v1.RollbackModelRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12\x46\n\x08SetLabel\x12\x1c.dragoman.v1.SetLabelRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12_\n\x11RefreshRepository\x12%.dragoman.v1.RefreshRepositoryRequest\x1a#.dragoman.v1.ListRepositoryResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64ragoman/v1/repository.proto\x12\x0b\x64ragoman.v1\"&\n\x15ListRepositoryRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x1a\n\x18RefreshRepositoryRequest\"W\n\x16ListRepositoryResponse\x12,\n\x06models\x18\x01 \x03(\x0b\x32\x1c.dragoman.v1.RepositoryModel\x12\x0f\n\x07problem\x18\x02 \x01(\t\"2\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"4\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"#\n\x12ReloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"6\n\x14RollbackModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"@\n\x0fSetLabelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"R\n\x12PutGlossaryRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\x12\x0e\n\x06\x66ormat\x18\x04 \x01(\t\"4\n\x15\x44\x65leteGlossaryRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\xb4\x01\n\x0fRepositoryModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08is_ready\x18\x02 \x01(\x08\x12\x30\n\x08versions\x18\x03 \x03(\x0b\x32\x1e.dragoman.v1.RepositoryVersion\x12\x10\n\x08problems\x18\x04 \x03(\t\x12)\n\trequested\x18\x05 \x01(\x0b\x32\x16.dragoman.v1.Requested\x12\x12\n\nglossaries\x18\x06 \x03(\t\"\xe7\x01\n\x11RepositoryVersion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.dragoman.v1.VersionState\x12\r\n\x05since\x18\x04 \x01(\x01\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0e\n\x06labels\x18\x07 \x03(\t\x12\r\n\x05share\x18\x08 \x01(\x01\x12\x12\n\nis_default\x18\t \x01(\x08\x12\x14\n\x0cnum_answered\x18\n \x01(\x04\x12\x12\n\nnum_failed\x18\x0b \x01(\x04\"\xb5\x01\n\tRequested\x12\x13\n\x0bis_unloaded\x18\x01 \x01(\x08\x12\x0e\n\x06loaded\x18\x02 \x03(\t\x12\x10\n\x08unloaded\x18\x03 \x03(\t\x12\x0e\n\x06pinned\x18\x04 \x01(\t\x12\x32\n\x06labels\x18\x05 \x03(\x0b\x32\".dragoman.v1.Requested.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xb8\x02\n\x0cVersionState\x12\x1d\n\x19VERSION_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13VERSION_STATE_FOUND\x10\x01\x12\x19\n\x15VERSION_STATE_OPENING\x10\x02\x12\x1a\n\x16VERSION_STATE_STARTING\x10\x03\x12\x19\n\x15VERSION_STATE_PROVING\x10\x04\x12\x17\n\x13VERSION_STATE_TRIAL\x10\x05\x12\x19\n\x15VERSION_STATE_SERVING\x10\x06\x12\x19\n\x15VERSION_STATE_STANDBY\x10\x07\x12\x1a\n\x16VERSION_STATE_RETIRING\x10\x08\x12\x19\n\x15VERSION_STATE_REFUSED\x10\t\x12\x18\n\x14VERSION_STATE_ASLEEP\x10\n2\xea\x05\n\nRepository\x12Y\n\x0eListRepository\x12\".dragoman.v1.ListRepositoryRequest\x1a#.dragoman.v1.ListRepositoryResponse\x12H\n\tLoadModel\x12\x1d.dragoman.v1.LoadModelRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12L\n\x0bUnloadModel\x12\x1f.dragoman.v1.UnloadModelRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12L\n\x0bReloadModel\x12\x1f.dragoman.v1.ReloadModelRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12P\n\rRollbackModel\x12!.dragoman.v1.RollbackModelRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12\x46\n\x08SetLabel\x12\x1c.dragoman.v1.SetLabelRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12L\n\x0bPutGlossary\x12\x1f.dragoman.v1.PutGlossaryRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12R\n\x0e\x44\x65leteGlossary\x12\".dragoman.v1.DeleteGlossaryRequest\x1a\x1c.dragoman.v1.RepositoryModel\x12_\n\x11RefreshRepository\x12%.dragoman.v1.RefreshRepositoryRequest\x1a#.dragoman.v1.ListRepositoryResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REQUESTED_LABELSENTRY']._loaded_options = None
   _globals['_REQUESTED_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_VERSIONSTATE']._serialized_start=1069
-  _globals['_VERSIONSTATE']._serialized_end=1381
+  _globals['_VERSIONSTATE']._serialized_start=1207
+  _globals['_VERSIONSTATE']._serialized_end=1519
   _globals['_LISTREPOSITORYREQUEST']._serialized_start=45
   _globals['_LISTREPOSITORYREQUEST']._serialized_end=83
   _globals['_REFRESHREPOSITORYREQUEST']._serialized_start=85
@@ -51,14 +51,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLBACKMODELREQUEST']._serialized_end=399
   _globals['_SETLABELREQUEST']._serialized_start=401
   _globals['_SETLABELREQUEST']._serialized_end=465
-  _globals['_REPOSITORYMODEL']._serialized_start=468
-  _globals['_REPOSITORYMODEL']._serialized_end=648
-  _globals['_REPOSITORYVERSION']._serialized_start=651
-  _globals['_REPOSITORYVERSION']._serialized_end=882
-  _globals['_REQUESTED']._serialized_start=885
-  _globals['_REQUESTED']._serialized_end=1066
-  _globals['_REQUESTED_LABELSENTRY']._serialized_start=1021
-  _globals['_REQUESTED_LABELSENTRY']._serialized_end=1066
-  _globals['_REPOSITORY']._serialized_start=1384
-  _globals['_REPOSITORY']._serialized_end=1968
+  _globals['_PUTGLOSSARYREQUEST']._serialized_start=467
+  _globals['_PUTGLOSSARYREQUEST']._serialized_end=549
+  _globals['_DELETEGLOSSARYREQUEST']._serialized_start=551
+  _globals['_DELETEGLOSSARYREQUEST']._serialized_end=603
+  _globals['_REPOSITORYMODEL']._serialized_start=606
+  _globals['_REPOSITORYMODEL']._serialized_end=786
+  _globals['_REPOSITORYVERSION']._serialized_start=789
+  _globals['_REPOSITORYVERSION']._serialized_end=1020
+  _globals['_REQUESTED']._serialized_start=1023
+  _globals['_REQUESTED']._serialized_end=1204
+  _globals['_REQUESTED_LABELSENTRY']._serialized_start=1159
+  _globals['_REQUESTED_LABELSENTRY']._serialized_end=1204
+  _globals['_REPOSITORY']._serialized_start=1522
+  _globals['_REPOSITORY']._serialized_end=2268
 # @@protoc_insertion_point(module_scope)

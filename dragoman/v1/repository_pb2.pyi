@@ -90,6 +90,26 @@ class SetLabelRequest(_message.Message):
     version: str
     def __init__(self, model: _Optional[str] = ..., label: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
+class PutGlossaryRequest(_message.Message):
+    __slots__ = ("model", "name", "content", "format")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    name: str
+    content: bytes
+    format: str
+    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., content: _Optional[bytes] = ..., format: _Optional[str] = ...) -> None: ...
+
+class DeleteGlossaryRequest(_message.Message):
+    __slots__ = ("model", "name")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    name: str
+    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
 class RepositoryModel(_message.Message):
     __slots__ = ("name", "is_ready", "versions", "problems", "requested", "glossaries")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -64,6 +64,16 @@ class RepositoryStub:
                 request_serializer=dragoman_dot_v1_dot_repository__pb2.SetLabelRequest.SerializeToString,
                 response_deserializer=dragoman_dot_v1_dot_repository__pb2.RepositoryModel.FromString,
                 _registered_method=True)
+        self.PutGlossary = channel.unary_unary(
+                '/dragoman.v1.Repository/PutGlossary',
+                request_serializer=dragoman_dot_v1_dot_repository__pb2.PutGlossaryRequest.SerializeToString,
+                response_deserializer=dragoman_dot_v1_dot_repository__pb2.RepositoryModel.FromString,
+                _registered_method=True)
+        self.DeleteGlossary = channel.unary_unary(
+                '/dragoman.v1.Repository/DeleteGlossary',
+                request_serializer=dragoman_dot_v1_dot_repository__pb2.DeleteGlossaryRequest.SerializeToString,
+                response_deserializer=dragoman_dot_v1_dot_repository__pb2.RepositoryModel.FromString,
+                _registered_method=True)
         self.RefreshRepository = channel.unary_unary(
                 '/dragoman.v1.Repository/RefreshRepository',
                 request_serializer=dragoman_dot_v1_dot_repository__pb2.RefreshRepositoryRequest.SerializeToString,
@@ -119,6 +129,21 @@ class RepositoryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutGlossary(self, request, context):
+        """Writes a glossary into the model's folder, checked before; requests use it within two seconds, and it outlasts the server.
+        INVALID_ARGUMENT names the line of a fault; FAILED_PRECONDITION if the folder cannot be written or mirrors a store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGlossary(self, request, context):
+        """Removes a glossary from the model's folder.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RefreshRepository(self, request, context):
         """Reads all folders now, and answers when every model has reached its wanted state.
         """
@@ -157,6 +182,16 @@ def add_RepositoryServicer_to_server(servicer, server):
             'SetLabel': grpc.unary_unary_rpc_method_handler(
                     servicer.SetLabel,
                     request_deserializer=dragoman_dot_v1_dot_repository__pb2.SetLabelRequest.FromString,
+                    response_serializer=dragoman_dot_v1_dot_repository__pb2.RepositoryModel.SerializeToString,
+            ),
+            'PutGlossary': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutGlossary,
+                    request_deserializer=dragoman_dot_v1_dot_repository__pb2.PutGlossaryRequest.FromString,
+                    response_serializer=dragoman_dot_v1_dot_repository__pb2.RepositoryModel.SerializeToString,
+            ),
+            'DeleteGlossary': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGlossary,
+                    request_deserializer=dragoman_dot_v1_dot_repository__pb2.DeleteGlossaryRequest.FromString,
                     response_serializer=dragoman_dot_v1_dot_repository__pb2.RepositoryModel.SerializeToString,
             ),
             'RefreshRepository': grpc.unary_unary_rpc_method_handler(
@@ -326,6 +361,60 @@ class Repository:
             target,
             '/dragoman.v1.Repository/SetLabel',
             dragoman_dot_v1_dot_repository__pb2.SetLabelRequest.SerializeToString,
+            dragoman_dot_v1_dot_repository__pb2.RepositoryModel.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutGlossary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dragoman.v1.Repository/PutGlossary',
+            dragoman_dot_v1_dot_repository__pb2.PutGlossaryRequest.SerializeToString,
+            dragoman_dot_v1_dot_repository__pb2.RepositoryModel.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGlossary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dragoman.v1.Repository/DeleteGlossary',
+            dragoman_dot_v1_dot_repository__pb2.DeleteGlossaryRequest.SerializeToString,
             dragoman_dot_v1_dot_repository__pb2.RepositoryModel.FromString,
             options,
             channel_credentials,

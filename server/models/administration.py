@@ -27,6 +27,7 @@ from dragoman.server.models.status import (
 )
 from dragoman.server.service.administration import Listing, ModelStatus, Operator, Order
 from dragoman.server.service.callers import RETRY_SECONDS
+from dragoman.server.service.glossaries import FOLDER, NAME, SUFFIXES, Glossaries, GlossaryError, on_glossary_thread
 from dragoman.server.service.requests import check_length
 
 log = structlog.get_logger("dragoman.administration")
@@ -44,8 +45,9 @@ class Administrator:
         Unavailable: If the server is starting or shutting down.
     """
 
-    def __init__(self, manager: ModelManager) -> None:
-        self._manager = manager
+    def __init__(self, manager: ModelManager, *, has_store: bool = False) -> None:
+        """Change models of a manager; `has_store` is whether their folder mirrors a store."""
+        self._manager, self._has_store = manager, has_store
         self._turns: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[ModelStatus]] = set()
         self._is_begun = self._is_over = False
@@ -85,6 +87,10 @@ class Administrator:
                 models = [await self.rollback(operator, model, version)]
             case "label":
                 models = [await self.set_label(operator, model, order.label, version)]
+            case "put_glossary":
+                models = [await self.put_glossary(operator, model, order.glossary, order.content, order.format)]
+            case "delete_glossary":
+                models = [await self.delete_glossary(operator, model, order.glossary)]
         return Listing(tuple(models), self.problem)
 
     def list(self, operator: Operator, model: str = "") -> Sequence[ModelStatus]:
@@ -190,6 +196,38 @@ class Administrator:
             await self._apply(one, replace(asked, labels=labels | {label: name}), lambda: stands_for(one, label, name), name)
 
         return await self._change(operator, "set_label", model, set_label, label=label, version=version)
+
+    async def put_glossary(self, operator: Operator, model: str, name: str, content: bytes, format: str) -> ModelStatus:
+        """Write a glossary into the model's folder, checked before."""
+        if (suffix := f".{format}") not in SUFFIXES:
+            raise InvalidRequest("format", f"{shown(format[:32])} is not tsv or tbx")
+        return await self._write_glossary(operator, "put_glossary", model, name, suffix, content)
+
+    async def delete_glossary(self, operator: Operator, model: str, name: str) -> ModelStatus:
+        """Remove a glossary from the model's folder."""
+        return await self._write_glossary(operator, "delete_glossary", model, name)
+
+    async def _write_glossary(
+        self, operator: Operator, change: str, model: str, name: str, suffix: str = "", content: bytes = b""
+    ) -> ModelStatus:
+        if NAME.fullmatch(check_length("name", name)) is None:
+            raise InvalidRequest("name", f"{shown(name)} is no name: at most 64 letters, digits, '.', '_' and '-'")
+
+        async def write(one: ModelReconciler) -> None:
+            if self._has_store:
+                raise NotPossible("glossaries: the folder of models is the copy of a store, from which no glossaries come")
+            glossaries = Glossaries(one.found.directory / FOLDER)
+            if not suffix and name not in (there := glossaries.names()):
+                raise NotInRepository("name", shown(name), there)
+            try:
+                await on_glossary_thread(glossaries.write, name, suffix, content)
+            except GlossaryError as error:
+                raise InvalidRequest("content", str(error)) from None
+            except OSError as error:
+                raise NotPossible(f"glossaries: the model's folder cannot be written: {error.strerror}") from None
+            await self._scan()
+
+        return await self._change(operator, change, model, write, glossary=name)
 
     async def refresh(self, operator: Operator) -> Sequence[ModelStatus]:
         """Scan the folder, and return the status of all models once they are reconciled."""

@@ -66,7 +66,7 @@ class Operator:
     models: Collection[str] | None = None
 
 
-Verb = Literal["list", "refresh", "load", "unload", "reload", "rollback", "label"]
+Verb = Literal["list", "refresh", "load", "unload", "reload", "rollback", "label", "put_glossary", "delete_glossary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,9 @@ class Order:
     model: str = ""
     version: str = ""
     label: str = ""
+    glossary: str = ""
+    content: bytes = b""
+    format: str = ""
 
 
 @dataclass(frozen=True, slots=True)

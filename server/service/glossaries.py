@@ -36,7 +36,7 @@ POLL_SECONDS = 1.0
 MAX_FILE_BYTES, MAX_ENTRIES = 64 * 2**20, 200_000
 # Formats of entries of callers.
 ENTRY_FORMATS = ("tsv", "csv")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 # Reads glossaries, which may take seconds, while other work on texts goes on.
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="glossaries")
@@ -80,7 +80,7 @@ class Glossaries:
         except OSError:
             return []
         parts = map(os.path.splitext, entries)
-        return sorted({name for name, suffix in parts if suffix in SUFFIXES and _NAME.fullmatch(name)})
+        return sorted({name for name, suffix in parts if suffix in SUFFIXES and NAME.fullmatch(name)})
 
     def find(self, name: str) -> TermIndex:
         """Return the index of a glossary; raise `InvalidRequest` if there is none. It reads files: call it on a thread."""
@@ -112,14 +112,12 @@ class Glossaries:
         """Replace a glossary atomically, checked before; an empty suffix removes it.
 
         Raises:
-            GlossaryError: If the name or the content cannot be used.
+            GlossaryError: If the content cannot be used.
             OSError: If the folder cannot be written, or leads out of the model's.
         """
-        if not _NAME.fullmatch(name):
-            raise GlossaryError(f"{shown(name)} is no name: at most 64 letters, digits, '.', '_' and '-'")
+        assert self._folder is not None and NAME.fullmatch(name)
         if suffix and not read_terms(content, suffix):
             raise GlossaryError("has no terms")
-        assert self._folder is not None
         if leads_out(self._folder, self._folder.parent):
             raise OSError(errno.EXDEV, "leads out of the model's folder")
         if suffix:
@@ -153,7 +151,7 @@ class Glossaries:
             log.info("glossary read", file=str(path), num_terms=len(used.index))
 
     def _file_of(self, name: str) -> tuple[Path | None, Stamp | None]:
-        if self._folder is not None and _NAME.fullmatch(name):
+        if self._folder is not None and NAME.fullmatch(name):
             for suffix in SUFFIXES:
                 path = self._folder / f"{name}{suffix}"
                 try:

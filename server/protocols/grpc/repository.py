@@ -30,7 +30,7 @@ class RepositoryServer:
             structlog.get_logger().warning("operators' tokens travel unencrypted: set tls_certificate and tls_key")
         options: list[tuple[str, Any]] = [
             ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", LARGE_BYTES),
+            ("grpc.max_receive_message_length", max(LARGE_BYTES, config.max_message_bytes)),
             ("grpc.max_send_message_length", -1),
             *connection_options(config),
         ]

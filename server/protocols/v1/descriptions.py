@@ -23,6 +23,8 @@ CHANGES: Mapping[str, Verb] = {
     "ReloadModel": "reload",
     "RollbackModel": "rollback",
     "SetLabel": "label",
+    "PutGlossary": "put_glossary",
+    "DeleteGlossary": "delete_glossary",
 }
 
 
@@ -94,7 +96,9 @@ class Descriptions:
 
 def to_order(verb: Verb, request: Any, model: str) -> Order:
     """Return the order of a request to change a model."""
-    return Order(verb, model, getattr(request, "version", ""), getattr(request, "label", ""))
+    glossary = {"glossary": request.name} if hasattr(request, "name") else {}
+    content = {"content": request.content, "format": request.format} if hasattr(request, "content") else {}
+    return Order(verb, model, getattr(request, "version", ""), getattr(request, "label", ""), **glossary, **content)
 
 
 def to_listing(models: Iterable[ModelStatus], problem: str) -> repository_pb2.ListRepositoryResponse:
