@@ -253,6 +253,7 @@ def test_the_client_of_the_admin_service_converts_each_answer_and_tries_nothing_
         assert client.refresh() == ([status], problem)
         assert client.load("en-de", "3") == client.unload("en-de", "3") == client.reload("en-de") == status
         assert client.rollback("en-de", "3") == client.set_label("en-de", "canary", "3") == status
+        assert client.put_glossary("en-de", "house", b"a\xff") == client.delete_glossary("en-de", "house") == status
         assert set(admin.tokens) == {"Bearer s"}
         with pytest.raises(errors.InvalidArgument, match=r"^version: 3 is of the wrong type"):
             client.load("en-de", 3)

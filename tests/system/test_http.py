@@ -260,7 +260,7 @@ def test_other_paths_and_methods_are_refused_in_json(server: Server) -> None:
     assert (response.status_code, response.json()) == (405, {"error": "GET is not for this path; POST is"})
     assert post(server, "/v2/nowhere", json={}).json() == {"error": "nothing is at this path"}
     # Of KServe's v1 and of DeepL: what there is instead.
-    elsewhere = {"/v1/models/alpha:predict": "/v2/models/NAME/infer", "/v2/glossaries": "texts", "/v3/style_rules": "documents"}
+    elsewhere = {"/v1/models/alpha:predict": "/v2/models/NAME/infer", "/v2/write": "texts", "/v3/style_rules": "documents"}
     for path, instead in elsewhere.items():
         response = post(server, path, json={})
         assert response.status_code == 404 and instead in response.json()["message"], response.text
@@ -364,6 +364,8 @@ def test_curl_translates_and_streams(shared_server: Server) -> None:
 
 
 MODEL, SEED = "/v2/models/{model}", json_tensor("seed", "UINT64", [1], [7])
+OF_PAIR = {"source_lang": "en", "target_lang": "de"}
+GLOSSARY = OF_PAIR | {"entries": "dog\tHund"}
 BODIES: dict[str, Any] = {
     "/v1/generate": {"model": "alpha", "text": "a"},
     "/v1/generate:stream": {"model": "alpha", "text": "a"},
@@ -375,6 +377,10 @@ BODIES: dict[str, Any] = {
     "/translate": {"q": ["a dog", "a cat"], "source": "en", "target": "de", "alternatives": 1},
     "/detect": {"q": "a dog"},
     "/v2/translate": {"text": ["a dog", "a cat"], "source_lang": "EN", "target_lang": "DE", "split_sentences": "0"},
+    "/v2/glossaries": GLOSSARY | {"name": "a"},
+    "/v3/glossaries": {"name": "a", "dictionaries": [GLOSSARY]},
+    "/v3/glossaries/{id}": {"name": "b"},
+    "/v3/glossaries/{id}/dictionaries": GLOSSARY,
     "/v1/completions": {"model": "alpha", "prompt": ["a dog", "a cat"], "max_tokens": 3, "suppressed_tokens": [5]},
     "/v1/chat/completions": {"model": "alpha", "messages": [{"role": "user", "content": "a"}], "split": "lines"},
 }
@@ -405,23 +411,24 @@ def test_answers_are_as_the_openapi_document_describes_them(server: Server) -> N
     # Generators of clients read no list of types, and no content without one.
     assert not re.search(r'"type": \[|"schema": \{("description": "[^"]*")?\}', json.dumps(document))
     version = requests.get(f"{server.http_address}/v1/models/alpha", timeout=60).json()["version"]
-    for path, operations in document["paths"].items():
-        [(method, operation)] = operations.items()
-        body = BODIES.get(path.replace("/versions/{version}", ""))
+    operations = [(path, *each) for path, methods in document["paths"].items() for each in methods.items()]
+    for path, method, operation in operations:
+        body = BODIES.get(path.replace("/versions/{version}", "")) if "requestBody" in operation else None
         if path.startswith(("/v1/repository", "/v2/document", "/translate_file")):
             continue  # of operators, or with a file
         if body is not None:
             check(schema_of(operation["requestBody"]), body)
+        glossary = post(server, "/v2/glossaries", json=BODIES["/v2/glossaries"]).json()["glossary_id"] if "{id}" in path else ""
         for model in ("alpha", "nobody") if "{model}" in path else ("alpha",):
-            url = server.http_address + path.format(model=model, version=version)
-            response = requests.request(method, url, json=body, timeout=60)
-            assert (response.status_code == 200) is (model == "alpha"), (path, response.text)
+            url = server.http_address + path.format(model=model, version=version, id=glossary)
+            response = requests.request(method, url, params=OF_PAIR if glossary else {}, json=body, timeout=60)
+            assert response.ok is (model == "alpha"), (path, response.text)
             documented = operation["responses"][str(response.status_code)]
             if "$ref" in documented:
                 documented = document["components"]["responses"][documented["$ref"].rpartition("/")[2]]
-            if response.headers["Content-Type"].startswith("application/json"):
+            if response.headers.get("Content-Type", "").startswith("application/json"):
                 check(schema_of(documented), response.json())
-            elif path.startswith("/v2"):
+            elif path.startswith("/v2/models"):
                 for line in filter(None, response.text.splitlines()):
                     check({"$ref": "#/components/schemas/TextResponse"}, json.loads(line.removeprefix("data: ")))
     for name, value in OPTIONS.items():

@@ -49,7 +49,11 @@ OPERATOR_RPCS = (
     ),
 )
 FOR_OPERATORS = "For operators, where `http_admin` is set; it is not there where it is not."
-QUERIES: dict[str, list[tuple[str, bool]]] = {"GetModel": [("modelVersion", False)], "ListRepository": [("model", False)]}
+QUERIES: dict[str, list[tuple[str, bool]]] = {
+    "GetModel": [("modelVersion", False)],
+    "ListRepository": [("model", False)],
+    **dict.fromkeys(("DeepLEntriesV3", "DeepLDeleteDictionary"), [("source_lang", True), ("target_lang", True)]),
+}
 # Open Inference Protocol: method, path, operation id, text, request, response; OF_MODEL exists with a version in the path too.
 OF_SERVER = (
     ("get", ROOT, "InferenceServer", "What the server is.", "", "ServerMetadata"),
@@ -86,6 +90,22 @@ DEEPL = (
     ("post", "/v2/document", "DeepLUpload", "Begins to translate a document.", "DeepLUpload", "DeepLDocument"),
     ("post", "/v2/document/{id}", "DeepLStatus", "How far a document is.", "DeepLKey", "DeepLDocument"),
     ("post", "/v2/document/{id}/result", "DeepLResult", "A translated document, once.", "DeepLKey", "DeepLFile"),
+    ("get", "/v2/glossary-language-pairs", "DeepLPairs", "Pairs of languages that glossaries may have.", "", "DeepLPairs"),
+    *(
+        (method, f"/v{version}/glossaries{end}", f"DeepL{name}{'' if version == 2 else 'V3'}", text, request, response)
+        for version, asked, told in ((2, "DeepLNewGlossary", "DeepLGlossary"), (3, "DeepLNewGlossaryV3", "DeepLGlossaryV3"))
+        for method, end, name, text, request, response in (
+            ("get", "", "ListGlossaries", "Glossaries of the caller and of models.", "", "DeepLGlossaries"),
+            ("post", "", "CreateGlossary", "Makes a glossary.", asked, told),
+            ("get", "/{id}", "GetGlossary", "A glossary without its entries.", "", told),
+            ("delete", "/{id}", "DeleteGlossary", "Removes a glossary.", "", ""),
+        )
+    ),
+    ("get", "/v2/glossaries/{id}/entries", "DeepLEntries", "Entries of a glossary.", "", "DeepLTsv"),
+    ("get", "/v3/glossaries/{id}/entries", "DeepLEntriesV3", "Entries of a dictionary.", "", "DeepLDictionaries"),
+    ("patch", "/v3/glossaries/{id}", "DeepLEditGlossary", "Renames a glossary, adds entries.", "DeepLEdit", "DeepLGlossaryV3"),
+    ("put", "/v3/glossaries/{id}/dictionaries", "DeepLPut", "Replaces a dictionary.", "DeepLDictionary", "DeepLDictionary"),
+    ("delete", "/v3/glossaries/{id}/dictionaries", "DeepLDeleteDictionary", "Removes a dictionary.", "", ""),
 )
 OPENAI = (
     (
@@ -319,12 +339,20 @@ def _reachable(schemas: dict[str, Schema], names: set[str]) -> dict[str, Schema]
 
 
 def _operation(
-    name: str, path: str, text: str, request: str, content: Schema, statuses: Statuses, prefix: str = "", has_headers: bool = True
+    name: str,
+    path: str,
+    text: str,
+    request: str,
+    content: Schema,
+    statuses: Statuses,
+    prefix: str = "",
+    has_headers: bool = True,
+    status: str = "200",
 ) -> Schema:
     in_path = [(part, True) for part in re.findall(r"\{(\w+)\}", path)]
     parameters = [
-        {"name": part, "in": "path" if is_in_path else "query", "required": is_in_path, "schema": TEXT}
-        for part, is_in_path in (*in_path, *QUERIES.get(name, ()))
+        {"name": part, "in": "path" if f"{{{part}}}" in path else "query", "required": is_required, "schema": TEXT}
+        for part, is_required in (*in_path, *QUERIES.get(name, ()))
     ]
     if has_headers:
         parameters += [{"$ref": f"#/components/parameters/{header}"} for header, *_ in HEADERS]
@@ -334,7 +362,7 @@ def _operation(
         "summary": text.partition(". ")[0].rstrip("."),
         "description": text,
         "parameters": parameters,
-        "responses": {"200": {"description": "OK", "content": content}}
+        "responses": {status: {"description": "OK"} | ({"content": content} if content else {})}
         | {status: {"$ref": f"#/components/responses/{prefix}{status}"} for status in errors},
         "security": [{}, {"bearer": []}],
     }
@@ -365,7 +393,7 @@ def _other_paths() -> dict[str, Schema]:
     rows += [(OPENAI_STATUSES, *row) for row in OPENAI] + [(DEEPL_STATUSES, *row) for row in DEEPL]
     rows += [(PROBE_STATUSES, "get", path, name, text, "", response) for path, name, text, response in PROBES]
     for statuses, method, path, name, text, request, response in rows:
-        content: Schema = {JSON: {"schema": _ref(response)}}
+        content: Schema = {JSON: {"schema": _ref(response)}} if response else {}
         if path.endswith("/generate_stream"):
             events = f"Server-sent events: `data` of each is a {response}; where it fails, that of the last an InferenceError."
             content = {EVENTS: {"schema": _described(TEXT, events)}}
@@ -373,9 +401,12 @@ def _other_paths() -> dict[str, Schema]:
             content[EVENTS] = {"schema": _described(TEXT, "With `stream`: server-sent events, the last of which is `[DONE]`.")}
         if response == "DeepLFile":
             content = {"application/octet-stream": {"schema": _described(BYTES, "The translated document.")}}
+        if response == "DeepLTsv":
+            content = {"text/tab-separated-values": {"schema": _described(TEXT, "Sources and targets.")}}
+        status = "204" if method == "delete" else "201" if name.startswith("DeepLCreate") else "200"
         is_probe = statuses is PROBE_STATUSES
         errors = ERROR_PREFIXES.get(statuses, "inference")
-        operation = _operation(name, path, text, request, content, statuses, errors, not is_probe)
+        operation = _operation(name, path, text, request, content, statuses, errors, not is_probe, status)
         protocol = PROTOCOLS.get(statuses, "Open Inference Protocol")
         operation["description"] = f"{protocol}. {text}"
         if is_probe:
@@ -383,7 +414,7 @@ def _other_paths() -> dict[str, Schema]:
         if request == "InferenceRequest":
             binary = _described(BYTES, f"JSON, and behind it the content of tensors; {LENGTH_KEY} says how many bytes are JSON.")
             operation["requestBody"]["content"][BINARY] = content[BINARY] = {"schema": binary}
-        paths[path] = {method: operation}
+        paths.setdefault(path, {})[method] = operation
     return paths
 
 
@@ -512,6 +543,11 @@ def _deepl_schemas() -> dict[str, Schema]:
     answers = _some(_object("", ("detected_source_language", "text"), **translation))
     language = _object("", ("language", "name"), language=TEXT, name=TEXT, supports_formality=FLAG)
     languages, others = {"source_lang": TEXT, "target_lang": TEXT, "model": TEXT}, {"additionalProperties": True}
+    pair, told = {"source_lang": TEXT, "target_lang": TEXT}, {"glossary_id": TEXT, "name": TEXT, "creation_time": TEXT}
+    entries, dictionaries = (
+        pair | {"entries": TEXT, "entries_format": TEXT | {"enum": ["tsv", "csv"]}},
+        _some(_ref("DeepLDictionary")),
+    )
     split, texts = TEXT | {"enum": list(SPLITS)}, _one_or_some(TEXT, maxItems=MAX_TEXTS)
     return {
         "DeepLRequest": _object("Texts.", ("text", "target_lang"), text=texts, split_sentences=split, **languages) | others,
@@ -521,6 +557,15 @@ def _deepl_schemas() -> dict[str, Schema]:
         "DeepLKey": _object("Key of a document.", ("document_key",), document_key=TEXT),
         "DeepLDocument": _object("A document: id and key, or its state.", ("document_id",), document_id=TEXT) | others,
         "DeepLUsage": _object("Usage.", (), character_count=NUMBER, character_limit=NUMBER),
+        "DeepLPairs": _object("Pairs of languages.", ("supported_languages",), supported_languages=_some(_object("", **pair))),
+        "DeepLGlossary": _object("A glossary for one pair.", **told, **pair, ready=FLAG, entry_count=NUMBER),
+        "DeepLGlossaryV3": _object("A glossary.", **told, dictionaries=dictionaries),
+        "DeepLGlossaries": _object("Glossaries.", ("glossaries",), glossaries=_some({"type": "object"})),
+        "DeepLDictionary": _object("Entries for one pair.", tuple(pair), **entries, entry_count=NUMBER),
+        "DeepLDictionaries": _object("Dictionaries.", ("dictionaries",), dictionaries=dictionaries),
+        "DeepLNewGlossary": _object("A glossary for one pair.", ("name", *pair, "entries"), name=TEXT, **entries),
+        "DeepLNewGlossaryV3": _object("A glossary.", ("name", "dictionaries"), name=TEXT, dictionaries=dictionaries),
+        "DeepLEdit": _object("Changes.", name=TEXT, dictionaries=dictionaries),
         "DeepLError": _object("Why a request failed.", ("message",), message=TEXT, detail=TEXT),
     }
 
