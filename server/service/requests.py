@@ -19,7 +19,6 @@ from dragoman.server.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
-    from dragoman.server.service.terms import TermIndex
 
 Number = TypeVar("Number", int, float)
 
@@ -90,7 +89,7 @@ class GenerateRequest(Struct, frozen=True):
     translate_attributes: bool = False
     terms: tuple[Term, ...] = ()
     glossary: str = ""
-    indexes: "tuple[TermIndex, ...]" = ()  # of glossaries that the adapter has read
+    indexes: tuple[Any, ...] = ()  # `TermIndex`es of glossaries that the adapter has read
 
     @property
     def has_log_probs(self) -> bool:

@@ -52,7 +52,7 @@ def _operations(spec: dict[str, Any]) -> Iterator[str]:
             yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>{_paragraphs(operation['description'])}"
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 yield f"<p>Body: {_body(content['schema'])}</p>"
-            for kind, content in operation["responses"]["200"]["content"].items():
+            for kind, content in next(iter(operation["responses"].values())).get("content", {}).items():
                 yield f"<p>Response, <code>{escape(kind)}</code>: {_body(content['schema'])}</p>"
     responses = spec["components"]["responses"].items()
     rows = [(escape(number), escape(one["description"])) for number, one in responses if number.isdecimal()]

@@ -52,7 +52,7 @@ FOR_OPERATORS = "For operators, where `http_admin` is set; it is not there where
 QUERIES: dict[str, list[tuple[str, bool]]] = {
     "GetModel": [("modelVersion", False)],
     "ListRepository": [("model", False)],
-    **dict.fromkeys(("DeepLEntriesV3", "DeepLDeleteDictionary"), [("source_lang", True), ("target_lang", True)]),
+    **{name: [("source_lang", True), ("target_lang", True)] for name in ("DeepLEntriesV3", "DeepLDeleteDictionary")},
 }
 # Open Inference Protocol: method, path, operation id, text, request, response; OF_MODEL exists with a version in the path too.
 OF_SERVER = (
