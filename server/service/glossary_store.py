@@ -29,8 +29,8 @@ from dragoman.server.service.glossaries import MAX_ENTRIES, Stamp
 from dragoman.server.service.requests import Term
 from dragoman.server.service.terms import TermIndex
 
-# Of one caller together; DeepL has as many glossaries.
-MAX_GLOSSARIES, MAX_BYTES = 1000, 16 * 2**20
+# Of one caller together, as many as DeepL has and as large as its largest: to index these takes three seconds of a core.
+MAX_GLOSSARIES, MAX_BYTES = 1000, 10 * 2**20
 # Entries of all indexes that are kept, about 0.7 KiB each.
 MAX_INDEXED = 250_000
 ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

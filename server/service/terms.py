@@ -52,7 +52,9 @@ class TermIndex:
         self._exact, self._folded = dict[str, Term](), dict[str, Term]()  # by their units, as written and case-folded
         lengths: dict[str, set[int]] = {}
         for term in terms:
-            if units := [unit for unit, _, _ in _units(term.source)]:
+            if units := _UNIT.findall(term.source):
+                if not term.source.isascii():
+                    units = [_composed(unit) for unit in units]
                 folded = [*map(str.casefold, units)]
                 if (key := _key(folded)) not in self._folded:
                     known, own = (self._exact, _key(units)) if term.case_sensitive else (self._folded, key)
@@ -187,7 +189,11 @@ def _start(target: str, answer: str, place: int) -> int:
 def _units(text: str) -> Iterable[tuple[str, int, int]]:
     """Yield the units of a text, composed, with their places."""
     for found in _UNIT.finditer(text):
-        yield unicodedata.normalize("NFC", found[0]), found.start(), found.end()
+        yield _composed(found[0]), found.start(), found.end()
+
+
+def _composed(unit: str) -> str:
+    return unicodedata.normalize("NFC", unit)
 
 
 def _key(units: Sequence[str]) -> str:
