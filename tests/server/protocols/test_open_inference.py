@@ -27,7 +27,7 @@ VALUES |= {"suppressed_tokens": (4, 5), "forced_prefix": "Ein Hund", "return_alt
 VALUES |= {"markup": "html", "keep_placeholders": True, "translate_attributes": True}
 VALUES |= {"source_language": "en", "target_language": "de", "special_tokens_in_text": True, "split": "lines", "no_cache": True}
 VALUES |= {"terms": (Term("dog", ("Hund", "Köter")), Term("Acme", case_sensitive=True)), "glossary": "house"}
-OF_THE_MESSAGE = {"model", "model_version", "request_id", "text"}
+OF_THE_MESSAGE = {"model", "model_version", "request_id", "text", "indexes"}
 
 
 def read(request: ModelInferRequest) -> Inference:
