@@ -101,7 +101,8 @@ def test_the_command_line_changes_versions_and_tokens_limit_operators(server: Se
     done = dragoman("models", "load", "alpha", "7", **where)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == 'dragoman: version: "7" is not there; there: 2, 1 (NOT_FOUND)\n'
-    with RepositoryClient(server.admin_address, token="anna-s") as admin:
+    options = {"grpc.max_send_message_length": 2**23}
+    with RepositoryClient(server.admin_address, token="anna-s", options=options) as admin:
         for length, code in ((60_000, "INVALID_ARGUMENT"), (4_200_000, "RESOURCE_EXHAUSTED")):
             with pytest.raises(CallError) as refused:
                 admin.unload("x" * length)
