@@ -17,6 +17,7 @@ EXTRAS: Final = {
         "aiohttp",
         "grpc_reflection",
         "grpc_status",
+        "lxml",
         "msgspec",
         "numpy",
         "prometheus_client",

@@ -56,6 +56,7 @@ HOMES = {
     "sentencepiece": ("model/text/",),
     "tokenizers": ("model/text/",),
     "transformers": ("model/importers/importing.py",),
+    "lxml": ("server/service/formats/",),
     "turbohtml": ("server/service/markup.py",),
     **dict.fromkeys(("oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
 }

@@ -1,4 +1,4 @@
-"""Documents of callers until they are fetched: a file each, in a folder that frontend workers share.
+"""Documents of callers until they are fetched: two files each, for its state and its translation, in a folder that workers share.
 
 A name begins with its owner's digest, so that other callers do not find it, and ends with 128 random bits.
 """
@@ -19,24 +19,19 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.server.errors import InvalidRequest, QueueFull
+from dragoman.server.errors import QueueFull
 from dragoman.server.service.callers import RETRY_SECONDS
-from dragoman.server.service.languages import shown
 
-# Documents of all callers, and of one. None has more than `max_message_bytes`: by default all take 512 MiB at most.
+# Documents of all callers, and of one. None is much larger than `max_message_bytes`: by default all take 512 MiB at most.
 MAX_DOCUMENTS, MAX_DOCUMENTS_PER_CALLER = 128, 16
 # Since the last change; LibreTranslate keeps files as long.
 KEPT_SECONDS = 1800.0
-# `markup` of requests by extension.
-KINDS = {"txt": "none", "htm": "html", "html": "html"}
-MAX_NAME_CHARACTERS = 255
 _OWNER_DIGITS, _DIGITS = 16, 32
 _NAME = re.compile(rf"[0-9A-F]{{{_OWNER_DIGITS + _DIGITS}}}")
-_UNDECODED = re.compile("[\ud800-\udfff]")
 
 
 class Document(Struct, frozen=True):
-    """A document; `content` is its translation, once done."""
+    """State of a document."""
 
     filename: str
     num_characters: int
@@ -44,7 +39,6 @@ class Document(Struct, frozen=True):
     status: Literal["queued", "translating", "done", "error"] = "queued"
     process: int = 0  # id of the process that translates it
     began: float = 0.0  # `time.time()` when its translation did
-    content: bytes = b""
     error: str = ""
 
     @property
@@ -63,27 +57,30 @@ class DocumentStore:
     def _folder(self) -> Path:
         return self._shared_folder or Path(tempfile.mkdtemp(prefix="dragoman-"))
 
-    def add(self, owner: str, document: Document) -> str:
-        """Keep a document and return its name; the owner's oldest gives way if it is ready. Raise `QueueFull` without room."""
+    def add(self, owner: str, document: Document, content: bytes = b"") -> str:
+        """Keep a document, with its translation once done, and return its name; the owner's oldest gives way if it is ready.
+
+        Raise `QueueFull` without room.
+        """
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self.purge()
         names, digest = sorted(self._names(), key=self._age, reverse=True), digest_of(owner)
         own = [name for name in names if name.startswith(digest)]
         if len(own) >= MAX_DOCUMENTS_PER_CALLER and not ((oldest := self.find(own[0])) and oldest.is_running):
-            self.take(own[0])
+            self._remove(own[0])
         elif len(names) >= MAX_DOCUMENTS or len(own) >= MAX_DOCUMENTS_PER_CALLER:
             raise QueueFull("file: too many documents are kept or under way", retry_after_seconds=RETRY_SECONDS)
         name = digest + secrets.token_hex(_DIGITS // 2).upper()
-        self._write(name, document)
+        self._write(name, document, content)
         return name
 
-    def change(self, name: str, document: Document) -> None:
+    def change(self, name: str, document: Document, content: bytes = b"") -> None:
         """Replace a document, if it is still there."""
         if self.find(name) is not None:
-            self._write(name, document)
+            self._write(name, document, content)
 
     def find(self, name: str) -> Document | None:
-        """Return a document; None if there is none, or no longer. One whose process has ended is in error."""
+        """Return a document's state; None if there is none, or no longer. One whose process has ended is in error."""
         if _NAME.fullmatch(name) is None:
             return None
         try:
@@ -96,20 +93,24 @@ class DocumentStore:
             document = replace(document, status="error", error="the process that translated it has ended")
         return document if document.is_running or self._age(name) <= KEPT_SECONDS else None
 
-    def take(self, name: str) -> bool:
-        """Remove a document; return whether it was there: of two callers one gets it."""
+    def content(self, name: str) -> bytes | None:
+        """Return the translation of a document that was found; None if it is not there any more."""
         try:
-            (self._folder / name).unlink()
+            return self._content(name).read_bytes()
         except FileNotFoundError:
-            return False
-        return True
+            return None
+
+    def take(self, name: str) -> bytes | None:
+        """Remove a document and return its translation; None if it was not there: of two callers one gets it."""
+        content = self.content(name)
+        return content if self._remove(name) else None
 
     def purge(self) -> None:
         """Remove the documents that have been kept long enough."""
         if "_folder" in vars(self) and self._folder.is_dir():
             for name in os.listdir(self._folder):
                 if self._age(name) > KEPT_SECONDS and self.find(name) is None:
-                    self.take(name)
+                    self._remove(name)
 
     def _names(self) -> list[str]:
         return [name for name in os.listdir(self._folder) if _NAME.fullmatch(name)]
@@ -126,7 +127,20 @@ class DocumentStore:
         except FileNotFoundError:
             return math.inf
 
-    def _write(self, name: str, document: Document) -> None:
+    def _remove(self, name: str) -> bool:
+        try:
+            (self._folder / name).unlink()
+        except FileNotFoundError:
+            return False
+        self._content(name).unlink(missing_ok=True)
+        return True
+
+    def _content(self, name: str) -> Path:
+        return self._folder / f"{name}.content"
+
+    def _write(self, name: str, document: Document, content: bytes) -> None:
+        if document.status == "done":
+            self._content(name).write_bytes(content)
         partial = self._folder / f"{name}.part"
         partial.write_bytes(msgspec.msgpack.encode(document))
         partial.replace(self._folder / name)
@@ -135,17 +149,3 @@ class DocumentStore:
 def digest_of(owner: str) -> str:
     """Return the beginning of the names of an owner's documents."""
     return hashlib.sha256(owner.encode()).hexdigest()[:_OWNER_DIGITS].upper()
-
-
-def check_document(filename: str, text: str) -> str:
-    """Return a document's extension; raise `InvalidRequest` for another kind than text, for blank text and what is not UTF-8."""
-    _, _, kind = filename.lower().rpartition(".")
-    if not text.strip():
-        raise InvalidRequest("file", "is missing or blank")
-    if kind not in KINDS:
-        raise InvalidRequest("file", f"documents of the kind {shown(kind)} are not translated; those of {', '.join(KINDS)} are")
-    if _UNDECODED.search(text) is not None:
-        raise InvalidRequest("file", "is no UTF-8")
-    if _UNDECODED.search(filename) is not None or len(filename) > MAX_NAME_CHARACTERS:
-        raise InvalidRequest("file", f"has a name that is no UTF-8, or has more than {MAX_NAME_CHARACTERS} characters")
-    return kind

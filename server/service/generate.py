@@ -103,7 +103,7 @@ class Generation:
         """Return the answers to texts, blank ones included, whose requests differ only in them, and divide them; as `generate`."""
         held = self._hold(requests[0], call, remaining_seconds)
         async with held as model:
-            if requests[0].markup:
+            if requests[0].markup or requests[0].keep_placeholders:
                 is_divided(requests[0], model)  # which refuses what cannot be
             generated = await self.texts.generate(requests, call, model, limit)
             held.is_cached = call.is_cached

@@ -61,7 +61,7 @@ _SPACE = " \t\n\r\f"
 _SPACES, _LINE_END = re.compile(rf"[{_SPACE}]+"), re.compile(r"\r\n?|\n")
 _CHARACTER = re.compile(r"\r\n|.", re.DOTALL)
 _ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>=][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>]++))?""")
-_NOT_IN_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+NOT_IN_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PROLOG = re.compile(r"\ufeff?\s*+<(?:\?xml\s|!DOCTYPE)")
 # Each attempt at a match ends at white space or begins where a word does: the time is linear.
 PLACEHOLDER = re.compile(
@@ -287,7 +287,7 @@ def _wordless(tokens: Sequence[_Token]) -> dict[int, int]:
 
 
 def _escape_xml(text: str, quote: bool) -> str:
-    return html.escape(_NOT_IN_XML.sub("\ufffd", text), quote)
+    return html.escape(NOT_IN_XML.sub("\ufffd", text), quote)
 
 
 # By kind, and whether quotes are escaped.

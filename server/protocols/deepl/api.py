@@ -25,9 +25,12 @@ from dragoman.server.protocols.http.responses import DEEPL_ERRORS, HttpRefusal, 
 from dragoman.server.protocols.libretranslate.languages import AUTO, LibreLanguages
 from dragoman.server.protocols.v1.messages import MessageLimit
 from dragoman.server.service.callers import RETRY_SECONDS
-from dragoman.server.service.documents import KINDS, Document, DocumentStore, check_document, digest_of
+from dragoman.server.service.documents import Document, DocumentStore, digest_of
+from dragoman.server.service.formats.fragments import DocumentTooLarge
+from dragoman.server.service.formats.kinds import Imported, imported, media_type
 from dragoman.server.service.glossary_store import GlossaryStore
 from dragoman.server.service.requests import GenerateRequest
+from dragoman.server.service.sentences import on_thread
 from dragoman.server.service.service import Service
 
 log = structlog.get_logger("dragoman.deepl")
@@ -104,20 +107,22 @@ class DeepLApi:
     async def upload(self, exchange: Exchange) -> web.Response:
         """Keep a document, begin to translate it, and return its id and key."""
         asked: Asked = exchange.message
-        kind = check_document(asked.filename, asked.file)
-        if asked.output_format not in ("", kind):
+        try:
+            found = await on_thread(imported, asked.filename, asked.file, self._generation.texts.max_characters)
+        except DocumentTooLarge as error:
+            raise HttpRefusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error.message) from None
+        if asked.output_format not in ("", found.kind):
             raise InvalidRequest("output_format", "is not the document's own")
-        if len(asked.file) > (most := self._generation.texts.max_characters):
-            message = f"file: more than {most} characters, max_text_characters of the server"
-            raise HttpRefusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
-        _, request = await self._choose(replace(asked, tag_handling=KINDS[kind]), [asked.file], exchange)
+        _, request = await self._choose(replace(asked, tag_handling=found.markup), found.texts, exchange)
         key = secrets.token_hex(32).upper()
-        document = Document(asked.filename, len(asked.file), key, process=os.getpid(), began=time.time())
-        if request is None:
-            document = replace(document, status="done", content=asked.file.encode())
-        name = self._documents.add(exchange.call.owner, document)
+        document = Document(asked.filename, found.num_characters, key, process=os.getpid(), began=time.time())
+        if request is None or not found.texts:
+            document, request = replace(document, status="done"), None
+        content = b"" if request else found.content
+        name = await run_by_size(len(content), self._documents.add, exchange.call.owner, document, content)
         if request is not None:
-            task = asyncio.create_task(self._translate_document(name, document, replace(request, text=asked.file), exchange))
+            request = replace(request, keep_placeholders=found.keep_placeholders)
+            task = asyncio.create_task(self._translate_document(name, document, found, request, exchange))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return json_response({"document_id": name, "document_key": key})
@@ -141,9 +146,9 @@ class DeepLApi:
             raise NotReady("document: is not translated yet", RETRY_SECONDS)
         if document.status == "error":
             raise InvalidRequest("document", f"was not translated: {document.error}")
-        if not self._documents.take(name):
+        if (content := await on_thread(self._documents.take, name)) is None:
             raise _no_document()
-        return file_response(document.content, document.filename)
+        return file_response(content, document.filename, media_type(document.filename))
 
     async def close(self, _: web.Application) -> None:
         """Cancel the translation of documents, as `on_shutdown`."""
@@ -166,16 +171,20 @@ class DeepLApi:
             request = await self._glossaries.applied(asked.glossary_ids, request, exchange, asked.source_lang)
         return code, replace(request, model=self._generation.model_for(request, caller).name)
 
-    async def _translate_document(self, name: str, document: Document, request: GenerateRequest, exchange: Exchange) -> None:
+    async def _translate_document(
+        self, name: str, document: Document, found: Imported, request: GenerateRequest, exchange: Exchange
+    ) -> None:
         """Translate a document as a request of its own; it waits while a limit or the queue refuses it."""
-        items, limit = ItemRecords(self._service.calls, exchange.call, own_ending), self._limit
+        items, limit, content = ItemRecords(self._service.calls, exchange.call, own_ending), self._limit, b""
+        requests = [replace(request, text=text) for text in found.texts]
         while self._documents.find(name) is not None:
             try:
                 with items.item(exchange.call.request_id, is_part=True) as call:
                     if document.status == "queued" and call.not_entered is None:
                         document = replace(document, status="translating", began=time.time())
                         self._documents.change(name, document)
-                    [generated] = await self._generation.generate_all([request], call, None, limit)
+                    generated = await self._generation.generate_all(requests, call, None, limit)
+                content = await on_thread(found.written, [one.best.text for one in generated], request.target_language)
             except (LimitReached, QueueFull) as refused:
                 await asyncio.sleep(refused.retry_after_seconds or RETRY_SECONDS)
                 continue
@@ -185,10 +194,9 @@ class DeepLApi:
                 log.exception("a document could not be translated")
                 document = replace(document, status="error", error="internal error")
             else:
-                content = generated.best.text.encode(errors="replace")
-                document = replace(document, status="done", content=content)
+                document = replace(document, status="done")
                 self._num_characters[_name_of(exchange)] += document.num_characters
-            await run_by_size(len(document.content), self._documents.change, name, document)
+            await run_by_size(len(content), self._documents.change, name, document, content)
             return
 
     def _find(self, exchange: Exchange) -> tuple[str, Document]:

@@ -19,7 +19,7 @@ MAX_TEXTS, MAX_TAGS = 1024, 64
 SPLITS = {"1": "sentences", "0": "none", "nonewlines": "sentences"}
 # The first is ours.
 TEXTS = ("model", "source_lang", "target_lang", "split_sentences", "model_type", "auth_key", "type", "tag_handling")
-OF_DOCUMENTS = ("file", "filename", "output_format", "document_key")
+OF_DOCUMENTS = ("filename", "output_format", "document_key")
 # Parameters that are read and change nothing; billed characters are always shown.
 IGNORED = ("context", "preserve_formatting", "enable_beta_languages", "tag_handling_version", "show_billed_characters")
 # Parameters that may be empty or have one of these values only: what they ask for is not offered.
@@ -50,7 +50,7 @@ class Asked(Struct, frozen=True):
     auth_key: str = ""
     document_key: str = ""
     model: str = ""  # our extension
-    file: str = ""
+    file: bytes = b""
     filename: str = ""
     output_format: str = ""
     type: str = "source"
@@ -108,6 +108,8 @@ def to_asked(content: dict[str, Any] | Sequence[tuple[str, str]]) -> Asked:
         raise InvalidRequest("text", "is neither a text nor a list of texts")
     if len(texts) > MAX_TEXTS:
         raise InvalidRequest("text", f"{len(texts)} texts; at most {MAX_TEXTS} are translated at once")
+    file = content.pop("file", b"")
+    file = file if isinstance(file, bytes) else _text("file", file).encode(errors="replace")
     fields = {name: _text(name, content.pop(name)) for name in (*TEXTS, *OF_DOCUMENTS) if content.get(name, "") != ""}
     ignored = content.pop("ignore_tags", ())
     names = ignored.split(",") if isinstance(ignored, str) else ignored
@@ -126,7 +128,7 @@ def to_asked(content: dict[str, Any] | Sequence[tuple[str, str]]) -> Asked:
     if (split := fields.get("split_sentences", "1")) not in SPLITS:
         raise InvalidRequest("split_sentences", f"{shown(split)} is not one of {', '.join(SPLITS)}")
     texts = [_LINE_BREAK.sub(" ", text) for text in texts] if split == "nonewlines" else texts
-    return Asked(texts, ignore_tags=names, glossary_ids=glossaries, **fields)
+    return Asked(texts, ignore_tags=names, glossary_ids=glossaries, file=file, **fields)
 
 
 def _of_form(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from dragoman.server.protocols.json_text import decode_json
 from dragoman.server.service.in_flight import LARGE_BYTES
 from dragoman.server.service.sentences import on_thread
 
-Fields = list[tuple[str, str]]
+Fields = list[tuple[str, Any]]  # texts, and bytes of a file
 
 URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 # Limit per form or query.
 MAX_FIELDS = 64
 # RFC 2046.
 MAX_BOUNDARY_BYTES = 70
-# Fields of a form's file: its content, undecodable bytes as lone surrogates, and its name.
+# Fields of a form's file: its content and its name.
 FILE, FILENAME = "file", "filename"
 
 # Raise aiohttp's warnings of a malformed Content-Disposition: Python would keep their text, which is the caller's.
@@ -88,7 +88,7 @@ async def read_multipart(body: bytes, content_type: str, has_file: bool = False)
             if part.filename is not None and not is_file:
                 raise InvalidRequest("body", "has a file that is not read")
             value = bytes(part.decode(await part.read()))
-            fields.append((part.name, value.decode(errors="surrogateescape" if is_file else "strict")))
+            fields.append((part.name, value if is_file else value.decode()))
             if part.filename is not None:
                 fields.append((FILENAME, part.filename))
     except UnicodeDecodeError:

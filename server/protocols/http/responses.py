@@ -96,10 +96,10 @@ def json_response(content: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(content), content_type=JSON)
 
 
-def file_response(content: bytes, filename: str) -> web.Response:
+def file_response(content: bytes, filename: str, media_type: str) -> web.Response:
     """Return a file to be saved."""
     disposition = f"attachment; filename*=UTF-8''{quote(filename, safe='')}"
-    return web.Response(body=content, content_type="application/octet-stream", headers={"Content-Disposition": disposition})
+    return web.Response(body=content, headers={"Content-Disposition": disposition, "Content-Type": media_type})
 
 
 def _google_status(error: ServiceError, request_id: str) -> str:

@@ -19,9 +19,11 @@ from dragoman.server.protocols.libretranslate.languages import ALIASES, Detected
 from dragoman.server.protocols.libretranslate.reading import Asked, read_file, read_request
 from dragoman.server.protocols.v1.messages import MessageLimit
 from dragoman.server.service.callers import RETRY_SECONDS, Caller
-from dragoman.server.service.documents import KINDS, Document, DocumentStore, check_document
+from dragoman.server.service.documents import Document, DocumentStore
+from dragoman.server.service.formats.kinds import KINDS, imported, media_type
 from dragoman.server.service.languages import shown
 from dragoman.server.service.requests import GenerateRequest
+from dragoman.server.service.sentences import on_thread
 from dragoman.server.service.service import Service
 
 # Typing delay of LibreTranslate's page.
@@ -38,6 +40,7 @@ class Wanted(NamedTuple):
     target: str
     num_alternatives: int = 0
     markup: str = ""
+    keeps_placeholders: bool = False
 
     @property
     def num_beams(self) -> int | None:
@@ -57,6 +60,7 @@ class Wanted(NamedTuple):
             target_language=self.target,
             split="sentences",
             markup=self.markup,
+            keep_placeholders=self.keeps_placeholders,
         )
 
 
@@ -86,29 +90,37 @@ class LibreTranslateApi:
     async def translate(self, exchange: Exchange) -> web.Response:
         """Return the translations of the texts."""
         asked: Asked = exchange.message
+        _check_texts(asked)
         return json_response(_translated(asked, *await self._translate(asked, exchange)))
 
     async def translate_file(self, exchange: Exchange) -> web.Response:
         """Translate a file and return the address of its translation, which is found by anyone who knows it."""
         asked: Asked = exchange.message
-        kind = check_document(asked.filename, asked.file)
-        wanted = replace(asked, texts=(asked.file,), alternatives=0, format=KINDS[kind].replace("none", "text"))
-        [[text, *_]], _ = await self._translate(wanted, exchange)
-        document = Document(asked.filename, len(asked.file), status="done", content=text.encode(errors="replace"))
-        name = await run_by_size(len(document.content), self._documents.add, exchange.call.owner, document)
-        return json_response({"translatedFileUrl": f"{exchange.http.url.origin()}/download_file/{name}.{kind}"})
+        found = await on_thread(imported, asked.filename, asked.file, self._generation.texts.max_characters)
+        wanted = replace(asked, texts=found.texts, alternatives=0, format="html" if found.markup == "html" else "text")
+        translated, _ = await self._translate(wanted, exchange, keeps_placeholders=found.keep_placeholders)
+        content = await on_thread(found.written, [text for text, *_ in translated], asked.target)
+        document = Document(asked.filename, found.num_characters, status="done")
+        name = await run_by_size(len(content), self._documents.add, exchange.call.owner, document, content)
+        return json_response({"translatedFileUrl": f"{exchange.http.url.origin()}/download_file/{name}.{found.kind}"})
 
     async def download_file(self, exchange: Exchange) -> web.Response:
         """Return a translated file."""
-        document = self._documents.find(exchange.http.match_info["file"].partition(".")[0])
-        if document is None or document.key:
+        name = exchange.http.match_info["file"].partition(".")[0]
+        document = self._documents.find(name)
+        content = None if document is None or document.key else await on_thread(self._documents.content, name)
+        if document is None or content is None:
             raise HttpRefusal(HTTPStatus.NOT_FOUND, "there is no such file, or no longer")
-        return file_response(document.content, document.filename)
+        return file_response(content, document.filename, media_type(document.filename))
 
-    async def _translate(self, asked: Asked, exchange: Exchange) -> tuple[list[list[str]], Detected | None]:
+    async def _translate(
+        self, asked: Asked, exchange: Exchange, *, keeps_placeholders: bool = False
+    ) -> tuple[list[list[str]], Detected | None]:
         """Return each text's translation and alternatives, and the detection if the source is `auto`."""
         caller = exchange.call.caller
         _check(asked)
+        if not asked.texts:  # of a file
+            return [], None
         models, target = self._generation.models(caller), ALIASES.get(asked.target.lower(), asked.target)
         source = ALIASES.get(asked.source.lower(), asked.source)
         source, detected = await self._languages.source_of(models, asked.texts, source, target)
@@ -118,7 +130,7 @@ class LibreTranslateApi:
         model = self._generation.model_for(request, caller)
         if asked.alternatives > (most := _most_alternatives(model, caller)):
             raise InvalidRequest("alternatives", f"{asked.alternatives} is more than {most}, which model {model.name} can give")
-        wanted = Wanted(model, source, target, asked.alternatives, FORMATS[asked.format])
+        wanted = Wanted(model, source, target, asked.alternatives, FORMATS[asked.format], keeps_placeholders)
         return await self._answers(asked, wanted, exchange), detected
 
     async def detect(self, exchange: Exchange) -> web.Response:
@@ -182,7 +194,6 @@ def _most_alternatives(model: LoadedModel, caller: Caller | None) -> int:
 
 def _check(asked: Asked) -> None:
     """Raise `InvalidRequest` for a missing field or unsupported format."""
-    _check_texts(asked)
     for field in ("source", "target"):
         if not getattr(asked, field):
             raise InvalidRequest(field, "is missing")

@@ -13,8 +13,8 @@ from dragoman.server.protocols.http.forms import FILE, FILENAME, read_content
 # Limit of a list `q`.
 MAX_TEXTS = 1024
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
-_TEXT_FIELDS = ("source", "target", "format", "api_key", "model", FILE, FILENAME)
-_FIELDS = ("q", "alternatives", *_TEXT_FIELDS)
+_TEXT_FIELDS = ("source", "target", "format", "api_key", "model", FILENAME)
+_FIELDS = ("q", "alternatives", FILE, *_TEXT_FIELDS)
 
 
 class Asked(Struct, frozen=True):
@@ -28,7 +28,7 @@ class Asked(Struct, frozen=True):
     alternatives: int = 0
     api_key: str = ""
     model: str = ""  # our extension
-    file: str = ""
+    file: bytes = b""
     filename: str = ""
 
 
@@ -42,7 +42,7 @@ async def read_file(request: web.Request, body: bytes) -> Asked:
     return _read(await read_content(request, body, has_file=True))
 
 
-def _read(content: dict[str, Any] | Sequence[tuple[str, str]]) -> Asked:
+def _read(content: dict[str, Any] | Sequence[tuple[str, Any]]) -> Asked:
     return to_asked(content) if isinstance(content, dict) else read_form(content)
 
 
@@ -58,12 +58,16 @@ def to_asked(content: Mapping[str, Any]) -> Asked:
         if not isinstance(value, str):
             raise InvalidRequest(name, "is no text")
     texts = q if isinstance(q, list) else [q] if q else []
-    return Asked(texts, isinstance(q, list), alternatives=_number(content.get("alternatives")), **fields)
+    file = content.get(FILE) or b""
+    if not isinstance(file, bytes | str):
+        raise InvalidRequest(FILE, "is no text")
+    file = file if isinstance(file, bytes) else file.encode(errors="replace")
+    return Asked(texts, isinstance(q, list), alternatives=_number(content.get("alternatives")), file=file, **fields)
 
 
-def read_form(pairs: Sequence[tuple[str, str]]) -> Asked:
+def read_form(pairs: Sequence[tuple[str, Any]]) -> Asked:
     """Decode the fields of a form and its query; raise `InvalidRequest` if a known field is repeated or malformed."""
-    content: dict[str, str] = {}
+    content: dict[str, Any] = {}
     for name, value in pairs:
         if name in _FIELDS and name in content:
             raise InvalidRequest(name, "is given more than once; a list of texts is sent as JSON")
