@@ -11,6 +11,7 @@ import deepl
 import pytest
 import requests
 from deepl import DeepLClient, DocumentHandle, Formality, SplitSentences
+from docx import Document
 
 from dragoman.client.sync import Client
 from tests.system.conftest import ONLY_LINUX
@@ -193,6 +194,20 @@ def test_its_client_translates_a_document(client: DeepLClient, german: dict[str,
     assert output.getvalue().decode() == page.format(german[TEXT], german[OTHER])
 
 
+def test_its_client_translates_a_word_document(client: DeepLClient, german: dict[str, str], tmp_path: Path) -> None:
+    source, target, document = tmp_path / "in.docx", tmp_path / "out.docx", Document()
+    document.add_paragraph(OTHER)
+    paragraph = document.add_paragraph("Two young ")
+    paragraph.add_run("men").bold = True
+    paragraph.add_run(" play football.")
+    document.save(str(source))
+    status = client.translate_document_from_filepath(source, target, target_lang="DE")
+    assert status.billed_characters == len(f"{OTHER}Two young men play football.")
+    first, second = Document(str(target)).paragraphs
+    assert first.text == german[OTHER]
+    assert [run.text for run in second.runs if run.bold] == ["Männer"] and second.text.startswith("Zwei junge Männer ")
+
+
 def test_a_document_is_found_by_its_owner_with_the_key_and_once(
     client: DeepLClient, server: Server, german: dict[str, str]
 ) -> None:
@@ -260,7 +275,8 @@ def test_glossaries_without_a_folder_are_kept_until_the_end(client: DeepLClient)
 
 def test_documents_of_other_kinds_are_refused(client: DeepLClient) -> None:
     for content, filename, message in (
-        (b"PK", "a.docx", "file: documents of the kind 'docx' are not translated; those of txt, htm, html are"),
+        (b"PK", "a.pdf", "file: documents of the kind 'pdf' are not translated; those of txt, htm, html, srt, vtt"),
+        (b"PK", "a.docx", "file: is no ZIP archive, or is damaged"),
         (b"\xff\xfe", "a.txt", "file: is no UTF-8"),
         (b" ", "a.txt", "file: is missing or blank"),
     ):

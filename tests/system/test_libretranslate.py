@@ -90,7 +90,7 @@ def test_its_client_lists_languages_without_a_key_and_detects_them(server: Serve
     few = requests.get(f"{server.http_address}/languages", headers={"Authorization": "Bearer few"}, timeout=60).json()
     assert [language["code"] for language in few] == ["de", "en"]
     settings = requests.get(f"{server.http_address}/frontend/settings", timeout=60).json()
-    assert settings["supportedFilesFormat"] == [".txt", ".htm", ".html"]
+    assert {".txt", ".html", ".srt", ".docx", ".xlf"} < set(settings["supportedFilesFormat"])
     assert (settings["apiKeys"], settings["charLimit"]) == (True, 20_000)
     assert (settings["filesTranslation"], settings["suggestions"]) == (True, False)
     assert "/translate" in requests.get(f"{server.http_address}/spec", timeout=60).json()["paths"]
@@ -277,9 +277,19 @@ def test_files_are_translated_and_found_by_their_address(server: Server, german:
         found = requests.get(address, timeout=60)
         assert found.content.decode() == f"{german}\r\n\n{german}"
         assert found.headers["Content-Disposition"] == "attachment; filename*=UTF-8''%C3%BC.TXT"
+        assert found.headers["Content-Type"] == "text/plain; charset=utf-8"
+    cue = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
+    address = send("a.srt", cue.format(f"<i>{TEXT}</i>").encode()).json()["translatedFileUrl"]
+    found = requests.get(address, timeout=60)
+    assert found.text == cue.format(f"<i>{german}</i>") and found.headers["Content-Type"] == "application/x-subrip"
+    message = 'msgid "Two %d men."\nmsgstr ""\n'
+    found = requests.get(send("a.po", message.encode()).json()["translatedFileUrl"], timeout=60)
+    assert re.fullmatch(r'#, fuzzy\nmsgid "Two %d men."\nmsgstr "[^"]*%d[^"]*"\n', found.text), found.text
+    nothing = send("a.xliff", b'<xliff version="1.2"/>').json()["translatedFileUrl"]
+    assert requests.get(nothing, timeout=60).text.endswith('<xliff version="1.2"/>')
     assert send("a.txt", TEXT.encode(), source="auto").status_code == 200
     for response, message in (
-        (send("a.exe", b"MZ\x90"), "file: documents of the kind 'exe' are not translated; those of txt, htm, html are"),
+        (send("a.exe", b"MZ\x90"), "file: documents of the kind 'exe' are not translated; those of txt, htm, html, srt, vtt"),
         (send("a.txt", b"\xff"), "file: is no UTF-8"),
         (send("a.txt", b" "), "file: is missing or blank"),
         (send("a.txt", b"a", target="tlh"), "target: 'tlh' is not supported"),

@@ -12,12 +12,11 @@ from typing import NamedTuple
 from lxml.etree import _Element as Element
 
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.formats.fragments import Fragment, Fragments, decoded
+from dragoman.server.service.formats.fragments import Fragment, Fragments, lines_of
 from dragoman.server.service.formats.paragraphs import Dialect, Paragraph, parsed, serialized
 
 # Of a unit: three for its source, and one for each plural form, of which no language has more than six.
 MAX_FORMS = 16
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _FIELD = re.compile(r'(msgctxt|msgid_plural|msgid|msgstr(?:\[\d+\])?)?\s*"((?:[^"\\]|\\.)*+)"\s*')
 _CHARSET = re.compile(r"charset=([\w:-]+)")
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", '"': '"', "\\": "\\"}
@@ -44,7 +43,7 @@ class _Filled(NamedTuple):
 
 def read_po(content: bytes, fragments: Fragments) -> Callable[[str], bytes]:
     """Read a PO file; as a `Reader`."""
-    lines = _LINE.findall(decoded(content))
+    lines = lines_of(content)
     filled, fuzzy = list[_Filled](), dict[int, bool]()  # by line: whether it has flags
     for unit in _units(lines):
         text, is_fuzzy = _joined(unit, "msgid"), unit.flags >= 0 and "fuzzy" in re.split(r"[,\s]+", lines[unit.flags])
@@ -110,7 +109,7 @@ def _joined(unit: _Unit, name: str) -> str:
 
 def _field(name: str, text: str, end: str) -> str:
     """Return the lines of a text, each of which ends where one of the text does."""
-    lines = [_TO_ESCAPE.sub(lambda found: _ESCAPED[found[0]], line) for line in _LINE.findall(text)]
+    lines = [_TO_ESCAPE.sub(lambda found: _ESCAPED[found[0]], line) for line in re.findall(r"[^\n]*\n|[^\n]+", text)]
     if len(lines) == 1:
         return f'{name} "{lines[0]}"{end}'
     return "".join([f'{name} ""{end}', *(f'"{line}"{end}' for line in lines)])

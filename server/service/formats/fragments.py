@@ -11,11 +11,12 @@ from typing import Generic, Literal, TypeVar
 
 from dragoman.server.errors import InvalidRequest
 
-# Each is prepared on the event loop, for microseconds.
-MAX_TEXTS = 20_000
+# Each text is prepared on the event loop, for microseconds, and each line of a text file is read in about as long.
+MAX_TEXTS, MAX_LINES = 20_000, 250_000
 
 T = TypeVar("T")
 Event = tuple[Literal["text", "open", "close", "kept"], str, T | None]
+_LINE = re.compile(r"[^\r\n]*+(?:\r\n|\r|\n)|[^\r\n]+")
 _TAG = re.compile(r"<(/?)(g|wbr )(\d+)>")
 
 
@@ -99,7 +100,7 @@ class Fragments:
     """The fragments of a document that have words, in order."""
 
     def __init__(self, max_characters: int) -> None:
-        self._max_characters, self._size = max_characters, 0
+        self._max_characters, self._size, self._num_parts = max_characters, 0, 0
         self._all = list[Fragment[object]]()
 
     def add(self, fragment: "Fragment[T]") -> bool:
@@ -113,6 +114,12 @@ class Fragments:
             raise DocumentTooLarge("file", f"has more than {MAX_TEXTS} texts")
         self._all.append(fragment)  # type: ignore[arg-type]
         return True
+
+    def count(self, num_parts: int) -> None:
+        """Count elements that are read, of which there are as many as characters at most; raise `DocumentTooLarge`."""
+        self._num_parts += num_parts
+        if self._num_parts > self._max_characters:
+            raise DocumentTooLarge("file", f"has more than {self._max_characters} elements in its paragraphs")
 
     @property
     def has_tags(self) -> bool:
@@ -151,3 +158,10 @@ def decoded(content: bytes) -> str:
         return content.decode()
     except UnicodeDecodeError:
         raise InvalidRequest("file", "is no UTF-8") from None
+
+
+def lines_of(content: bytes) -> list[str]:
+    """Return a text file's lines with their ends; raises as `decoded`, and `DocumentTooLarge`."""
+    if content.count(b"\n") + content.count(b"\r") > MAX_LINES:
+        raise DocumentTooLarge("file", f"has more than {MAX_LINES} lines")
+    return _LINE.findall(decoded(content))

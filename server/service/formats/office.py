@@ -20,12 +20,12 @@ from dragoman.server.service.formats.fragments import Fragments
 from dragoman.server.service.formats.paragraphs import Dialect, Paragraph, parsed, serialized
 
 # Limits of an archive: members, bytes of all when inflated, and of those that are parsed, whose trees are many times as large.
-MAX_MEMBERS, MAX_BYTES, MAX_PARSED_BYTES = 4096, 64 * 2**20, 16 * 2**20
+MAX_MEMBERS, MAX_BYTES, MAX_PARSED_BYTES = 4096, 64 * 2**20, 8 * 2**20
 # First bytes of the container of encrypted documents, and of those of before 2007.
 _COMPOUND_FILE = b"\xd0\xcf\x11\xe0"
 _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError)
 # Complex fields whose result is text of the document.
-_READ_FIELDS = ("HYPERLINK", "TOC")
+_READ_FIELDS, MAX_INSTRUCTION = ("HYPERLINK", "TOC"), 16
 
 
 class _Kind(NamedTuple):
@@ -105,7 +105,7 @@ def read_office(name: str, content: bytes, fragments: Fragments) -> Callable[[st
         if member.startswith("xl/worksheets/") and b"inlineStr" not in data:
             continue
         root = parsed(data)
-        kept = _kept_runs(root, kind.dialect)
+        kept = _kept_runs(root) if kind.dialect is _WORD else set[Element]()
         paragraphs = (Paragraph(element, kind.dialect, kept) for element in kind.dialect.all(root, kind.dialect.paragraphs))
         # Formulas name columns of tables, whose heads have to be the same.
         texts = (each for each in paragraphs if not columns or "".join(each.content.itertext()) not in columns)
@@ -158,21 +158,27 @@ def _rewritten(content: bytes, members: dict[str, bytes]) -> bytes:
     return output.getvalue()
 
 
-def _kept_runs(root: Element, dialect: Dialect) -> set[Element]:
-    """Return the runs of complex fields but for texts that they show, as links do."""
-    kept, fields = set[Element](), list[list[str]]()  # instructions before and after their end
-    for run in dialect.all(root, ("r",)) if dialect is _WORD else ():
-        has_field = False
+def _kept_runs(root: Element) -> set[Element]:
+    """Return the runs of complex fields, but for the text that those of `_READ_FIELDS` show."""
+    kept, num_unread = set[Element](), 0
+    fields = list[tuple[str, bool]]()  # instructions of those not yet ended, and whether their text is read
+    for run in _WORD.all(root, ("r",)):
+        is_kept = num_unread > 0
         for child in run:
-            name = dialect.name(child)
-            kind = next((value for key, value in child.items() if key.endswith("}fldCharType")), "") if name == "fldChar" else ""
-            if kind == "begin":
-                fields.append([""])
-            elif kind and fields:
-                fields.pop() if kind == "end" else fields[-1].append("")
-            elif name == "instrText" and fields:
-                fields[-1][0] += child.text or ""
-            has_field |= bool(kind)
-        if has_field or any(len(field) == 1 or not field[0].lstrip().upper().startswith(_READ_FIELDS) for field in fields):
+            name, (instruction, is_read) = _WORD.name(child), fields[-1] if fields else ("", False)
+            if name == "instrText" and fields:
+                fields[-1] = (instruction + (child.text or "").lstrip())[:MAX_INSTRUCTION], is_read
+            elif name == "fldChar":
+                kind, is_kept = child.get(child.tag.replace("fldChar", "fldCharType")), True
+                if kind == "begin":
+                    fields.append(("", False))
+                    num_unread += 1
+                elif fields and kind == "separate" and not is_read and instruction.upper().startswith(_READ_FIELDS):
+                    fields[-1] = instruction, True
+                    num_unread -= 1
+                elif fields and kind == "end":
+                    fields.pop()
+                    num_unread -= not is_read
+        if is_kept or num_unread:
             kept.add(run)
     return kept

@@ -15,9 +15,11 @@ from lxml import etree
 from lxml.etree import _Element as Element
 
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.formats.fragments import Fragment, Fragments
+from dragoman.server.service.formats.fragments import DocumentTooLarge, Fragment, Fragments
 from dragoman.server.service.markup import NOT_IN_XML
 
+# Of a tree, each of which takes up to 250 bytes.
+MAX_NODES = 1_000_000
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 
 
@@ -101,6 +103,7 @@ class Paragraph:
 
     def read(self, fragments: Fragments) -> bool:
         """Find the fragments, add them, and return whether there are any."""
+        fragments.count(1 + int(self.content.xpath("count(descendant::*)")))
         parts = self._parts(self.content)
         while len(parts) == 1 and isinstance(inner := parts[0], _Inner):
             self.content = inner.content
@@ -281,6 +284,8 @@ def _properties(run: Element, dialect: Dialect) -> tuple[object, ...]:
 
 def parsed(content: bytes) -> Element:
     """Return the root of a document in XML; raise `InvalidRequest` if it is malformed or has a DOCTYPE."""
+    if content.count(b"<") + content.count(b"=") > MAX_NODES:
+        raise DocumentTooLarge("file", f"has more than {MAX_NODES} elements and attributes in a part")
     parser = etree.XMLParser(resolve_entities=False, load_dtd=False, no_network=True, huge_tree=False, strip_cdata=False)
     try:
         root = etree.fromstring(content, parser)
@@ -295,6 +300,6 @@ def serialized(root: Element) -> bytes:
     """Return a document as XML, in its own encoding."""
     about = root.getroottree().docinfo
     found: bytes = etree.tostring(
-        root.getroottree(), xml_declaration=True, encoding=about.encoding or "UTF-8", standalone=about.standalone
+        root.getroottree(), xml_declaration=True, encoding=about.encoding or "UTF-8", standalone=about.standalone or None
     )
     return found

@@ -4,12 +4,12 @@ import html
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.formats.fragments import Fragment, Fragments, decoded
+from dragoman.server.service.formats.fragments import Fragment, Fragments, lines_of
 
-_LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 # Elements, time stamps of WebVTT, and codes such as `{\an8}`.
 _TAG = re.compile(r"<(/?)([A-Za-z]++)[^<>]*+>|<[\d:.]++>|\{\\[^{}]*\}")
 _WORD = re.compile(r"(?:<[^<>]*>|\{\\[^{}]*\}|[^\s])+")
@@ -26,15 +26,17 @@ class _Lines(NamedTuple):
 
 def read_subtitles(is_escaped: bool, content: bytes, fragments: Fragments) -> Callable[[str], bytes]:
     """Read subtitles, in WebVTT with escaped text; as a `Reader`."""
-    lines = [(found[1], found[2]) for found in _LINE.finditer(decoded(content)) if found[0]]
-    if is_escaped != lines[0][0].removeprefix("\ufeff").startswith("WEBVTT"):
+    lines = lines_of(content)
+    if is_escaped != lines[0].removeprefix("\ufeff").startswith("WEBVTT"):
         raise InvalidRequest("file", "does not begin with WEBVTT" if is_escaped else "is WebVTT; its name ends with .vtt")
     texts, has_cue = list[_Lines](), False
-    for first, end in _cues([text for text, _ in lines]):
+    for first, end in _cues(lines):
         has_cue = True
-        starts = [number for number in range(first, end) if number == first or lines[number][0].lstrip().startswith(_DASHES)]
-        for start, stop in zip(starts, [*starts[1:], end], strict=True):
-            fragment = _fragment(" ".join(text.strip() for text, _ in lines[start:stop]), is_escaped)
+        starts = [number for number in range(first, end) if number == first or lines[number].lstrip().startswith(_DASHES)]
+        for start, stop in pairwise([*starts, end]):
+            text = " ".join(map(str.strip, lines[start:stop]))
+            fragments.count(text.count("<") + text.count("{"))
+            fragment = _fragment(text, is_escaped)
             if fragments.add(fragment):
                 texts.append(_Lines(start, stop, fragment))
     if not has_cue:
@@ -43,13 +45,12 @@ def read_subtitles(is_escaped: bool, content: bytes, fragments: Fragments) -> Ca
     def write(_: str) -> bytes:
         written, position = list[str](), 0
         for start, stop, fragment in texts:
-            written += map("".join, lines[position : stop if not fragment.is_changed else start])
             if fragment.is_changed:
-                found = _wrapped(_shown(fragment, is_escaped), [text for text, _ in lines[start:stop]])
-                line_end = lines[start][1] or "\n"
-                written.append(line_end.join(found) + lines[stop - 1][1])
-            position = stop
-        return "".join([*written, *map("".join, lines[position:])]).encode(errors="replace")
+                ends = [line[len(line.rstrip("\r\n")) :] for line in (lines[start], lines[stop - 1])]
+                found = ends[0].join(_wrapped(_shown(fragment, is_escaped), [line.strip() for line in lines[start:stop]]))
+                written += [*lines[position:start], found, ends[1]]
+                position = stop
+        return "".join([*written, *lines[position:]]).encode(errors="replace")
 
     return write
 
