@@ -75,7 +75,7 @@ _TEXT = Dialect(
     breaks=_names("tab line-break s"),
     paired=_names("bookmark-start bookmark-end reference-mark-start reference-mark-end"),
     dropped=_names("soft-page-break"),
-    unread=_names("tracked-changes"),
+    unread=_names("tracked-changes annotation"),
 )
 _KINDS = {
     "docx": _Kind(re.compile(r"word/(?:document|header|footer|footnotes|endnotes)\d*\.xml"), _WORD),

@@ -34,7 +34,7 @@ class Dialect:
     breaks: Set[str] = frozenset()  # which end a text, and a word inside of inline elements
     paired: Set[str] = frozenset()  # starts and ends, which keep their order
     dropped: Set[str] = frozenset()  # from a translated paragraph: what is true of its words only
-    unread: Set[str] = frozenset()  # with the paragraphs inside
+    unread: Set[str] = frozenset()  # of any namespace, with the paragraphs inside
     run: str = ""
     text: str = ""
     ignored: Set[str] = frozenset()  # properties of runs that tell none from another
@@ -55,7 +55,7 @@ class Dialect:
     def all(self, root: Element, names: Iterable[str]) -> Iterator[Element]:
         """Yield the elements of these names, without those inside of unread ones."""
         for element in root.iter(*(f"{{{space}}}{name}" if space else name for space in self.namespaces for name in names)):
-            if not self.unread or not any(self.name(outer) in self.unread for outer in element.iterancestors()):
+            if not self.unread or not any(outer.tag.rpartition("}")[2] in self.unread for outer in element.iterancestors()):
                 yield element
 
 

@@ -13,6 +13,7 @@ from docx import Document as Docx
 from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls, qn
 from lxml import etree
+from odf.office import Annotation
 from odf.opendocument import OpenDocumentText
 from odf.opendocument import load as load_odt
 from odf.teletype import extractText
@@ -289,6 +290,9 @@ def test_texts_of_opendocument_keep_spans_links_and_notes() -> None:
     for part in (NoteCitation(text="1"), body):
         note.addElement(part)
     body.addElement(P(text="a note"))
+    comment = Annotation()
+    comment.addElement(P(text="a comment"))
+    paragraph.addElement(comment)
     paragraph.addText("after it")
     for part in (H(outlinelevel=1, text="my heading"), paragraph):
         document.text.addElement(part)
@@ -298,7 +302,7 @@ def test_texts_of_opendocument_keep_spans_links_and_notes() -> None:
     [link] = found.getElementsByType(A)
     assert extractText(link) == "LINK NICE" and link.getAttribute("href") == "http://x"
     assert [extractText(one) for one in found.getElementsByType(NoteBody)] == ["NOTE A"]
-    assert extractText(found.getElementsByType(P)[0]).endswith("LINK NICE HELLO1NOTE A\tIT AFTER")
+    assert extractText(found.getElementsByType(P)[0]).endswith("LINK NICE HELLO1NOTE A\ta commentIT AFTER")
     assert zipfile.ZipFile(BytesIO(content)).infolist()[0].filename == "mimetype"
 
 
