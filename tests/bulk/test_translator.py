@@ -77,7 +77,7 @@ def test_answers_do_not_depend_on_batches(translator: Translator, parallel: Para
 def test_rows_of_the_next_batch_take_the_slots_that_become_free(bundle: Path, parallel: Parallel) -> None:
     ended: list[str] = []
     translator = Translator(bundle, max_slots=2, num_threads=1, split="sentences")
-    translator(({"text": parallel.sources[:1]}))  # loaded
+    translator({"text": parallel.sources[:1]})  # loaded
     long = translator.submit([" ".join(f"A dog runs through the snow for {number} hours." for number in range(200))])
     short = translator.submit([parallel.sources[0]])
     long.add_done_callback(lambda _: ended.append("long"))
