@@ -87,7 +87,7 @@ def _units(lines: list[str]) -> Iterator[_Unit]:
             continue
         found = None if is_flags else _FIELD.fullmatch(line)
         begun = found[1] if found else ""
-        if begun is not None and not begun.startswith("msgstr") and any(each.startswith("msgstr") for each in unit.texts):
+        if name.startswith("msgstr") and begun is not None and not begun.startswith("msgstr"):
             yield unit
             unit, name = _Unit(), ""
         if is_flags:

@@ -12,7 +12,7 @@ from typing import Generic, Literal, TypeVar
 from dragoman.server.errors import InvalidRequest
 
 # Each text is prepared on the event loop, for microseconds, and each line of a text file is read in about as long.
-MAX_TEXTS, MAX_LINES = 20_000, 250_000
+MAX_TEXTS, MAX_LINES = 20_000, 150_000
 
 T = TypeVar("T")
 Event = tuple[Literal["text", "open", "close", "kept"], str, T | None]
