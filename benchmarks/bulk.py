@@ -107,10 +107,7 @@ def measure(arguments: argparse.Namespace, model: str, precision: str, folder: P
         for workers in sorted({1, available_cores()}):
             threads = workers, available_cores() // workers
             actor = stack.enter_context(Actor(CTranslate2Files, converted, bundle, kind, *threads))
-            for size, batch_type in [
-                *((rows, "examples") for rows in BATCH_ROWS),
-                *((tokens, "tokens") for tokens in BATCH_TOKENS),
-            ]:
+            for size, batch_type in BATCHES:
                 run = partial(_call, actor, folder / "ctranslate2.txt", size, batch_type)
                 ways[f"{threads[0]} × {threads[1]}, {size:,} {batch_type}"] = run
         setting = min(ways, key=lambda label: min(ways[label](tried) for _ in range(2)))
