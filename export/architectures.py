@@ -68,12 +68,10 @@ class Architecture:
         yield self.step(model, None)
         yield self.scorer(model, is_packed(precision))
 
-    def tensors(self, config: ModelConfig, caches: Sequence[Cache], is_packed: bool, *, has_queries: bool = False) -> Tensors:
-        """Return what the format asks of the graphs of a model with these caches."""
+    def tensors(self, config: ModelConfig, caches: Sequence[Cache], is_packed: bool, **outputs: bool) -> Tensors:
+        """Return what the format asks of the graphs of a model with these caches; `outputs` as `Tensors.of_caches` has them."""
         has_attention = self.num_attention_layers(config) > 0
-        return Tensors.of_caches(
-            caches, is_packed, has_prompts=self.has_prompts, has_attention=has_attention, has_queries=has_queries
-        )
+        return Tensors.of_caches(caches, is_packed, has_prompts=self.has_prompts, has_attention=has_attention, **outputs)
 
 
 ARCHITECTURES: dict[Name, Architecture] = {

@@ -21,8 +21,8 @@ from dragoman.export.proof.quality import verify_quantized
 from dragoman.export.proof.report import ParityReport
 from dragoman.export.proof.shortlist import verify_shortlist
 from dragoman.export.proof.verify import verify
-from dragoman.export.quantize import ScaleCounts, quantize, quantize_given_caches, quantize_step_caches, weight_key
-from dragoman.export.rewriting import choose_one_in_blocks, keep_sums_apart, keep_time_axis
+from dragoman.export.quantize import Ranges, ScaleCounts, quantize, quantize_given_caches, quantize_step_caches, weight_key
+from dragoman.export.rewriting import choose_one_in_blocks, keep_sums_apart, keep_time_axis, output_log_probs
 from dragoman.export.shortlist import shortened
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import GraphModule, trace
@@ -48,6 +48,7 @@ class Recipe:
     cache_precision: CachePrecision | None = None  # of the caches; None for that of the arithmetic between 8-bit products
     alignment: Sequence[AlignmentHead] = ()  # heads whose queries the decode step outputs
     scale: float | None = None  # factor of attention's scores; None for 1/√Dh
+    has_log_probs: bool = False  # whether the decode step outputs the log-probabilities of all tokens
 
 
 def build_graphs(
@@ -109,7 +110,7 @@ def _quantized(
     if recipe.cache_precision is not None and place < 2:
         (quantize_given_caches, quantize_step_caches)[place](graph, calibration.caches)
     if place == STEP:
-        output_queries(graph, recipe.alignment, recipe.scale, None if recipe.cache_precision is None else calibration.caches)
+        _add_outputs(graph, recipe, None if recipe.cache_precision is None else calibration.caches)
     if place < 2:
         counts.num_constant += found.num_constant
         counts.num_row += found.num_row
@@ -126,8 +127,15 @@ def _prepared(module: GraphModule, place: int, recipe: Recipe) -> onnx_ir.Model:
         if place == STEP:
             choose_one_in_blocks(graph)
             if recipe.precision != "int8":
-                output_queries(graph, recipe.alignment, recipe.scale)
+                _add_outputs(graph, recipe)
     return graph
+
+
+def _add_outputs(graph: onnx_ir.Model, recipe: Recipe, ranges: Ranges | None = None) -> None:
+    """Give a decode step the outputs that it does not need for itself."""
+    if recipe.has_log_probs:
+        output_log_probs(graph)
+    output_queries(graph, recipe.alignment, recipe.scale, ranges)
 
 
 def _short_step(

@@ -124,7 +124,9 @@ def export_checkpoint(
             heads = choose_heads(checkpoint.model, ids or greedy_sources(checkpoint)[-len(SENTENCES) :])
             progress.done("choose heads that align")
         cache_type: CachePrecision | None = "int8" if has_integer_caches else None
-        recipe = Recipe(chosen, ids, quality, listed, cache_type, heads, attention_scale(config) if heads else None)
+        scale = attention_scale(config) if heads else None
+        has_log_probs = is_packed(chosen) and listed is None and not architecture.has_prompts
+        recipe = Recipe(chosen, ids, quality, listed, cache_type, heads, scale, has_log_probs)
         graphs, report = build_graphs(checkpoint, directory, recipe, progress)
         caches = _declared_caches(graphs, config, recipe)
         samples = make_samples(checkpoint, directory, recipe, report.tolerance)
@@ -166,10 +168,16 @@ def _declared_caches(graphs: Sequence[onnx_ir.Model], config: ModelConfig, recip
         assert (value.name, row) == (cache.name, cache.shape), "the decode step has other caches than are declared"
         is_integer = value.dtype is onnx_ir.DataType.INT8
         caches.append(msgspec.structs.replace(cache, precision="int8") if is_integer else cache)
-    expected = architecture.tensors(config, caches, is_packed(recipe.precision), has_queries=bool(recipe.alignment))
+    expected = _tensors(config, caches, recipe)
     traced = [names for graph in graphs for names in input_output_names(graph)]
     assert Tensors(*traced) == expected, "the graphs have other tensors than the format"
     return caches
+
+
+def _tensors(config: ModelConfig, caches: Sequence[Cache], recipe: Recipe) -> Tensors:
+    """Return the tensors of the graphs of a recipe."""
+    outputs = {"has_queries": bool(recipe.alignment), "has_log_probs": recipe.has_log_probs}
+    return architecture_of(config).tensors(config, caches, is_packed(recipe.precision), **outputs)
 
 
 def _describe(
@@ -199,7 +207,7 @@ def _describe(
         caches=caches,
         num_choices=dimensions.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist),
         alignment=tuple(recipe.alignment),
-        tensors=architecture.tensors(config, caches, is_packed(recipe.precision), has_queries=bool(recipe.alignment)),
+        tensors=_tensors(config, caches, recipe),
         files={path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, hash_file(path)) for path in paths},
         origin=origin,
         parity=report.headline(),

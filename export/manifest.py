@@ -40,7 +40,16 @@ from dragoman.export.fields import (
     shown,
 )
 from dragoman.export.proof.report import Parity
-from dragoman.export.tensors import CacheList, Tensors, check_caches, check_tensors, cross_key_name, is_packed, names_of
+from dragoman.export.tensors import (
+    LOG_PROBS_OUTPUT,
+    CacheList,
+    Tensors,
+    check_caches,
+    check_tensors,
+    cross_key_name,
+    is_packed,
+    names_of,
+)
 from dragoman.model.card import MAX_CARD_BYTES
 from dragoman.model.config import Architecture
 from dragoman.model.files import read_given
@@ -184,6 +193,7 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
             has_prompts=self.has_prompts,
             has_attention=self.attention_layers > 0,
             has_queries=bool(self.alignment),
+            has_log_probs=LOG_PROBS_OUTPUT in self.tensors.decoder_outputs,
         )
         check_tensors(self.tensors, expected)
 

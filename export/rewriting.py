@@ -13,6 +13,8 @@ import onnx_ir
 from numpy.typing import DTypeLike, NDArray
 from onnx_ir import Graph, Model, Node, Value
 
+from dragoman.export.tensors import LOG_PROBS_OUTPUT
+
 # Blocks of fewer numbers, or fewer blocks, gain nothing.
 MIN_BLOCK = 8
 
@@ -149,6 +151,15 @@ def choose_one_in_blocks(model: Model) -> None:
     graph.insert_before(top, choice)
     onnx_ir.convenience.replace_all_uses_with(list(top.outputs), list(choice.outputs), replace_graph_outputs=True)
     graph.remove(top, safe=True)
+
+
+def output_log_probs(model: Model) -> None:
+    """Give a decode step the log-probabilities that it chooses candidates from as an output, which costs nothing unless bound."""
+    top = next(node for node in model.graph.all_nodes() if node.op_type == "TopK")
+    log_probs = top.inputs[0]
+    assert log_probs is not None
+    log_probs.name = LOG_PROBS_OUTPUT
+    model.graph.outputs.append(log_probs)
 
 
 def block_size(num_choices: int) -> int | None:

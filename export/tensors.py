@@ -26,6 +26,8 @@ from dragoman.export.fields import (
 
 STEP_INPUTS = ("prev_ids", "positions", "src_lens", "num_candidates")
 STEP_OUTPUTS = ("candidate_ids", "candidate_log_probs")
+LOG_PROBS_OUTPUT = "all_log_probs"
+"""Output of a decode step with the log-probabilities that candidates are chosen from, `[N, V]`."""
 QUERIES_OUTPUT = "alignment_queries"
 """Output of a decode step with the scaled queries of the manifest's `alignment` heads, side by side, `[N, 1, n·Dh]`."""
 ALIGNMENT_FLOOR = 0.01
@@ -140,7 +142,7 @@ def check_caches(caches: Sequence[Cache]) -> None:
     """
     if [cache.role for cache in caches] != sorted((cache.role for cache in caches), key=["self", "cross"].index):
         raise ValueError("caches that steps write come before those that the encoder gives")
-    taken = {*STEP_INPUTS, *STEP_OUTPUTS, QUERIES_OUTPUT}
+    taken = {*STEP_INPUTS, *STEP_OUTPUTS, QUERIES_OUTPUT, LOG_PROBS_OUTPUT}
     for cache in caches:
         names = {cache.name, output_name(cache.name)} if cache.is_output else {cache.name}
         if names & taken:
@@ -172,6 +174,7 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
         has_prompts: bool = False,
         has_attention: bool = True,
         has_queries: bool = False,
+        has_log_probs: bool = False,
     ) -> "Tensors":
         """Return what it asks of graphs with these caches.
 
@@ -181,6 +184,7 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
             has_prompts: Whether the encoder reads prompts into the caches that steps write.
             has_attention: Whether the scorer tells attention.
             has_queries: Whether the decode step outputs queries, see `QUERIES_OUTPUT`.
+            has_log_probs: Whether the decode step outputs all log-probabilities, see `LOG_PROBS_OUTPUT`.
         """
         written, given = names_of(caches, "self"), names_of(caches, "cross")
         if has_prompts:
@@ -198,6 +202,7 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
             decoder_outputs=[
                 *STEP_OUTPUTS,
                 *(output_name(cache.name) for cache in caches if cache.is_output),
+                *[LOG_PROBS_OUTPUT] * has_log_probs,
                 *[QUERIES_OUTPUT] * has_queries,
             ],
             scorer_inputs=list(SCORER_INPUTS),

@@ -22,7 +22,7 @@ from dragoman.export.fields import Precision
 from dragoman.export.proof.cases import Pair, padded
 from dragoman.export.proof.eager import Floats, Given, Ints
 from dragoman.export.session import Session, has_cuda, open_on_cuda, open_session
-from dragoman.export.tensors import PACKED_OUTPUT, QUERIES_OUTPUT, STATES_OUTPUT, Cache, Role, output_name, pack
+from dragoman.export.tensors import LOG_PROBS_OUTPUT, PACKED_OUTPUT, QUERIES_OUTPUT, STATES_OUTPUT, Cache, Role, output_name, pack
 from dragoman.model.config import ModelConfig
 
 # Range of the numbers restored into 8-bit caches.
@@ -125,8 +125,9 @@ class OnnxRunner:
 
     def _names(self, name: str, session: Session) -> tuple[list[str], list[str]]:
         """Return the names that a graph's inputs and outputs must have."""
-        has_queries = QUERIES_OUTPUT in {output.name for output in session.get_outputs()}
-        tensors = self.architecture.tensors(self.config, self._caches(session), self.is_packed, has_queries=has_queries)
+        names = {output.name for output in session.get_outputs()}
+        outputs = {"has_queries": QUERIES_OUTPUT in names, "has_log_probs": LOG_PROBS_OUTPUT in names}
+        tensors = self.architecture.tensors(self.config, self._caches(session), self.is_packed, **outputs)
         return {
             ENCODER_FILE: (tensors.encoder_inputs, tensors.encoder_outputs),
             DECODER_FILE: (tensors.decoder_inputs, tensors.decoder_outputs),

@@ -11,7 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle, Manifest
-from dragoman.export.tensors import PACKED_OUTPUT, QUERIES_OUTPUT, STATES_OUTPUT, output_name, pack
+from dragoman.export.tensors import LOG_PROBS_OUTPUT, PACKED_OUTPUT, QUERIES_OUTPUT, STATES_OUTPUT, output_name, pack
 from dragoman.server.runtime.alignment import Aligner
 from dragoman.server.runtime.cache import Buffer, SlotCache
 from dragoman.server.runtime.elastic import Elastic, Sessions, open_mark
@@ -174,6 +174,8 @@ class OnnxRunner:
         self._buffers: dict[int, Candidates] = {}
         self._bindings: dict[tuple[onnxruntime.InferenceSession, int, int], tuple[onnxruntime.IOBinding, Candidates]] = {}
         self._num_moves_bound = 0
+        has_all = LOG_PROBS_OUTPUT in manifest.tensors.decoder_outputs
+        self._all_log_probs = np.empty((max_rows, manifest.num_choices), np.float32) if has_all else None
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         self._encoder.fill(sources, rows)
@@ -230,7 +232,8 @@ class OnnxRunner:
         key = session, num_rows, num_candidates
         if (bound := self._bindings.get(key)) is None:
             kept = self._candidates(num_candidates)
-            kept = Candidates(kept.ids[:num_rows], kept.log_probs[:num_rows])
+            everything = None if self._all_log_probs is None else self._all_log_probs[:num_rows]
+            kept = Candidates(kept.ids[:num_rows], kept.log_probs[:num_rows], everything)
             bound = self._bind(session, 0, kept), kept
             if num_candidates <= MAX_KEPT_CANDIDATES:
                 if len(self._bindings) == MAX_KEPT_BINDINGS:
@@ -253,6 +256,8 @@ class OnnxRunner:
             bind_output(binding, output_name(name), caches[name][rows])
         bind_output(binding, "candidate_ids", candidates.ids)
         bind_output(binding, "candidate_log_probs", candidates.log_probs)
+        if candidates.all_log_probs is not None:
+            bind_output(binding, LOG_PROBS_OUTPUT, candidates.all_log_probs)
         if self.aligner is not None:
             bind_output(binding, QUERIES_OUTPUT, self.aligner.queries[rows])
         return binding

@@ -18,15 +18,18 @@ class Candidates(Struct, frozen=True, eq=False):
     Attributes:
         ids: `[N, K]` int64, likeliest first, the lower id first in a tie.
         log_probs: `[N, K]` float32, natural logarithms over the whole vocabulary.
+        all_log_probs: `[N, V]` float32, of all tokens by their ids, until the next step; None where the runner has only candidates.
     """
 
     ids: NDArray[np.int64]
     log_probs: NDArray[np.float32]
+    all_log_probs: Sequence[NDArray[np.float32]] | None = None
 
     def of(self, rows: Sequence[int], num_candidates: int) -> "Candidates":
         """Return the first `num_candidates` of `rows`, in this order; may share memory."""
         chosen = slice(rows[0], rows[0] + 1) if len(rows) == 1 else list(rows)
-        return Candidates(self.ids[chosen, :num_candidates], self.log_probs[chosen, :num_candidates])
+        everything = None if self.all_log_probs is None else [self.all_log_probs[row] for row in rows]
+        return Candidates(self.ids[chosen, :num_candidates], self.log_probs[chosen, :num_candidates], everything)
 
     def kept(self, num_candidates: int) -> "Candidates":
         """Return a copy of the first `num_candidates`."""

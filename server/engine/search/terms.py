@@ -7,6 +7,7 @@ continued. Hypotheses that end with terms missing are answers only where too few
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import structs
@@ -19,8 +20,10 @@ from dragoman.server.engine.search.hypothesis import Hypothesis, Progress, Targe
 from dragoman.server.engine.search.search import Search
 from dragoman.server.runtime.runner import Candidates
 
-# Candidates among which first tokens of terms are looked for.
+# Candidates among which tokens of terms are looked for where the runner has no log-probabilities of all tokens.
 NUM_CANDIDATES = 64
+# Log-probability from which on a first token of a term begins it.
+LEAST_LOG_PROB = -7.0
 # Log-probability assumed of each missing token, where banks or hypotheses of different progress are compared.
 MISSING_LOG_PROB = -4.0
 # Steps after the likeliest hypothesis has ended without its terms, beside one for each missing token.
@@ -116,6 +119,8 @@ class TermSearch(BeamSearch):
         self._after_prefix = progress
         self._ended: dict[int, float] = {}  # likely scores of hypotheses that were about to end, by their missing tokens
         self._max_steps = request.max_new_tokens
+        # Of the live hypotheses in a step; None if the runner has only candidates, or the search was paused.
+        self._all_log_probs: Sequence[NDArray[np.float32]] | None = ()
         self._is_whole = False  # whether no live hypothesis misses a term; none will then
         super().__init__(request, target)
 
@@ -123,17 +128,24 @@ class TermSearch(BeamSearch):
     def is_unruled(self) -> bool:
         return self._is_whole and super().is_unruled
 
+    @property
+    def num_wanted(self) -> int:
+        return super().num_wanted if self._is_whole else self.options.num_beams + 1
+
     def _set_num_candidates(self) -> None:
-        super()._set_num_candidates()
         self._is_whole = not any(self._progress(row).missing for row in range(len(self.live)))
-        if not self._is_whole:
+        super()._set_num_candidates()
+        if not self._is_whole and self._all_log_probs is None:
             self.num_candidates = min(max(self.num_candidates, NUM_CANDIDATES), self._target.num_choices)
 
     def _decide_all(self, candidates: Candidates) -> None:
         if self._is_whole:
             super()._decide_all(candidates)
         else:
+            self._all_log_probs = candidates.all_log_probs
             Search._decide_all(self, candidates)
+            if self.wanted:  # other steps overwrite them meanwhile
+                self._all_log_probs = None
 
     def _decide(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
         super()._decide(row, ids, log_probs)
@@ -142,28 +154,40 @@ class TermSearch(BeamSearch):
             return
         following = self._terms.following(progress)
         wanted = following | self._terms.following(Progress(progress.missing))
+        values = self._values(row, wanted, ids, log_probs)
+        if len(ids) < self._target.num_choices and log_probs[-1] > -math.inf:
+            likely = {token: value for token, value in values.items() if value >= LEAST_LOG_PROB}
+            is_ending = bool(best) and best[0][0] == self._target.eos_id and self._is_ahead(row)
+            if not (progress.node and likely.keys().isdisjoint(following)) and not (is_ending and not likely):
+                values = likely
+            else:
+                if is_ending:
+                    self._ended[self._terms.num_missing(progress)] = self._likely_score(self.live[row])
+                if self._all_log_probs is None:
+                    del self._best[row]
+                    self._want_more(row, len(ids), is_far=True)
+                    return
+        known = {token for token, _, _ in best}
+        more = sorted((token, value) for token, value in values.items() if token not in known)
+        if more and self._constraints.is_idle:
+            self._best[row] = [*best, *((token, value, value) for token, value in more)]
+        elif more:
+            options = self._constraints.apply(self.live[row], *map(np.array, zip(*more, strict=True)))
+            parts = (part.tolist() for part in (options.ids, options.log_probs, options.values))
+            self._best[row] = [*best, *zip(*parts, strict=True)]
+
+    def _values(
+        self, row: int, wanted: frozenset[int], ids: NDArray[np.int64], log_probs: NDArray[np.float32]
+    ) -> dict[int, float]:
+        """Return the log-probabilities of those wanted tokens that have any, as far as known."""
+        if self._all_log_probs is not None:
+            value_of = self._all_log_probs[row].item
+            return {token: value for token in wanted if (value := value_of(token)) > -math.inf}
         if len(ids) <= MAX_LISTED:
             places = [place for place, token in enumerate(ids.tolist()) if token in wanted]
         else:
             places = np.flatnonzero(np.isin(ids, list(wanted))).tolist()
-        if len(ids) < self._target.num_choices and log_probs[-1] > -math.inf:
-            found = {ids.item(place) for place in places}
-            is_ending = bool(best) and best[0][0] == self._target.eos_id and self._is_ahead(row)
-            if (progress.node and not found & following) or (is_ending and not found):
-                if is_ending:
-                    self._ended[self._terms.num_missing(progress)] = self._likely_score(self.live[row])
-                del self._best[row]
-                self._want_more(row, len(ids), is_far=True)
-                return
-        known = {token for token, _, _ in best}
-        places = [place for place in places if ids.item(place) not in known]
-        if places and self._constraints.is_idle:
-            more = [(ids.item(place), value := log_probs.item(place), value) for place in places]
-            self._best[row] = [*best, *more]
-        elif places:
-            options = self._constraints.apply(self.live[row], ids[places], log_probs[places])
-            parts = (part.tolist() for part in (options.ids, options.log_probs, options.values))
-            self._best[row] = [*best, *zip(*parts, strict=True)]
+        return {ids.item(place): value for place in places if (value := log_probs.item(place)) > -math.inf}
 
     def _is_ahead(self, row: int) -> bool:
         """Return whether no hypothesis that misses as few tokens is likelier to win, nor was when it was about to end."""
