@@ -187,13 +187,14 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         check_caches(self.caches)
         self._check_source()
         self._check_alignment()
+        is_whole = self.num_choices == self.target_vocab_size  # without a shortlist
         expected = Tensors.of_caches(
             self.caches,
             self.is_packed,
             has_prompts=self.has_prompts,
             has_attention=self.attention_layers > 0,
             has_queries=bool(self.alignment),
-            has_log_probs=LOG_PROBS_OUTPUT in self.tensors.decoder_outputs,
+            has_log_probs=is_whole and LOG_PROBS_OUTPUT in self.tensors.decoder_outputs,  # not of older bundles
         )
         check_tensors(self.tensors, expected)
 

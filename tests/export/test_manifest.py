@@ -25,7 +25,7 @@ from dragoman.export.manifest import (
     told,
 )
 from dragoman.export.proof.report import Parity, Quality
-from dragoman.export.tensors import Cache, Tensors, attention_caches
+from dragoman.export.tensors import LOG_PROBS_OUTPUT, Cache, Tensors, attention_caches
 from dragoman.model.config import ModelConfig
 from dragoman.server.protocols.grpc.health import LIVENESS, OVERALL
 
@@ -241,6 +241,7 @@ def test_fields_that_contradict_each_other_are_refused(good: Fields, changes: Fi
         (lambda m: m["tensors"]["encoder_outputs"].append("memory"), "tensors.encoder_outputs has unknown memory"),
         (lambda m: m["tensors"].update(decoder_outputs=m["tensors"]["decoder_outputs"] * 2), "decoder_outputs has a tensor twice"),
         (lambda m: m.update(alignment=[{"layer": 0, "head": 0}]), "tensors.decoder_outputs lacks alignment_queries"),
+        (lambda m: m.update(num_choices=200), "tensors.decoder_outputs has unknown all_log_probs"),
         (lambda m: m.update(alignment=[{"layer": 2, "head": 0}]), "alignment has layer 2, head 0, whose keys are in no cache"),
         (lambda m: m.update(alignment=[{"layer": 0, "head": 4}]), "alignment has layer 0, head 4, whose keys are in no cache"),
         (lambda m: m.update(caches=MANY_CACHES), "decoder_inputs lacks self_k_2, self_v_2, self_k_3, self_v_3, self_k_4 and 2035"),
@@ -361,6 +362,11 @@ def test_caches_of_the_encoder_have_one_precision(good: Fields) -> None:
     for cache in good["caches"][:-1]:
         cache["precision"] = "int8"
     assert "caches that the encoder gives have different precisions" in refusal(good | {"precision": "int8"})
+
+
+def test_manifest_of_an_older_bundle_without_all_log_probabilities_is_read(good: Fields) -> None:
+    good["tensors"]["decoder_outputs"].remove(LOG_PROBS_OUTPUT)
+    assert LOG_PROBS_OUTPUT not in parsed(good).tensors.decoder_outputs
 
 
 def test_manifest_of_recurrent_states_is_read(good: Fields) -> None:

@@ -21,6 +21,7 @@ from dragoman.export.proof.report import ParityError
 from dragoman.export.proof.sessions import OnnxRunner
 from dragoman.export.proof.shortlist import verify_shortlist
 from dragoman.export.shortlist import choose_shortlist, needed_ids
+from dragoman.export.tensors import LOG_PROBS_OUTPUT
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Language, Languages, Template
@@ -132,6 +133,8 @@ def test_order_is_the_whole_steps_and_differences_of_log_probs_too(export, make_
     whole, short = export(kind, precision), export(kind, precision, is_short=True)
     config, listed = make_checkpoint(**KINDS[kind]).model.config, listed_of(short)
     assert short.manifest.num_choices == len(listed) < 300
+    has_log_probs = [LOG_PROBS_OUTPUT in each.manifest.tensors.decoder_outputs for each in (whole, short)]
+    assert has_log_probs == [kind != "llama", False]
     all_of_it = steps(OnnxRunner(whole.directory, config), 300)
     for num_candidates in (1, 5):
         found = steps(OnnxRunner(short.directory, config), num_candidates)

@@ -2,8 +2,11 @@
 
 A term is a list of alternatives, each a sequence of tokens. Hypotheses are in banks by the tokens that they miss at least, and the
 slots are divided among banks, so that a term that is unlikely at its place stays in the search. A term is begun where its first
-token is among the `NUM_CANDIDATES` likeliest, or where the hypothesis would end without the term; a begun one can always be
-continued. Hypotheses that end with terms missing are answers only where too few have all terms.
+token has `LEAST_LOG_PROB`, or where the hypothesis would end without the term; a begun one can always be continued. Hypotheses that
+end with terms missing are answers only where too few have all terms.
+
+Tokens of terms are seldom among the likeliest. A runner has the log-probabilities of all tokens from the step itself; where it has
+candidates alone, `NUM_CANDIDATES` are looked through, and the search waits for the whole vocabulary where a term has to go on.
 """
 
 import math
@@ -20,9 +23,9 @@ from dragoman.server.engine.search.hypothesis import Hypothesis, Progress, Targe
 from dragoman.server.engine.search.search import Search
 from dragoman.server.runtime.runner import Candidates
 
-# Candidates among which tokens of terms are looked for where the runner has no log-probabilities of all tokens.
+# Candidates that a search looks through for tokens of terms.
 NUM_CANDIDATES = 64
-# Log-probability from which on a first token of a term begins it.
+# Least log-probability of the first token of a term where the hypothesis does not end: less likely ones change the rest of the text.
 LEAST_LOG_PROB = -7.0
 # Log-probability assumed of each missing token, where banks or hypotheses of different progress are compared.
 MISSING_LOG_PROB = -4.0
@@ -158,15 +161,14 @@ class TermSearch(BeamSearch):
         if len(ids) < self._target.num_choices and log_probs[-1] > -math.inf:
             likely = {token: value for token, value in values.items() if value >= LEAST_LOG_PROB}
             is_ending = bool(best) and best[0][0] == self._target.eos_id and self._is_ahead(row)
-            if not (progress.node and likely.keys().isdisjoint(following)) and not (is_ending and not likely):
-                values = likely
-            else:
-                if is_ending:
-                    self._ended[self._terms.num_missing(progress)] = self._likely_score(self.live[row])
-                if self._all_log_probs is None:
-                    del self._best[row]
-                    self._want_more(row, len(ids), is_far=True)
-                    return
+            is_lacking = likely.keys().isdisjoint(following) if progress.node else is_ending and not likely
+            if is_lacking and is_ending:
+                self._ended[self._terms.num_missing(progress)] = self._likely_score(self.live[row])
+            if is_lacking and self._all_log_probs is None:
+                del self._best[row]
+                self._want_more(row, len(ids), is_far=True)
+                return
+            values = values if is_lacking else likely
         known = {token for token, _, _ in best}
         more = sorted((token, value) for token, value in values.items() if token not in known)
         if more and self._constraints.is_idle:

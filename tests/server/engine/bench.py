@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.server.engine.engine import Engine
@@ -200,6 +201,8 @@ class FakeRunner:
         self.capacity = 3 * MAX_TARGET if has_prompts else MAX_TARGET
         self.caches = [[POISON] * self.capacity for _ in range(max_rows)]
         self.pieces: list[tuple[int, int, int]] = []
+        self.log_probs = np.full((max_rows, VOCAB), np.nan, np.float32)
+        self.has_log_probs = False
         self.fail_next: str | None = None
         self.error: Exception = RuntimeError("made to fail")
         self.memory_tokens: int | None = None
@@ -302,7 +305,8 @@ class FakeRunner:
             self.caches[row][self._first(row) + position] = token
             everything = self._candidates_of(row, position + 1)
             buffer.ids[row], buffer.log_probs[row] = everything.ids[:num_candidates], everything.log_probs[:num_candidates]
-        return buffer
+            self.log_probs[row, everything.ids] = everything.log_probs
+        return replace(buffer, all_log_probs=self.log_probs[: len(tokens)]) if self.has_log_probs else buffer
 
     def refetch(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
         self._maybe_fail("look")

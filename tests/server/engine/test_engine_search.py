@@ -1,6 +1,7 @@
 """Searches in the step loop: what their rows do to each other, to the caches and to the stream of tokens."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -43,24 +44,32 @@ def test_answers_and_streams_are_the_references_whatever_else_runs(search: Searc
         assert bench.engine.slots._owners.count(None) == bench.engine.slots.num_rows, "all rows are free"
 
 
-def test_answers_with_terms_and_streams_do_not_depend_on_what_else_runs() -> None:
-    """Some terms need the whole vocabulary, and pause their searches."""
+@pytest.mark.parametrize("has_log_probs", [False, True])
+def test_answers_with_terms_and_streams_do_not_depend_on_what_else_runs(has_log_probs: bool) -> None:
+    """Without log-probabilities of all tokens some terms pause their searches; rules that exclude most tokens always do."""
     for seed in range(4):
         random = Random(seed)
+        rules: list[dict[str, Any]] = [{}, {}, {"suppressed_tokens": random.sample(range(4, VOCAB), 70), "repetition_penalty": 1.3}]
 
         def terms(random: Random = random) -> list[list[list[int]]]:
             return [[random.choices(range(4, VOCAB), k=random.randint(1, 3))] for _ in range(random.randint(1, 3))]
 
-        searches = [SearchOptions(num_beams=random.choice([2, 4]), terms=terms(), forced_prefix=[5] * (i % 2)) for i in range(6)]
+        searches = [
+            SearchOptions(num_beams=random.choice([2, 4]), terms=terms(), forced_prefix=[5] * (i % 2), **rules[i % 3])
+            for i in range(6)
+        ]
         sources, together = [[random.randint(6, 16), i] for i in range(6)], Bench(max_slots=9)
+        together.runner.has_log_probs = has_log_probs
         for i, search in enumerate([*searches, SearchOptions(num_answers=3, sampling=HOT), SearchOptions(), SEARCHES["beams"]]):
             together.submit(i, sources[i] if i < 6 else [8, i], 16, search=search, is_streamed=i % 3 == 0)
         together.run()
         for i, search in enumerate(searches):
             alone = Bench()
+            alone.runner.has_log_probs = has_log_probs
             alone.submit(i, sources[i], 16, search=search)
             alone.run()
             assert alone.finished[i].answers == together.finished[i].answers
+            assert bool(alone.runner.looks) == bool(rules[i % 3]) or not has_log_probs
             assert i % 3 or together.streamed[i] == alone.finished[i].answers[0].token_ids
         assert any(count == VOCAB for _, _, count in together.runner.looks) and not together.runner.complaints
 

@@ -9,6 +9,7 @@ import torch
 
 from dragoman.export.bundle import Bundle
 from dragoman.export.session import open_session
+from dragoman.export.tensors import LOG_PROBS_OUTPUT
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import StepDecoder
 from dragoman.server.engine.loading import warm_up
@@ -136,6 +137,9 @@ def test_steps_and_looks_give_any_number_of_candidates_and_leave_the_caches_alon
             again = runner.step(tokens, positions, count)
             np.testing.assert_array_equal(again.ids, ids[:, :count])
             assert again.log_probs.tobytes() == log_probs[:, :count].tobytes()
+            if LOG_PROBS_OUTPUT in any_bundle.manifest.tensors.decoder_outputs:
+                assert again.all_log_probs is not None
+                assert np.take_along_axis(np.stack(again.all_log_probs), ids, 1).tobytes() == log_probs.tobytes()
         found = runner.step(tokens, positions, NUM_CANDIDATES)
         for first, last in ((1, 3), (3, 4), (0, 4)):
             seen = runner.refetch(tokens[first:last], positions[first:last], vocab_size, first)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.server.engine.messages import Answer, Request
@@ -57,7 +58,14 @@ class TableModel:
     def reference(self, request: Request) -> list[Answer]:
         return reference_answers(request, lambda _, history: self.log_probs[history[-1]], self.choices)
 
-    def drive(self, search_class: Callable[[Request, TargetSide], Search], request: Request, *, sees_all: bool = False) -> Driven:
+    def drive(
+        self,
+        search_class: Callable[[Request, TargetSide], Search],
+        request: Request,
+        *,
+        sees_all: bool = False,
+        has_log_probs: bool = False,
+    ) -> Driven:
         search = search_class(request, self.target)
         driven = Driven(search)
         for _ in range(len(request.search.forced_prefix) + request.max_new_tokens + 1):
@@ -66,7 +74,8 @@ class TableModel:
             width = self.target.num_choices if sees_all else search.num_candidates
             assert width <= self.target.num_choices
             driven.widths.append(width)
-            parents = search.advance(self.candidates(rows, width))
+            candidates = self.candidates(rows, width)
+            parents = search.advance(replace(candidates, all_log_probs=rows) if has_log_probs else candidates)
             while parents is None:
                 assert width < self.target.num_choices, "everything was not enough"
                 assert search.live is before, "a search that has to see more must not have changed"

@@ -63,7 +63,8 @@ def test_with_room_for_all_hypotheses_the_answers_are_the_best_that_miss_fewest_
     length = data.draw(st.integers(1, 4))
     terms = data.draw(term_lists(6, 2))
     penalty = data.draw(st.sampled_from([0.0, 1.0]))
-    found = model.drive(TermSearch, request(terms, length, num_beams=ALL, num_answers=5, length_penalty=penalty)).answers
+    asked = request(terms, length, num_beams=ALL, num_answers=5, length_penalty=penalty)
+    found = model.drive(TermSearch, asked, has_log_probs=data.draw(st.booleans())).answers
     everything = [
         (num_missing(ids, terms), -total / (len(ids) + is_eos) ** penalty, ids) for ids, total, is_eos in sequences(model, length)
     ]
@@ -82,8 +83,10 @@ def test_a_narrow_search_has_the_terms_exact_scores_and_no_more_rows_than_beams(
     terms = data.draw(term_lists(vocab_size, 3))
     num_beams = data.draw(st.sampled_from([2, 4, 8]))
     prefix = data.draw(st.lists(st.integers(2, vocab_size - 1), max_size=3))
-    driven = model.drive(search_for_terms, request(terms, 16 - len(prefix), num_beams=num_beams, forced_prefix=prefix))
+    asked, has_log_probs = request(terms, 16 - len(prefix), num_beams=num_beams, forced_prefix=prefix), data.draw(st.booleans())
+    driven = model.drive(search_for_terms, asked, has_log_probs=has_log_probs)
     [answer] = driven.answers
+    assert not has_log_probs or (driven.num_again == 0 and max(driven.widths) <= 2 * num_beams)
     assert driven.max_live <= num_beams
     assert num_missing(answer.token_ids, terms) == 0 or len(terms) > 1 or num_beams < 4 or answer.reason == "length"
     tokens = [*answer.token_ids, EOS] if answer.reason == "eos" else answer.token_ids
