@@ -232,7 +232,7 @@ class OnnxRunner:
         key = session, num_rows, num_candidates
         if (bound := self._bindings.get(key)) is None:
             kept = self._candidates(num_candidates)
-            everything = None if self._all_log_probs is None else self._all_log_probs[:num_rows]
+            everything = None if self._all_log_probs is None else list(self._all_log_probs[:num_rows])
             kept = Candidates(kept.ids[:num_rows], kept.log_probs[:num_rows], everything)
             bound = self._bind(session, 0, kept), kept
             if num_candidates <= MAX_KEPT_CANDIDATES:
@@ -256,8 +256,8 @@ class OnnxRunner:
             bind_output(binding, output_name(name), caches[name][rows])
         bind_output(binding, "candidate_ids", candidates.ids)
         bind_output(binding, "candidate_log_probs", candidates.log_probs)
-        if candidates.all_log_probs is not None:
-            bind_output(binding, LOG_PROBS_OUTPUT, candidates.all_log_probs)
+        if candidates.all_log_probs is not None and self._all_log_probs is not None:
+            bind_output(binding, LOG_PROBS_OUTPUT, self._all_log_probs[rows])
         if self.aligner is not None:
             bind_output(binding, QUERIES_OUTPUT, self.aligner.queries[rows])
         return binding

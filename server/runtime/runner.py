@@ -18,12 +18,12 @@ class Candidates(Struct, frozen=True, eq=False):
     Attributes:
         ids: `[N, K]` int64, likeliest first, the lower id first in a tie.
         log_probs: `[N, K]` float32, natural logarithms over the whole vocabulary.
-        all_log_probs: `[N, V]` float32, of all tokens by their ids, until the next step; None where the runner has only candidates.
+        all_log_probs: N arrays `[V]` float32, of all tokens by id, until the next step; None if the runner has candidates alone.
     """
 
     ids: NDArray[np.int64]
     log_probs: NDArray[np.float32]
-    all_log_probs: Sequence[NDArray[np.float32]] | None = None
+    all_log_probs: list[NDArray[np.float32]] | None = None
 
     def of(self, rows: Sequence[int], num_candidates: int) -> "Candidates":
         """Return the first `num_candidates` of `rows`, in this order; may share memory."""

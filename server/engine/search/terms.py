@@ -10,7 +10,6 @@ candidates alone, `NUM_CANDIDATES` are looked through, and the search waits for 
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from msgspec import structs
@@ -25,7 +24,7 @@ from dragoman.server.runtime.runner import Candidates
 
 # Candidates that a search looks through for tokens of terms.
 NUM_CANDIDATES = 64
-# Least log-probability of the first token of a term where the hypothesis does not end: less likely ones change the rest of the text.
+# Least log-probability of the first token of a term, but where a hypothesis ends: less likely ones change the rest of the text.
 LEAST_LOG_PROB = -7.0
 # Log-probability assumed of each missing token, where banks or hypotheses of different progress are compared.
 MISSING_LOG_PROB = -4.0
@@ -123,7 +122,7 @@ class TermSearch(BeamSearch):
         self._ended: dict[int, float] = {}  # likely scores of hypotheses that were about to end, by their missing tokens
         self._max_steps = request.max_new_tokens
         # Of the live hypotheses in a step; None if the runner has only candidates, or the search was paused.
-        self._all_log_probs: Sequence[NDArray[np.float32]] | None = ()
+        self._all_log_probs: list[NDArray[np.float32]] | None = []
         self._is_whole = False  # whether no live hypothesis misses a term; none will then
         super().__init__(request, target)
 
@@ -178,9 +177,7 @@ class TermSearch(BeamSearch):
             parts = (part.tolist() for part in (options.ids, options.log_probs, options.values))
             self._best[row] = [*best, *zip(*parts, strict=True)]
 
-    def _values(
-        self, row: int, wanted: frozenset[int], ids: NDArray[np.int64], log_probs: NDArray[np.float32]
-    ) -> dict[int, float]:
+    def _values(self, row: int, wanted: frozenset[int], ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> dict[int, float]:
         """Return the log-probabilities of those wanted tokens that have any, as far as known."""
         if self._all_log_probs is not None:
             value_of = self._all_log_probs[row].item

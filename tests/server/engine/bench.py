@@ -306,7 +306,7 @@ class FakeRunner:
             everything = self._candidates_of(row, position + 1)
             buffer.ids[row], buffer.log_probs[row] = everything.ids[:num_candidates], everything.log_probs[:num_candidates]
             self.log_probs[row, everything.ids] = everything.log_probs
-        return replace(buffer, all_log_probs=self.log_probs[: len(tokens)]) if self.has_log_probs else buffer
+        return replace(buffer, all_log_probs=list(self.log_probs[: len(tokens)])) if self.has_log_probs else buffer
 
     def refetch(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
         self._maybe_fail("look")

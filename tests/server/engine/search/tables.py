@@ -75,7 +75,7 @@ class TableModel:
             assert width <= self.target.num_choices
             driven.widths.append(width)
             candidates = self.candidates(rows, width)
-            parents = search.advance(replace(candidates, all_log_probs=rows) if has_log_probs else candidates)
+            parents = search.advance(replace(candidates, all_log_probs=list(rows)) if has_log_probs else candidates)
             while parents is None:
                 assert width < self.target.num_choices, "everything was not enough"
                 assert search.live is before, "a search that has to see more must not have changed"
