@@ -32,6 +32,8 @@ EXTRAS: Final = {
     "cpu": ("onnxruntime",),
     "signing": ("cryptography",),
     "stores": ("obstore", "oras", "requests", "urllib3"),
+    "bulk": ("pyarrow",),
+    "ray": ("ray",),
     "tracing": ("opentelemetry",),
     "load": ("msgspec", "numpy"),
     "report": ("jinja2", "matplotlib"),
@@ -41,10 +43,18 @@ EXTRAS: Final = {
     "export": ("onnx", "onnx_ir", "safetensors", "torch"),
 }
 # Extras that bring others.
-_INCLUDED: Final = {"cpu": ("server",), "report": ("load",), "stores": ("server", "signing"), "train": ("evaluate",)}
+_INCLUDED: Final = {
+    "cpu": ("server",),
+    "stores": ("server", "signing"),
+    "bulk": ("stores",),
+    "ray": ("bulk",),
+    "report": ("load",),
+    "train": ("evaluate",),
+}
 _COMMANDS: Final = {
     "serve": ("cpu",),
     "gpu-check": ("cpu",),
+    "bulk": ("cpu", "bulk"),
     "pull": ("stores",),
     "sign": ("server", "signing"),
     "export": ("cpu", "export"),

@@ -37,11 +37,8 @@ class RaySettings(msgspec.Struct, frozen=True):
 
 def run_on_ray(work: Work, inputs: Sequence[Input], settings: RaySettings) -> Iterator[Done]:
     """Yield the shards that are done; raises as `run_locally`."""
-    try:
-        import ray
-        from ray.data import ActorPoolStrategy, TaskPoolStrategy
-    except ModuleNotFoundError as error:
-        raise InputError("--ray: Ray is not installed: pip install 'ray[data]'") from error
+    import ray
+    from ray.data import ActorPoolStrategy, TaskPoolStrategy
 
     is_on_cpu = Bundle.open(Path(work.settings.bundle), is_checked=False).manifest.precision in CPU_PRECISIONS
     num_gpus = settings.num_gpus or float(not is_on_cpu)
