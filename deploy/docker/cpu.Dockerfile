@@ -1,6 +1,7 @@
 # Dragoman for CPUs, from the root of the repository:
 #   docker build -f deploy/docker/cpu.Dockerfile -t dragoman:0.1.0 .                            with the shipped models in /models
 #   docker build -f deploy/docker/cpu.Dockerfile --target bare -t dragoman:0.1.0-bare .         without; mount bundles at /models
+#   docker build -f deploy/docker/cpu.Dockerfile --build-arg PACKAGES=cpu-ray -t dragoman:0.1.0-ray .   nodes of a Ray cluster (deploy/ray)
 # Build arguments: CHECKPOINTS (folders below model/pretrained to bake in), PRECISION, VERSION, REVISION, and pip's own PIP_INDEX_URL for a
 # mirror, PIP_EXTRA_INDEX_URL for the stage that exports (docs/deploy.md). Every package of every stage has its checksum in
 # deploy/docker/requirements-*.txt (make locks).
@@ -26,8 +27,9 @@ RUN /tools/bin/pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /
 # --- The server's packages: pinned, with checksums, without PyTorch.
 FROM ${PYTHON_IMAGE} AS packages
 ARG PIP_INDEX_URL
+ARG PACKAGES=cpu
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-COPY deploy/docker/requirements-cpu.txt /tmp/requirements.txt
+COPY deploy/docker/requirements-${PACKAGES}.txt /tmp/requirements.txt
 COPY --from=wheel /wheels /tmp/wheels
 RUN python -m venv /opt/dragoman \
     && /opt/dragoman/bin/pip install --require-hashes --only-binary :all: -r /tmp/requirements.txt \

@@ -19,6 +19,9 @@ lock() {
 lock cpu "the cpu image" pyproject.toml --extra cpu --extra tracing --extra stores --extra detect
 # NVIDIA's libraries are published for this platform only.
 lock cuda "the cuda image" pyproject.toml --extra gpu --extra tracing --extra stores --extra detect --python-platform x86_64-manylinux_2_28
+# With PACKAGES=cpu-ray or cuda-ray: nodes of a Ray cluster.
+lock cpu-ray "the cpu image with Ray" pyproject.toml --extra cpu --extra ray
+lock cuda-ray "the cuda image with Ray" pyproject.toml --extra gpu --extra ray --python-platform x86_64-manylinux_2_28
 # PyTorch has other dependencies on other platforms.
 lock export "the stage that exports" pyproject.toml --extra cpu --extra export --universal
 # The build system of pyproject.toml, and the tool for the bill of materials.

@@ -32,6 +32,7 @@ KINDS = {
     "monitoring.coreos.com/v1": ("ServiceMonitor", "PodMonitor", "PrometheusRule"),
     "keda.sh/v1alpha1": ("ScaledObject",),
     "gateway.networking.k8s.io/v1": ("GRPCRoute", "HTTPRoute"),
+    "ray.io/v1": ("RayJob",),
 }
 Values = dict[str, Any]
 
@@ -200,25 +201,28 @@ def assert_names_fit(rendered: Rendered) -> None:
 Render = Callable[..., Rendered]
 
 
-@pytest.fixture(scope="session")
-def render(configuration: Callable[[], Any]) -> Render:
-    """Render the chart with values whose keys may be paths, once, and check that its objects are valid and fit together."""
+def install(configuration: Callable[[], Any], chart: Path, values: Values, release: str, version: str = NEWEST) -> Rendered:
+    """Return the objects of a chart with values whose keys may be paths; raise `Refused` for values that it does not accept."""
     import helm_sdkpy
 
+    _Cluster.version = version
+    try:
+        result = asyncio.run(helm_sdkpy.Install(configuration()).run(release, str(chart), values=nested(values), wait=False))
+    except helm_sdkpy.HelmError as error:
+        raise Refused(str(error)) from error
+    return Rendered([item for item in yaml.load_all(result["manifest"], yaml.CSafeLoader) if item])
+
+
+@pytest.fixture(scope="session")
+def render(configuration: Callable[[], Any]) -> Render:
+    """Render the chart of the server, once for the same values, and check that its objects are valid and fit together."""
     known: dict[str, Rendered] = {}
 
     def render(values: Values | None = None, *, release: str = "dragoman", version: str = NEWEST) -> Rendered:
         key = json.dumps([values, release, version])
         if key not in known:
-            _Cluster.version = version
-            run = helm_sdkpy.Install(configuration()).run(release, str(CHART), values=nested(values or {}), wait=False)
-            try:
-                result = asyncio.run(run)
-            except helm_sdkpy.HelmError as error:
-                raise Refused(str(error)) from error
-            objects = [item for item in yaml.load_all(result["manifest"], yaml.CSafeLoader) if item]
-            known[key] = Rendered(objects)
-            for item in objects:
+            known[key] = install(configuration, CHART, values or {}, release, version)
+            for item in known[key].objects:
                 assert_valid(item, version)
             assert_names_fit(known[key])
         return known[key]

@@ -111,13 +111,14 @@ def asked_for(project: dict[str, Any], *extras: str) -> Iterator[Requirement]:
             yield wanted
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "build", "export"])
+@pytest.mark.parametrize("kind", [*KINDS, "cpu-ray", "cuda-ray", "build", "export"])
 def test_locks_hold_every_requirement_in_the_tested_version(kind: str) -> None:
     content = tomllib.loads((ROOT / "pyproject.toml").read_text())
     asked = (FOLDER / "requirements-build.in").read_text().splitlines()
     assert set(content["build-system"]["requires"]) <= set(asked), "requirements-build.in repeats the build system"
     runtime = ("tracing", "stores", "detect")
     extras = {"cpu": ("cpu", *runtime), "cuda": ("gpu", *runtime), "export": ("cpu", "export")}
+    extras |= {"cpu-ray": ("cpu", "ray"), "cuda-ray": ("gpu", "ray")}
     wanted = [Requirement(line) for line in asked if not line.startswith("#")]
     if kind != "build":
         wanted = list(asked_for(content["project"], *extras[kind]))
@@ -125,12 +126,12 @@ def test_locks_hold_every_requirement_in_the_tested_version(kind: str) -> None:
     for requirement in wanted:
         version = found.get(canonicalize_name(requirement.name))
         assert version is not None and version in requirement.specifier, f"{requirement}: run make locks"
-    if kind in KINDS:
+    if kind in (*KINDS, "cpu-ray", "cuda-ray"):
         tested = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
         versions = {canonicalize_name(name): Version(version) for name, version in tested.items()}
         assert {name for name, version in found.items() if versions.get(name, version) != version} == set(), "run make locks"
         assert not {"torch", "onnx", "transformers", "cyclonedx-bom"} & found.keys()
-        assert ("onnxruntime-gpu" in found, "onnxruntime" in found) == (kind == "cuda", kind == "cpu")
+        assert ("onnxruntime-gpu" in found, "onnxruntime" in found) == ("cuda" in kind, "cpu" in kind)
     else:
         assert {"export": "torch", "build": "cyclonedx-bom"}[kind] in found
 
