@@ -20,7 +20,7 @@ SPOT = {"karpenter.sh/capacity-type": "spot"}
 CLAIM = {"persistentVolumeClaim": {"claimName": "corpus"}}
 IMAGE = {"image": {"reference": "registry.example/models:3", "pullPolicy": "IfNotPresent"}}
 CLUSTER, AUTOSCALER = "RayJob spec rayClusterSpec", "RayJob spec rayClusterSpec autoscalerOptions"
-HEAD, CPU, GPU = (f"{CLUSTER} {group} template spec" for group in ("headGroupSpec", "workerGroupSpecs 0", "workerGroupSpecs 1"))
+HEAD, WORKER = (f"{CLUSTER} {group} template spec" for group in ("headGroupSpec", "workerGroupSpecs 0"))
 
 Render = Callable[[Values], Rendered]
 
@@ -71,26 +71,26 @@ def parsed(job: Rendered) -> dict[str, Any]:
     return {key: value for key, value in command.make_context(name, arguments).params.items() if value is not None}
 
 
-ENGINES = ("ray", "device", "num_threads", "engines", "max_engines", "num_gpus")
+ENGINES = ("ray", "device", "num_threads", "engines", "num_gpus")
 
 
 @pytest.mark.parametrize(
     ("values", "engines"),
     [
-        ({}, ("auto", "cpu", 2, 1, 32, 0)),
-        ({"device": "gpu"}, ("auto", "cuda", 4, 1, 4, 1)),
-        ({"workers.cpu": {"minReplicas": 2, "maxReplicas": 3, "engines": 3, "cpu": 7}}, ("auto", "cpu", 2, 6, 9, 0)),
-        ({"device": "gpu", "workers.gpu": {"gpus": 1, "engines": 2, "cpu": 8}}, ("auto", "cuda", 4, 1, 8, 0.5)),
+        ({}, ("auto", "cpu", 2, 32, 0)),
+        ({"device": "gpu"}, ("auto", "cuda", 4, 4, 1)),
+        ({"workers.cpu": {"minReplicas": 2, "maxReplicas": 3, "engines": 3, "cpu": 7}}, ("auto", "cpu", 2, 9, 0)),
+        ({"device": "gpu", "workers.gpu": {"gpus": 1, "engines": 2, "cpu": 8}}, ("auto", "cuda", 4, 8, 0.5)),
     ],
 )
 def test_engines_are_those_that_workers_have_room_for(render: Render, values: Values, engines: tuple[Any, ...]) -> None:
     job = render(values)
     read = parsed(job)
     assert tuple(read[name] for name in ENGINES) == engines
-    chosen = values.get("device", "cpu")
-    (group,) = (each for each in job.find(f"{CLUSTER} workerGroupSpecs") if each["groupName"] == chosen)
+    (group,) = job.find(f"{CLUSTER} workerGroupSpecs")
+    assert group["groupName"] == values.get("device", "cpu"), "no other, which autoscalers might start for nothing"
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-    per_worker = read["max_engines"] // group["maxReplicas"]
+    per_worker = read["engines"] // group["maxReplicas"]
     assert per_worker * read["num_threads"] <= limits["cpu"] and per_worker * read["num_gpus"] == limits.get("nvidia.com/gpu", 0)
     assert job.find(f"{CLUSTER} headGroupSpec rayStartParams num-cpus") == "0", "engines beside the head would compete with it"
 
@@ -127,30 +127,37 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
             f"{AUTOSCALER} securityContext readOnlyRootFilesystem": True,
             f"{AUTOSCALER} volumeMounts tmp mountPath": "/tmp",
             f"{HEAD} automountServiceAccountToken": True,
-            f"{CPU} automountServiceAccountToken": False,
-            f"{CPU} containers 0 image": "dragoman:0.1.0-ray",
-            f"{GPU} containers 0 image": "dragoman:0.1.0-cuda-ray",
-            f"{CPU} containers 0 lifecycle preStop exec command": ["ray", "stop"],
-            f"{CPU} containers 0 livenessProbe httpGet": {"path": "/api/healthz", "port": 52365},
-            f"{GPU} containers 0 resources limits": {"cpu": 4, "memory": "16Gi", "nvidia.com/gpu": 1},
-            f"{GPU} tolerations 0 key": "nvidia.com/gpu",
+            f"{WORKER} automountServiceAccountToken": False,
+            f"{WORKER} tolerations": None,
+            f"{WORKER} containers 0 image": "dragoman:0.1.0-ray",
+            f"{WORKER} containers 0 lifecycle preStop exec command": ["ray", "stop"],
+            f"{WORKER} containers 0 livenessProbe httpGet": {"path": "/api/healthz", "port": 52365},
         },
     ),
     (
-        {"workers.cpu": {"nodeSelector": SPOT, "podSpec": {"priorityClassName": "low"}}, "workers.gpu.maxReplicas": 0},
+        {"device": "gpu"},
         {
-            f"{CPU} nodeSelector": SPOT,
-            f"{CPU} priorityClassName": "low",
-            f"{CPU} terminationGracePeriodSeconds": 20,
+            f"{CLUSTER} workerGroupSpecs 0 maxReplicas": 4,
+            f"{WORKER} containers 0 image": "dragoman:0.1.0-cuda-ray",
+            f"{WORKER} containers 0 resources limits": {"cpu": 4, "memory": "16Gi", "nvidia.com/gpu": 1},
+            f"{WORKER} tolerations 0 key": "nvidia.com/gpu",
+            f"{HEAD} containers 0 image": "dragoman:0.1.0-ray",
+        },
+    ),
+    (
+        {"workers.cpu": {"nodeSelector": SPOT, "podSpec": {"priorityClassName": "low"}}},
+        {
+            f"{WORKER} nodeSelector": SPOT,
+            f"{WORKER} priorityClassName": "low",
+            f"{WORKER} terminationGracePeriodSeconds": 20,
             f"{HEAD} nodeSelector": None,
-            f"{CLUSTER} workerGroupSpecs 1": None,
         },
     ),
     (
         {"models": IMAGE, "data": CLAIM, "serviceAccountName": "reader", "authOptions.mode": None},
         {
             f"{group} {path}": value
-            for group in (HEAD, CPU, GPU)
+            for group in (HEAD, WORKER)
             for path, value in {
                 "serviceAccountName": "reader",
                 "volumes models image": IMAGE["image"],
@@ -163,8 +170,8 @@ FACTS: list[tuple[Values, dict[str, Any]]] = [
     ),
     (
         {"env": [{"name": "AWS_REGION", "value": "x"}], "envFrom": [{"secretRef": {"name": "bucket"}}]},
-        {f"{group} containers 0 envFrom 0 secretRef name": "bucket" for group in (HEAD, CPU, GPU)}
-        | {f"{group} containers 0 env AWS_REGION value": "x" for group in (HEAD, CPU, GPU)},
+        {f"{group} containers 0 envFrom 0 secretRef name": "bucket" for group in (HEAD, WORKER)}
+        | {f"{group} containers 0 env AWS_REGION value": "x" for group in (HEAD, WORKER)},
     ),
 ]
 
@@ -184,7 +191,7 @@ def test_values_become_fields_of_the_job(render: Render, values: Values, facts: 
         ({"output": "it's"}, "output"),
         ({"options": {"ray": "auto"}}, "'ray'"),
         ({"device": "tpu"}, "device"),
-        ({"device": "gpu", "workers.gpu.maxReplicas": 0}, "workers.gpu.maxReplicas"),
+        ({"workers.gpu.maxReplicas": 0}, "/workers/gpu/maxReplicas"),
         ({"workers.cpu.minReplicas": 9}, "minReplicas is more"),
         ({"workers.cpu.engines": 9}, "engines"),
         ({"worker.cpu": 1}, "worker"),

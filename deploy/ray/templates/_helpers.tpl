@@ -1,11 +1,15 @@
 {{/* An argument of the entrypoint, which bash reads in the submitter and sh on the head; whole numbers without exponents. */}}
 {{- define "bulk.word" -}}
-{{- $text := ternary (printf "%v" .) (toString .) (not (kindIs "float64" .)) -}}
+{{- $text := toString . -}}
 {{- if kindIs "float64" . -}}{{- if eq . (floor .) -}}{{- $text = toString (int64 .) -}}{{- end -}}{{- end -}}
-'{{ regexReplaceAll "[^A-Za-z0-9_./:@=,+%-]" $text "\\${0}" }}'
+{{- $escaped := regexReplaceAll "[^A-Za-z0-9_./:@=,+%-]" $text "\\${0}" -}}
+{{- ternary $text (squote $escaped) (eq $text $escaped) -}}
 {{- end -}}
 
-{{/* The command; engines are as many as the workers of the chosen group have room for. */}}
+{{/*
+The command. All engines that workers have room for are asked for at once, and translate as their nodes come: Ray Data would ask for more
+only where nodes have room already.
+*/}}
 {{- define "bulk.entrypoint" -}}
 {{- $group := get .Values.workers .Values.device -}}
 {{- $words := concat (list "dragoman" "bulk") .Values.inputs (list "--output" .Values.output "--model" .Values.model) -}}
@@ -20,8 +24,7 @@
 {{- end -}}
 {{- $engines := int $group.engines -}}
 {{- $words = concat $words (list "--ray" "auto" "--device" (ternary "cuda" "cpu" (eq .Values.device "gpu"))) -}}
-{{- $words = concat $words (list "--num-threads" (max 1 (div $group.cpu $engines)) "--engines" (max 1 (mul $group.minReplicas $engines))) -}}
-{{- $words = concat $words (list "--max-engines" (mul $group.maxReplicas $engines)) -}}
+{{- $words = concat $words (list "--num-threads" (div $group.cpu $engines) "--engines" (mul $group.maxReplicas $engines)) -}}
 {{- with $group.gpus -}}{{- $words = concat $words (list "--num-gpus" (divf . $engines)) -}}{{- end -}}
 {{- range $place, $word := $words }}{{ if $place }} {{ end }}{{ include "bulk.word" $word }}{{ end -}}
 {{- end -}}
@@ -67,7 +70,7 @@ containers:
     resources:
       requests: {{- toYaml $resources | nindent 8 }}
       limits: {{- toYaml $resources | nindent 8 }}
-    # Those of KubeRay 1.6; older ones run wget, which the images have not.
+    # Those of KubeRay 1.6; older ones run wget, which the images lack.
     readinessProbe:
       httpGet: {path: /api/healthz, port: 52365}
       initialDelaySeconds: 10
