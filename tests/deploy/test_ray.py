@@ -55,17 +55,11 @@ def render(configuration: Callable[[], Any]) -> Render:
     return render
 
 
-def words_at_the_head(entrypoint: str) -> list[str]:
-    """Return the arguments of a command that a submitter's bash, `ray job submit` and the shell of Ray's supervisor have read."""
-    printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {entrypoint}"], capture_output=True, text=True, check=True).stdout
-    line = subprocess.list2cmdline(printed.split("\0")[:-1])
-    again = subprocess.run(["sh", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True, cwd="/").stdout
-    return again.split("\0")[:-1]
-
-
 def parsed(job: Rendered) -> dict[str, Any]:
-    """Return the values that `dragoman bulk` reads of a job's command."""
-    program, name, *arguments = words_at_the_head(job.find("RayJob spec entrypoint"))
+    """Return the values that `dragoman bulk` reads of a job's command, which bash has read in the submitter."""
+    script = f"printf '%s\\0' {job.find('RayJob spec entrypoint')}"
+    printed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd="/").stdout
+    program, name, *arguments = printed.split("\0")[:-1]
     assert program == "dragoman"
     command = typer.main.get_command(dragoman.app).commands[name]  # type: ignore[attr-defined]
     return {key: value for key, value in command.make_context(name, arguments).params.items() if value is not None}
@@ -96,19 +90,12 @@ def test_engines_are_those_that_workers_have_room_for(render: Render, values: Va
 
 
 def test_arguments_arrive_as_they_are_written(render: Render) -> None:
-    inputs = ["/data/*/[a-z]?.txt", "s3://bücher/$HOME;a&b|(c)<d>/#{e}~!/`f`", "/etc/*"]
-    options = {
-        "to": "fr",
-        "num-beams": 4,
-        "length-penalty": 0.6,
-        "truncate": True,
-        "max-new-tokens": 1000000,
-        "score-column": "a-b",
-    }
-    read = parsed(render({"inputs": inputs, "options": options | {"early-stopping": False}, "model": "/models/a+b"}))
+    inputs = ["/data/*/[a-z]?.txt", "s3://bücher/$HOME;a&b|(c)<d>/#{e}~!/`f`\\", "/etc/*", 'it\'s 2\n"lines"']
+    options = {"to": "fr", "num-beams": 4, "length-penalty": 0.6, "truncate": True, "max-new-tokens": 1000000, "no-repeat": False}
+    read = parsed(render({"inputs": inputs, "options": options, "model": "/models/a+b"}))
     assert list(read["inputs"]) == inputs and str(read["model"]) == "/models/a+b" and read["output"] == "/data/out"
     wanted = {"target_language": "fr", "num_beams": 4, "length_penalty": 0.6, "truncate": True, "max_new_tokens": 1000000}
-    assert {name: read[name] for name in wanted} == wanted and read["score_column"] == "a-b"
+    assert {name: read[name] for name in wanted} == wanted
 
 
 FACTS: list[tuple[Values, dict[str, Any]]] = [
@@ -186,9 +173,8 @@ def test_values_become_fields_of_the_job(render: Render, values: Values, facts: 
     ("values", "reason"),
     [
         ({"inputs": []}, "inputs"),
-        ({"inputs": ["/data/two words"]}, "inputs"),
         ({"inputs": ["--help"]}, "inputs"),
-        ({"output": "it's"}, "output"),
+        ({"output": ""}, "output"),
         ({"options": {"ray": "auto"}}, "'ray'"),
         ({"device": "tpu"}, "device"),
         ({"workers.gpu.maxReplicas": 0}, "/workers/gpu/maxReplicas"),

@@ -1,9 +1,8 @@
-{{/* An argument of the entrypoint, which bash reads in the submitter and sh on the head; whole numbers without exponents. */}}
+{{/* An argument of the entrypoint, which a shell reads; whole numbers without exponents. */}}
 {{- define "bulk.word" -}}
 {{- $text := toString . -}}
 {{- if kindIs "float64" . -}}{{- if eq . (floor .) -}}{{- $text = toString (int64 .) -}}{{- end -}}{{- end -}}
-{{- $escaped := regexReplaceAll "[^A-Za-z0-9_./:@=,+%-]" $text "\\${0}" -}}
-{{- ternary $text (squote $escaped) (eq $text $escaped) -}}
+{{- ternary $text (printf "'%s'" (replace "'" "'\\''" $text)) (regexMatch "^[A-Za-z0-9_./:@=,+%-]+$" $text) -}}
 {{- end -}}
 
 {{/*
