@@ -147,8 +147,9 @@ def test_files_name_the_images_of_the_list_by_their_digests() -> None:
 
 def test_the_version_is_that_of_the_package_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    chart = yaml.safe_load((ROOT / "deploy/helm/dragoman/Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (version, version)
+    for folder in ("deploy/helm/dragoman", "deploy/ray"):
+        chart = yaml.safe_load((ROOT / folder / "Chart.yaml").read_text())
+        assert (chart["version"], chart["appVersion"]) == (version, version)
     named = set()
     for path in [*(ROOT / "deploy").rglob("*.yaml"), *FOLDER.glob("*.Dockerfile")]:
         named |= set(re.findall(r"(?:dragoman:|ARG VERSION=)(\d+\.[\w.]*\d)", path.read_text()))
