@@ -46,17 +46,8 @@ def token_spans(pieces: Sequence[bytes], text: str) -> list[tuple[int, int]]:
     matched by their number, and characters of a word by their place in it.
     """
     own = b"".join(pieces).decode("utf-8", "surrogateescape")
-    words, own_words = ([match.span() for match in _WORD.finditer(each)] for each in (text, own))
-    if not own_words or not words:
+    if (places := _places(own, text)) is None:
         return [(0, 0)] * len(pieces)
-    if len(words) != len(own_words):
-        words, own_words = ([(each[0][0], each[-1][1])] for each in (words, own_words))
-    places = list[int]()  # in the text, of each place between the tokens' characters
-    for (start, end), (first, last) in zip(own_words, words, strict=True):
-        places += [first] * (start - len(places))
-        size, ratio = end - start, (last - first) / (end - start)
-        places += range(first, last + 1) if ratio == 1 else [first + round(i * ratio) for i in range(size + 1)]
-    places += [places[-1]] * (len(own) + 1 - len(places))
     characters: Sequence[int] = range(len(own))  # of each byte
     if not own.isascii():
         sizes = (len(character.encode("utf-8", "surrogateescape")) for character in own)
@@ -70,3 +61,22 @@ def token_spans(pieces: Sequence[bytes], text: str) -> list[tuple[int, int]]:
             first += 1
         spans.append((places[first], max(places[first], places[last])) if first < last else (0, 0))
     return spans
+
+
+def _places(own: str, text: str) -> Sequence[int] | None:
+    """Return the places in a text of those between the characters of the tokens' own; None if either is blank."""
+    shift = len(own) - len(text)
+    if own.endswith(text) and not own[:shift].strip():  # most texts; matching words takes as long as all the rest
+        return [*[0] * shift, *range(len(text) + 1)]
+    words, own_words = ([match.span() for match in _WORD.finditer(each)] for each in (text, own))
+    if not own_words or not words:
+        return None
+    if len(words) != len(own_words):
+        words, own_words = ([(each[0][0], each[-1][1])] for each in (words, own_words))
+    places = list[int]()
+    for (start, end), (first, last) in zip(own_words, words, strict=True):
+        places += [first] * (start - len(places))
+        size, ratio = end - start, (last - first) / (end - start)
+        places += range(first, last + 1) if ratio == 1 else [first + round(i * ratio) for i in range(size + 1)]
+    places += [places[-1]] * (len(own) + 1 - len(places))
+    return places

@@ -52,6 +52,22 @@ class Term(Struct, frozen=True, forbid_unknown_fields=True):
     case_sensitive: bool = False
 
 
+class TagRules(Struct, frozen=True):
+    """Rules for elements of a document by their names, beside those of its kind; adapters set them, no message has them."""
+
+    untouched: frozenset[str] = frozenset()
+    splitting: frozenset[str] = frozenset()  # they divide texts
+    non_splitting: frozenset[str] = frozenset()  # they do not, unless they are splitting
+    has_outline: bool = True  # whether other elements of XML divide texts by where they are
+
+    def divides(self, name: str, is_block: bool) -> bool:
+        """Return whether an element divides texts; `is_block` if it does by itself."""
+        return name in self.splitting or (is_block and name not in self.non_splitting)
+
+
+NO_RULES = TagRules()
+
+
 class GenerateRequest(Struct, frozen=True):
     """A source text and generation options."""
 
@@ -90,6 +106,7 @@ class GenerateRequest(Struct, frozen=True):
     terms: tuple[Term, ...] = ()
     glossary: str = ""
     indexes: tuple[Any, ...] = ()  # `TermIndex`es of glossaries that the adapter has read
+    tag_rules: TagRules = NO_RULES
 
     @property
     def has_log_probs(self) -> bool:
@@ -188,7 +205,7 @@ def is_end_forced(request: GenerateRequest, defaults: Defaults, eos_id: int, max
 _OTHER_FIELDS = (
     *("model", "model_version", "text", "source_language", "target_language", "special_tokens_in_text"),
     *("request_id", "priority", "max_new_tokens", "truncate", "split", "no_cache"),
-    *("markup", "keep_placeholders", "translate_attributes", "terms", "glossary", "indexes"),
+    *("markup", "keep_placeholders", "translate_attributes", "terms", "glossary", "indexes", "tag_rules"),
 )
 _options_of = attrgetter(*(name for name in GenerateRequest.__struct_fields__ if name not in _OTHER_FIELDS))
 _NO_OPTIONS, _ONE_BEAM = _options_of(GenerateRequest()), _options_of(GenerateRequest(num_beams=1))

@@ -41,6 +41,13 @@ CHARACTERS_PER_TOKEN = 4
 MAX_SYMBOLS = 64
 # Prefix of a text that is searched for a second sentence.
 MAX_LOOKED_AT = 1024
+# Characters of scripts without spaces between words, for a class of a regular expression: those that Unicode breaks into lines by a
+# dictionary (Thai, Lao, Myanmar, Khmer, Tai), Tibetan, kana, Bopomofo and Han.
+UNSPACED = (
+    r"\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ece\u0edc-\u0edf\u0f00-\u0fff\u1000-\u109f\u1780-\u17d3\u17d7\u17dc\u17dd\u1950-\u19df"
+    r"\u1a20-\u1aad\ua9e0-\ua9ef\ua9fa-\ua9fe\uaa60-\uaadf\u2e80-\u2fd5\u3005-\u3007\u3021-\u3029\u3031-\u3035\u303b\u3041-\u312f"
+    r"\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U0001aff0-\U0001b16f\U00020000-\U0003ffff"
+)
 _BREAK = r"[\n\r\v\f\x85\u2028\u2029]"
 # Includes following white space and lines without letter or digit: a hostile text has as many as bytes.
 _LINE = re.compile(rf"{_BREAK}\s*+(?:(?:(?!{_BREAK})[\W_])++{_BREAK}\s*+)*+")

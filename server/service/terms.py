@@ -18,6 +18,7 @@ from dragoman.server.engine.messages import SearchOptions
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.service.languages import encode_within
 from dragoman.server.service.requests import MAX_CHARACTERS, Term
+from dragoman.server.service.sentences import UNSPACED
 
 MAX_TERMS, MAX_TARGETS = 1000, 8
 # Matches of a text that are required of its answer, and those that are looked for.
@@ -28,12 +29,10 @@ MAX_TOKENS = 64
 MAX_ALTERNATIVES, MAX_KEPT = 16, 4096
 # Width of the beam search of a request that asks for less.
 NUM_BEAMS = 4
-# Han, kana, Thai, Lao, Myanmar and Khmer: no spaces between words.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 # Combining marks, and Indic scripts, whose vowels are marks.
 _MARKS = "\u0300-\u036f\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u06d6-\u06ed\u0900-\u0963\u0966-\u0dff"
-_CHARACTER = re.compile(f"[{_UNSPACED}]")
-_UNIT = re.compile(rf"[{_UNSPACED}]|(?:[^\W{_UNSPACED}]|[{_MARKS}])+|[^\w\s]")
+_CHARACTER = re.compile(f"[{UNSPACED}]")
+_UNIT = re.compile(rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{_MARKS}])+|[^\w\s]")
 
 
 class Match(Struct, frozen=True):

@@ -131,7 +131,7 @@ class Texts:
                 whole = [Part(request.text, bool(request.text.strip()))] if is_whole else None
                 yield Text([whole or await self._parts(request.text, request, call, model)])
                 continue
-            document = await _by_size(request.text, _document, request)
+            document = await _by_size(request.text, Markup, request)
             blocks = [await self._parts(block.text, request, call, model) for block in document.blocks]
             yield Text(blocks, document, request.text)
 
@@ -356,12 +356,14 @@ async def _joined(text: Text, remaining: Iterator[Generated], least: int, call: 
         if number % PARTS_PER_TURN == 0:
             await asyncio.sleep(0)
     timings = [one.timings for one in answered]
-    answers = list[Answer]()
+    answers, rendered = list[Answer](), dict[tuple[str, ...], str]()
     for rank in range(max((len(one.answers) for one in answered), default=least)):
         parts = [_ranked(one, rank) for one in answered]
         answer = _answer(text, parts)
         if text.document is not None:
-            answer = replace(answer, text=await _by_size(text.source, _rendered, text, parts))
+            if (translations := tuple(part.text for part in parts)) not in rendered:
+                rendered[translations] = await _by_size(text.source, _rendered, text, parts)
+            answer = replace(answer, text=rendered[translations])
         answers.append(answer)
         await asyncio.sleep(0)
     return Generated(
@@ -410,15 +412,6 @@ def _has_spans(block: Block) -> bool:
 async def _by_size(text: str, work: Callable[..., T], *arguments: object) -> T:
     """Do work on a text, a long one on a thread."""
     return work(*arguments) if len(text) <= INLINE_CHARACTERS else await on_thread(work, *arguments)
-
-
-def _document(request: GenerateRequest) -> Markup:
-    return Markup(
-        request.text,
-        request.markup or MARKUPS[0],
-        keeps_placeholders=request.keep_placeholders,
-        translates_attributes=request.translate_attributes,
-    )
 
 
 def _rendered(text: Text, answers: Sequence[Answer]) -> str:

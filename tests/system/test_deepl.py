@@ -113,6 +113,30 @@ def test_tags_stay_around_their_words_and_ignored_elements_as_they_are(client: D
     found = translated(text, tag_handling="xml", ignore_tags=["x"])
     for kept in ('<x id="1">%(men)s</x>', '<x id="2"/>', '<g translate="no">as is</g>'):
         assert found.count(kept) == 1, found
+    found = translated("<p>Two <X>men</X> play.</p>", tag_handling="html", ignore_tags="x,y")
+    assert (
+        "<X>men</X>" in found
+        and translated("<x>Two <X>men</X></x>", tag_handling="xml", ignore_tags="x") == "<x>Two <X>men</X></x>"
+    )
+
+
+def test_elements_divide_texts_of_xml_as_its_client_asks(client: DeepLClient, german: dict[str, str]) -> None:
+    """https://developers.deepl.com/docs/xml-and-html-handling/customized-xml-outline-detection, and the page before."""
+
+    def translated(text: str, **options: Any) -> str:
+        result: Any = client.translate_text(text, source_lang="EN", target_lang="DE", tag_handling="xml", **options)
+        return str(result.text)
+
+    apart = f"<a><p>{german[TEXT]}</p><p>{german[OTHER]}</p></a>"
+    source = f"<a><p>{TEXT}</p><p>{OTHER}</p></a>"
+    assert translated(source) == translated(source, outline_detection=False, splitting_tags=["p"]) == apart
+    assert translated(f"{TEXT}<x/>{OTHER}", splitting_tags="x,y") == f"{german[TEXT]}<x/>{german[OTHER]}"
+    first, second = TEXT[:14], TEXT[14:]  # a sentence of two elements
+    divided, whole = f"<a><p>{first}</p><p>{second}</p></a>", re.compile("<a><p>.+</p> ?<p>.+</p></a>")
+    assert re.sub("</?.>", "", translated(divided)) != german[TEXT]
+    for options in ({"non_splitting_tags": ["p"]}, {"outline_detection": False}):
+        found = translated(divided, **options)
+        assert whole.fullmatch(found) and re.sub("</?.>", "", found) == german[TEXT], found
 
 
 def test_its_client_lists_languages_and_usage(client: DeepLClient, server: Server) -> None:
@@ -151,9 +175,9 @@ def test_forms_of_older_clients_are_read(server: Server, german: dict[str, str])
         ({"source_lang": "DE", "target_lang": "FR"}, "target_lang: no model translates from 'DE' to 'FR'"),
         ({"formality": "more"}, "formality: 'more' is not offered; default, prefer_more, prefer_less are"),
         ({"tag_handling": "tex"}, "tag_handling: 'tex' is not one of none, html, xml"),
-        ({"ignore_tags": ["x"]}, "ignore_tags: has at most 64 names of tags"),
-        ({"tag_handling": "xml", "ignore_tags": ["x y"]}, "ignore_tags: has at most 64 names of tags"),
-        ({"outline_detection": False}, "outline_detection: 'False' is not offered"),
+        ({"splitting_tags": ["x"]}, "splitting_tags: has names of tags, and goes with tag_handling"),
+        ({"tag_handling": "xml", "ignore_tags": ["x y"]}, "ignore_tags: has names of tags"),
+        ({"tag_handling": "html", "outline_detection": False}, "outline_detection: .* goes with tag_handling=xml"),
         ({"glossary": "id", "source_lang": "EN"}, "glossary_id: 'id' is not known"),
         ({"style_rule": "id"}, "style_id: 'id' is not offered"),
         ({"custom_instructions": ["Be brief."]}, "custom_instructions: .* is not offered"),

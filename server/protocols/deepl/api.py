@@ -79,9 +79,9 @@ class DeepLApi:
         source, request = await self._choose(asked, asked.texts, exchange)
         texts = asked.texts
         if request is not None:
-            requests = [replace(request, text=asked.with_ignored(text)) for text in texts]
+            requests = [replace(request, text=text) for text in texts]
             answered = await self._generation.generate_all(requests, exchange.call, exchange.remaining_seconds, self._limit)
-            texts = [asked.without_ignored(generated.best.text) for generated in answered]
+            texts = [generated.best.text for generated in answered]
         self._num_characters[_name_of(exchange)] += sum(map(len, asked.texts))
         shared = {"model_type_used": asked.model_type.removeprefix("prefer_")} if asked.model_type else {}
         shared["detected_source_language"] = source

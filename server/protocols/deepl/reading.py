@@ -11,10 +11,10 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.protocols.http.forms import read_content
 from dragoman.server.protocols.json_text import one_line
 from dragoman.server.service.languages import shown
-from dragoman.server.service.requests import GenerateRequest
+from dragoman.server.service.requests import MARKUPS, NO_RULES, GenerateRequest, TagRules
 
 # DeepL's own limit is 50; forms have fewer fields.
-MAX_TEXTS, MAX_TAGS = 1024, 64
+MAX_TEXTS = 1024
 # `split` for each value of `split_sentences`; with `nonewlines` line breaks become spaces.
 SPLITS = {"1": "sentences", "0": "none", "nonewlines": "sentences"}
 # The first is ours.
@@ -25,13 +25,13 @@ IGNORED = ("context", "preserve_formatting", "enable_beta_languages", "tag_handl
 # Parameters that may be empty or have one of these values only: what they ask for is not offered.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "formality": ("default", "prefer_more", "prefer_less"),
-    "outline_detection": (True, "1", "true"),
-    **dict.fromkeys(("non_splitting_tags", "splitting_tags"), ()),
     **dict.fromkeys(("style_id", "custom_instructions"), ()),
     **dict.fromkeys(("translation_memory_id", "translation_memory_threshold"), ()),
 }
-# An attribute that ignored tags get; written so that no other is taken for it afterwards.
-_IGNORED = "  translate='no'"
+# Fields of `TagRules`.
+TAGS = {"ignore_tags": "untouched", "splitting_tags": "splitting", "non_splitting_tags": "non_splitting"}
+NO_OUTLINE = (False, "0", "false")
+OUTLINES = ("", True, "1", "true", *NO_OUTLINE)
 _NAME = re.compile(r"[^\W\d][\w:.-]*")
 _LINE_BREAK = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]")
 
@@ -44,7 +44,7 @@ class Asked(Struct, frozen=True):
     target_lang: str = ""
     split_sentences: str = "1"
     tag_handling: str = ""
-    ignore_tags: Sequence[str] = ()
+    tag_rules: TagRules = NO_RULES
     glossary_ids: Sequence[str] = ()
     model_type: str = ""
     auth_key: str = ""
@@ -63,22 +63,8 @@ class Asked(Struct, frozen=True):
             target_language=target,
             split=SPLITS[self.split_sentences],
             markup=self.tag_handling,
+            tag_rules=self.tag_rules,
         )
-
-    def with_ignored(self, text: str) -> str:
-        """Return a text whose ignored elements are marked as not to be translated."""
-        return self._tags.sub(rf"\g<0>{_IGNORED}", text) if self.ignore_tags else text
-
-    def without_ignored(self, text: str) -> str:
-        """Undo `with_ignored` in a translation."""
-        if not self.ignore_tags:
-            return text
-        return re.sub(rf"(<(?:{'|'.join(map(re.escape, self.ignore_tags))})){_IGNORED}", r"\1", text, flags=re.IGNORECASE)
-
-    @property
-    def _tags(self) -> re.Pattern[str]:
-        names, flags = "|".join(map(re.escape, self.ignore_tags)), re.IGNORECASE if self.tag_handling == "html" else 0
-        return re.compile(rf"<(?:{names})(?=[\s/>])(?![^<>]*\stranslate\s*=)", flags)
 
 
 async def read_request(request: web.Request, body: bytes) -> Asked:
@@ -111,24 +97,35 @@ def to_asked(content: dict[str, Any] | Sequence[tuple[str, str]]) -> Asked:
     file = content.pop("file", b"")
     file = file if isinstance(file, bytes) else _text("file", file).encode(errors="replace")
     fields = {name: _text(name, content.pop(name)) for name in (*TEXTS, *OF_DOCUMENTS) if content.get(name, "") != ""}
-    ignored = content.pop("ignore_tags", ())
-    names = ignored.split(",") if isinstance(ignored, str) else ignored
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise InvalidRequest("ignore_tags", "is neither a text nor a list of texts")
-    names = [name.strip() for name in names if name.strip()]
-    if names and (len(names) > MAX_TAGS or not all(map(_NAME.fullmatch, names)) or not fields.get("tag_handling")):
-        raise InvalidRequest("ignore_tags", f"has at most {MAX_TAGS} names of tags, and goes with tag_handling")
     given = [value for name in ("glossary_id", "glossary_ids") if (value := content.pop(name, None))]
     glossaries = given[0] if given else []
     glossaries = glossaries.split(",") if isinstance(glossaries, str) else glossaries
     if len(given) > 1 or not isinstance(glossaries, list) or not all(isinstance(name, str) for name in glossaries):
         raise InvalidRequest("glossary_ids", "is neither a text nor a list of texts, or given beside glossary_id")
+    rules = _tag_rules(content, fields.get("tag_handling", ""))
     if content := {name: value for name, value in content.items() if value != ""}:
         raise InvalidRequest(one_line(next(iter(content))), "is not known")
     if (split := fields.get("split_sentences", "1")) not in SPLITS:
         raise InvalidRequest("split_sentences", f"{shown(split)} is not one of {', '.join(SPLITS)}")
     texts = [_LINE_BREAK.sub(" ", text) for text in texts] if split == "nonewlines" else texts
-    return Asked(texts, ignore_tags=names, glossary_ids=glossaries, file=file, **fields)
+    return Asked(texts, tag_rules=rules, glossary_ids=glossaries, file=file, **fields)
+
+
+def _tag_rules(content: dict[str, Any], kind: str) -> TagRules:
+    """Take the rules for tags from a message."""
+    rules: dict[str, Any] = {}
+    for field, rule in TAGS.items():
+        value = content.pop(field, ())
+        listed = value.split(",") if isinstance(value, str) else value
+        if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+            raise InvalidRequest(field, "is neither a text nor a list of texts")
+        found = frozenset(name.strip() for name in listed if name.strip())
+        if found and (kind in ("", MARKUPS[0]) or not all(map(_NAME.fullmatch, found))):
+            raise InvalidRequest(field, "has names of tags, and goes with tag_handling")
+        rules[rule] = frozenset(map(str.lower, found)) if kind == "html" else found
+    if (outline := content.pop("outline_detection", "")) not in OUTLINES or (outline in NO_OUTLINE and kind != "xml"):
+        raise InvalidRequest("outline_detection", "is true or false, which goes with tag_handling=xml")
+    return TagRules(**rules, has_outline=outline not in NO_OUTLINE)
 
 
 def _of_form(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -46,6 +46,13 @@ MATCHES: list[tuple[str, list[Term | str], list[tuple[str, Sequence[str]]]]] = [
     ("cafe\u0301", [Term("café", ("Kaffee",))], [("café", ("Kaffee",))]),
     ("कि", ["क"], []),
     ("黑猫和iPhone手机", [Term("猫", ("cat",)), "iphone"], [("猫", ("cat",)), ("iphone", ("iPhone",))]),
+    ("ฉันรักแมวมาก", [Term("แมว", ("cat",))], [("แมว", ("cat",))]),
+    ("ຂ້ອຍຮັກແມວ", [Term("ແມວ", ("cat",))], [("ແມວ", ("cat",))]),
+    ("ខ្ញុំស្រឡាញ់ឆ្មា។", [Term("ឆ្មា", ("cat",))], [("ឆ្មា", ("cat",))]),
+    ("ကြောင်ချစ်", [Term("ကြောင်", ("cat",))], [("ကြောင်", ("cat",))]),
+    ("私はねこが好き", [Term("ねこ", ("cat",))], [("ねこ", ("cat",))]),
+    ("ཞི་མི་ལ", [Term("མི", ("man",))], [("མི", ("man",))]),
+    ("가나다 ეფა", ["나", "ფ"], []),
     ("one two three", ["one two", "two three"], [("one two", ("one two",))]),
     ("dog", [DOG, Term("Dog", ("Köter",))], [("dog", ("Hund",))]),
 ]

@@ -53,7 +53,7 @@ class Engine:
         told = [TokenLogProb(len(text), text.encode(), -1.0)]
         count = (request.num_return_sequences or 1) - ("few" in text.lower())
         answers = [
-            Answer(text * rank, [len(text)], "length" if "long" in request.text else "eos", -rank, told)
+            Answer(text * ("same" in text.lower() or rank), [len(text)], "length" if "long" in request.text else "eos", -rank, told)
             for rank in range(1, count + 1)
         ]
         return Generated("id", "m", "v", answers, False, call.source_tokens, 1, ONE, request.seed)
@@ -230,3 +230,9 @@ def test_division_is_asked_for_by_the_request_or_the_models_file(model: Any) -> 
     with pytest.raises(InvalidRequest, match="split: model m continues prompts"):
         asked("lines")
     assert not asked(""), "a default for texts is none for prompts"
+
+
+async def test_equal_answers_are_put_into_a_document_once(texts: Texts, model: Any) -> None:
+    (found,) = await generate(texts, model, "<p>The <b>same</b></p>", markup="html", num_return_sequences=3, num_beams=3)
+    first, second, third = (answer.text for answer in found.answers)
+    assert first == "<p>THE <b>SAME</b></p>" and first is second is third
