@@ -27,6 +27,7 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.service.formats.fragments import MAX_TEXTS, DocumentTooLarge
 from dragoman.server.service.formats.kinds import imported
 from dragoman.server.service.markup import Markup
+from dragoman.server.service.requests import GenerateRequest
 from dragoman.server.service.tags import Translated
 
 WORD = f"<w:document {nsdecls('w')}><w:body>{{}}</w:body></w:document>"
@@ -54,7 +55,7 @@ def translate(filename: str, content: bytes, order: Callable[[Sequence[str]], Se
 
     translations = list[str]()
     for text in document.texts:
-        markup = Markup(text, document.markup, keeps_placeholders=document.keep_placeholders)
+        markup = Markup(GenerateRequest(text=text, markup=document.markup, keep_placeholders=document.keep_placeholders))
         translations.append(markup.render([[segment(block.text)] for block in markup.blocks]))
     return document.written(translations, "de")
 
