@@ -271,6 +271,13 @@ class ServerConfig(BaseSettings):
         False, description="Whether callers get answers that were computed for others; the time tells them that these asked."
     )
 
+    batch_folder: Path | None = Field(
+        None, description="Folder of OpenAI's files and batches, which all frontends and later servers share; unset for none."
+    )
+    batch_folder_gib: Annotated[float, Field(gt=0, le=2**20)] = Field(
+        16.0, description="GiB of files in batch_folder, a quarter of them for a caller; more are refused."
+    )
+
     ready_when: str = Field(
         "any", description="Models that must be ready for the server to be: any (at the start each of them once), all, or names."
     )

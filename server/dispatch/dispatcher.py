@@ -240,6 +240,7 @@ class Dispatcher(Calls):
             queue_seconds=requests.queue_seconds(),
             cache_bytes_reserved=sum(s.cache_bytes_reserved for s in engines),
             cache_bytes_used=sum(s.cache_bytes_used for s in engines),
+            num_urgent=requests.num_urgent + scores.num_urgent,
         )
 
     def statistics_for_callers(self) -> Statistics:

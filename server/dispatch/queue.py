@@ -16,7 +16,7 @@ from itertools import islice
 
 from dragoman.server.dispatch.fair_queue import PARTS_PER_TOKEN, TOKENS_PER_PRIORITY, CallerQueue, Entry, FairQueue
 from dragoman.server.dispatch.forecast import Forecast
-from dragoman.server.engine.messages import Request, ScoreRequest, Share, Step
+from dragoman.server.engine.messages import LOWEST_PRIORITY, Request, ScoreRequest, Share, Step
 from dragoman.server.engine.settings import QueueLimits
 
 SECONDS_PER_PRIORITY = 1.0
@@ -80,12 +80,15 @@ class Load:
 
 
 class RequestQueue:
-    """Queue of a model for one kind of request; `num_used` of `capacity` units are assigned to its engines."""
+    """Queue of a model for one kind of request; `num_used` of `capacity` units are assigned to its engines.
+
+    `num_urgent` counts the waiting and assigned requests above the lowest priority.
+    """
 
     def __init__(self, limits: QueueLimits, *, has_slots: bool) -> None:
         """Start without engines; with `has_slots`, free capacity counts as places of the queue."""
         self.limits, self.forecast = limits, Forecast()
-        self.num_used = self.capacity = 0
+        self.num_used = self.capacity = self.num_urgent = 0
         self._has_slots = has_slots
         self._fair = FairQueue()
         self._loads: dict[int, Load] = {}
@@ -152,11 +155,13 @@ class RequestQueue:
         load = None if len(self._fair) or self.num_places <= 0 else self._choose(entry.num_units, now)
         if load is not None and self._fair.charge(entry):
             self._assign_to(entry, load)
+            self.num_urgent += request.priority > LOWEST_PRIORITY
             return []
         evicted = self._make_place(share, entry.num_tokens)
         for other in evicted:
             self.remove(other)
         entry.is_waiting = True
+        self.num_urgent += request.priority > LOWEST_PRIORITY
         self._fair.push(entry, queue_position(request))
         if request.deadline is not None:
             self._add_deadline(request.deadline, entry)
@@ -178,6 +183,8 @@ class RequestQueue:
 
     def remove(self, entry: Entry) -> None:
         """Remove a waiting or assigned request."""
+        if entry.is_waiting or entry.engine is not None:
+            self.num_urgent -= entry.request.priority > LOWEST_PRIORITY
         if entry.is_waiting:
             entry.is_waiting = False
             self._fair.remove(entry)

@@ -64,6 +64,8 @@ class Share(Struct, frozen=True, array_like=True):
 
 
 ANYBODY = Share()
+# Of requests that run only where others leave room.
+LOWEST_PRIORITY = -10
 
 
 class Request(Struct, frozen=True, array_like=True):
@@ -274,6 +276,7 @@ class Statistics(Struct, frozen=True, array_like=True):
     # many wait or there are plenty of places.
     without_claim: dict[str, float] | None = {}
     at_their_limit: dict[str, float] = {}  # callers known to have reached their `max_waiting`, with the same times
+    num_urgent: int = 0  # requests in flight above the lowest priority; 0 for an engine
 
 
 class Shrunk(Struct, frozen=True, array_like=True):

@@ -160,8 +160,10 @@ class Caller:
             when = datetime.fromtimestamp(self._expiry, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
             raise Unauthenticated(f"authorization: caller {self.name!r} expired at {when}")
 
-    def enter(self, *, is_counted: bool = True) -> None:
+    def enter(self, *, is_counted: bool = True, is_background: bool = False) -> None:
         """Admit one request; call `leave` when it has ended. `is_counted` is false for the sentences of a counted request.
+
+        Of each limit a background request leaves a half to others, and its refusals are not counted.
 
         Raises:
             LimitReached: If a limit refuses the request; nothing is taken then.
@@ -169,6 +171,8 @@ class Caller:
         """
         self.check()
         with self._usage as usage:
+            if is_background and (seconds := self._seconds_until_half(usage)) > 0:
+                raise LimitReached("max_requests", "a half of the limits is for other requests", seconds)
             if usage.num_running >= self._max_requests:
                 raise self.limit_reached("max_requests", f"{usage.num_running} are under way", RETRY_SECONDS)
             if usage.tokens is not None and (seconds := usage.tokens.seconds_until(ALMOST)) > 0:
@@ -233,6 +237,12 @@ class Caller:
         self._meter.refused(limit)
         return LimitReached(limit, f"{reason}; it is a limit of caller {self.name}", retry_after_seconds)
 
+    def _seconds_until_half(self, usage: Usage) -> float:
+        """Return the time until half of each limit is left; that of a running request is not known."""
+        buckets = [bucket for bucket in (usage.requests, usage.tokens) if bucket is not None]
+        seconds = [bucket.seconds_until(max(bucket.burst / 2, 1.0)) for bucket in buckets]
+        return max([*seconds, RETRY_SECONDS if usage.num_running >= max(self._max_requests / 2, 1) else 0.0])
+
     def _take_request(self, usage: Usage) -> None:
         if usage.requests is not None:
             if (seconds := usage.requests.seconds_until(1.0 - ALMOST)) > 0:
@@ -286,6 +296,10 @@ class Callers:
     def all(self) -> Sequence[Caller]:
         """Return all callers of the file."""
         return list(self._callers.values())
+
+    def named(self, name: str) -> Caller | None:
+        """Return the caller of a name; None if the file has none."""
+        return self._callers.get(name)
 
     def identify(self, metadata: Metadata | None, names: Iterable[str] = ()) -> Caller:
         """Return the caller of the token, else of the certificate's `names`; raise `Unauthenticated` if unknown or expired."""

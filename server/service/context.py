@@ -69,6 +69,7 @@ class Call(Struct, eq=False):
         deadline_limit: Name and seconds of the server's limit that set the deadline; empty if the caller set it.
         is_entered: Whether the caller's limits have admitted the call; `leave` releases it.
         not_entered: Refusal by the caller's limits of a request of a batch; raised when it is served.
+        max_at_once: Most segments of the call's text that run at once; 0 for no limit of its own.
         count_answer: Counts the answer once it has been sent; None without an answer.
         has_begun_items: Whether a request of the stream or message has been admitted or refused.
         is_item: Whether this is one of several requests of a message or stream.
@@ -94,6 +95,7 @@ class Call(Struct, eq=False):
     is_entered: bool = False
     not_entered: ServiceError | None = None
     model: str = ""
+    max_at_once: int = 0
     source_tokens: int = 0
     generated_tokens: int = 0
     count_answer: Callable[[], None] | None = None
@@ -120,13 +122,13 @@ class Call(Struct, eq=False):
         """Key for in-flight limits: the caller's name or, without authentication, its address."""
         return self.address if self.caller is None else self.caller.name
 
-    def enter(self, caller: Caller, *, is_counted: bool = True) -> None:
+    def enter(self, caller: Caller, *, is_counted: bool = True, is_background: bool = False) -> None:
         """Admit the call through its caller's limits; raises as `Caller.enter`."""
         self.caller = caller
         if self.has_items:
             caller.enter_stream()
         else:
-            caller.enter(is_counted=is_counted)
+            caller.enter(is_counted=is_counted, is_background=is_background)
         self.is_entered = True
         self.share = caller.share
 

@@ -24,7 +24,7 @@ Number = TypeVar("Number", int, float)
 
 # Of names of models, versions and languages, and of ids.
 MAX_CHARACTERS = 128
-MAX_PRIORITY = 10
+MAX_PRIORITY = -messages.LOWEST_PRIORITY
 # Ways to divide a text into segments; the first is none.
 SPLITS = ("none", "sentences", "lines")
 # Kinds of documents; the first is plain text.

@@ -74,6 +74,7 @@ class Service:
     ) -> None:
         """Start without calls; by default the server is ready while any model is, once all were."""
         self.models = models
+        self.metrics = metrics
         self.readiness = readiness or Readiness(ReadyRule())
         self.callers = callers
         self.calls = RunningCalls(metrics, tracer, callers)

@@ -275,13 +275,16 @@ def _num_answers(request: GenerateRequest, manifest: "Manifest") -> int:
     return with_defaults(request, manifest.defaults, 2).num_return_sequences or 1
 
 
-def _max_at_once(segments: Sequence[_Segment], call: Call, model: "LoadedModel") -> int:
-    """Return how many segments run or wait at once, within the caller's limits."""
-    request, manifest = segments[0].request, model.manifest
+def num_slots_of(request: GenerateRequest, model: "LoadedModel") -> int:
+    """Return the slots that a request will need at most."""
+    manifest = model.manifest
     num_slots = max(with_defaults(request, manifest.defaults, 2).num_beams or 1, _num_answers(request, manifest))
-    if request.terms or request.glossary or request.indexes or model.traits.glossary:
-        num_slots = max(num_slots, NUM_BEAMS)
-    most = max(1, REQUESTS_PER_SLOT * model.max_slots // num_slots)
+    return max(num_slots, NUM_BEAMS) if request.terms or request.glossary or request.indexes or model.traits.glossary else num_slots
+
+
+def _max_at_once(segments: Sequence[_Segment], call: Call, model: "LoadedModel") -> int:
+    """Return how many segments run or wait at once, within the limits of the call and its caller."""
+    most = call.max_at_once or max(1, REQUESTS_PER_SLOT * model.max_slots // num_slots_of(segments[0].request, model))
     return most if call.caller is None else min(most, call.caller.most_at_once or most)
 
 

@@ -194,6 +194,7 @@ class Metrics:
         self._engines: dict[tuple[str, int], EngineSeries] = {}
         self._front_ends: Callable[[], Iterable[tuple[int, bool, int]]] = tuple
         self._num_cached_bytes: Callable[[], int] = int
+        self._num_batch_lines: Callable[[], int] = int
         self._families = families = Families(registry)
         self.labels = families.labels
         for name, (text, of) in STATISTICS.items():
@@ -222,6 +223,7 @@ class Metrics:
         families.read(
             "result_cache_bytes", "Memory of the result cache, of all frontends.", (), lambda: {(): self._num_cached_bytes()}
         )
+        families.read("batch_lines_left", "Lines of batches that are not done.", (), lambda: {(): self._num_batch_lines()})
         self._read_front_ends("front_end_up", "1 while a frontend worker answers callers, else 0; where there are several.", 1)
         self._read_front_ends("front_end_restarts_total", "Restarts of a frontend worker.", 2)
         self.counters = {name: families.counter(name, text, "model") for name, text in COUNTERS.items()}
@@ -335,6 +337,10 @@ class Metrics:
     def watch_result_cache(self, num_bytes: Callable[[], int]) -> None:
         """Set the source of the result cache's size."""
         self._num_cached_bytes = num_bytes
+
+    def watch_batches(self, num_lines_left: Callable[[], int]) -> None:
+        """Set the source of the number of lines of batches."""
+        self._num_batch_lines = num_lines_left
 
     def watch_front_ends(self, read: Callable[[], Iterable[tuple[int, bool, int]]]) -> None:
         """Set the source of frontend workers' metrics: number, liveness and restarts of each."""

@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 
 SUMMED_TYPES = ("counter", "histogram")
 SUMMED_GAUGES = (
-    *("dragoman_caller_requests_running", "dragoman_result_cache_bytes"),
+    *("dragoman_caller_requests_running", "dragoman_result_cache_bytes", "dragoman_batch_lines_left"),
     *("process_resident_memory_bytes", "process_open_fds", "process_max_fds"),
 )
 

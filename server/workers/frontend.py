@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from dragoman.server.config import ServerConfig
+from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.registry import ModelRegistry, Route
 from dragoman.server.models.use import Holding, Outcomes
 from dragoman.server.protocols.grpc.server import GrpcServer
 from dragoman.server.protocols.http.server import HttpServer
 from dragoman.server.service.administration import OperatorCalls
+from dragoman.server.service.batch_store import GIB, BatchStore
 from dragoman.server.service.callers import Callers, Deadlines, OwnUsage, Usage
 from dragoman.server.service.callers_file import read_callers_book
 from dragoman.server.service.documents import DocumentStore
@@ -67,6 +68,13 @@ class Frontend:
         self.service = Service(models, metrics, tracer, self._callers, deadlines, readiness, most, results)
         self._operators, self._documents = operators, DocumentStore(shared_folder and shared_folder / "documents")
         self._glossaries = GlossaryStore(config.glossaries_folder or (shared_folder and shared_folder / "glossaries"))
+        self._batches: BatchStore | None = None
+        if (folder := config.batch_folder) is not None:
+            self._batches = BatchStore(folder, int(config.batch_folder_gib * GIB))
+            try:
+                self._batches.open()
+            except OSError as error:
+                raise ConfigError(f"batch_folder: {folder}: cannot be used: {error.strerror}") from None
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._reporting: asyncio.Task[None] | None = None
@@ -96,7 +104,7 @@ class Frontend:
         """Listen and answer; raise `ConfigError` if a port is taken or credentials cannot be used."""
         self._grpc = GrpcServer(self._config, self.service)
         if self._config.http:
-            where = (self._operators, self._grpc.port, self._documents, self._glossaries)
+            where = (self._operators, self._grpc.port, self._documents, self._glossaries, self._batches)
             self._http = HttpServer(self._config, self.service, self._grpc.tls, *where)
             await self._http.start()
         await self._grpc.start()

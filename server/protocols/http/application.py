@@ -25,7 +25,9 @@ from dragoman.server.protocols.http.responses import (
 from dragoman.server.protocols.libretranslate.api import LibreTranslateApi
 from dragoman.server.protocols.libretranslate.languages import LibreLanguages
 from dragoman.server.protocols.openai.api import OpenAiApi
+from dragoman.server.protocols.openai.batches import BatchApi
 from dragoman.server.service.administration import OperatorCalls
+from dragoman.server.service.batch_store import BatchStore
 from dragoman.server.service.documents import DocumentStore
 from dragoman.server.service.glossary_store import GlossaryStore
 from dragoman.server.service.service import Service
@@ -49,6 +51,7 @@ def make_application(
     grpc_port: int,
     store: DocumentStore,
     glossaries: GlossaryStore,
+    batch_store: BatchStore | None,
 ) -> web.Application:
     """Return the application; `operators` is None without the admin service over HTTP, and the console shows `grpc_port`."""
     max_bytes, origins = config.max_message_bytes, Origins(config.http_allowed_origins)
@@ -56,13 +59,15 @@ def make_application(
     libretranslate = LibreTranslateApi(service, max_bytes, languages, store)
     deepl = DeepLApi(service, max_bytes, languages, store, glossaries)
     inference, openai = InferenceApi(service, max_bytes), OpenAiApi(service, max_bytes)
-    others = (*libretranslate.endpoints(), *openai.endpoints(), *deepl.endpoints())
+    batches = BatchApi(service, max_bytes, batch_store)
+    others = (*libretranslate.endpoints(), *openai.endpoints(), *batches.endpoints(), *deepl.endpoints())
     formats = {endpoint.path: endpoint.errors for endpoint in others}
     errors = HttpErrors(frozenset(config.http_allowed_hosts), formats)
     app = web.Application(middlewares=[errors.handle, origins.answer_preflight], handler_args=None)
     middleware = Middleware(service, max_bytes, origins, operators)
     middleware.add(app, *native.endpoints(), *others, *inference.endpoints(operators))
-    app.on_shutdown.append(deepl.close)
+    app.on_startup.append(batches.start)
+    app.on_shutdown.extend((batches.close, deepl.close))
     for path, probe in inference.probes():
         app.router.add_get(path, probe)
     if operators is not None:

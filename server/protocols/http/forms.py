@@ -25,6 +25,8 @@ URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-dat
 MAX_FIELDS = 64
 # RFC 2046.
 MAX_BOUNDARY_BYTES = 70
+# Raised for a malformed form.
+MALFORMED = (ValueError, AssertionError, RuntimeError, HttpProcessingError, Warning)
 # Fields of a form's file: its content and its name.
 FILE, FILENAME = "file", "filename"
 
@@ -68,11 +70,16 @@ def _read_multipart(body: bytes, content_type: str, has_file: bool) -> Fields:
     return asyncio.run(read_multipart(body, content_type, has_file))
 
 
+def check_boundary(line: bytes, content_type: str) -> None:
+    """Raise `InvalidRequest` unless a form begins with its boundary: aiohttp would search it line by line."""
+    boundary = parse_mimetype(content_type).parameters.get("boundary", "")
+    if not boundary.isascii() or line != b"--" + boundary.encode():
+        raise InvalidRequest("body", "does not begin with its boundary")
+
+
 async def read_multipart(body: bytes, content_type: str, has_file: bool = False) -> Fields:
     """Return the fields of a multipart form; raise `InvalidRequest` if it is malformed, has other files or too many fields."""
-    boundary = parse_mimetype(content_type).parameters.get("boundary", "")
-    if not boundary.isascii() or body[: MAX_BOUNDARY_BYTES + 4].partition(b"\r\n")[0] != b"--" + boundary.encode():
-        raise InvalidRequest("body", "does not begin with its boundary")  # aiohttp searches it line by line
+    check_boundary(body[: MAX_BOUNDARY_BYTES + 4].partition(b"\r\n")[0], content_type)
     content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), len(body))
     content.feed_data(body)
     content.feed_eof()
@@ -93,6 +100,6 @@ async def read_multipart(body: bytes, content_type: str, has_file: bool = False)
                 fields.append((FILENAME, part.filename))
     except UnicodeDecodeError:
         raise InvalidRequest("body", "is no UTF-8") from None
-    except (ValueError, AssertionError, RuntimeError, HttpProcessingError, Warning):
+    except MALFORMED:
         raise InvalidRequest("body", "is no form in parts") from None
     return fields

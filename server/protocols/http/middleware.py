@@ -103,9 +103,11 @@ class Middleware:
 
     async def _read(self, endpoint: Endpoint, exchange: Exchange, in_flight: ExitStack) -> None:
         exchange.timeout_seconds = timeout_of(exchange.http)
-        if endpoint.read is None:
+        if endpoint.read is None and not endpoint.is_upload:
             return
         self._origins.check(exchange.http)
+        if endpoint.read is None:
+            return
         call, window = exchange.call, None
         if (num_bytes := self._bodies.size(exchange.http)) > LARGE_BYTES:
             is_known = self._service.callers is None or call.caller is not None

@@ -28,6 +28,8 @@ from dragoman.server.protocols.v1.messages import (
     write_response,
 )
 from dragoman.server.service.administration import CarryOut, Listing, Operator, OperatorCalls, Order, Verb
+from dragoman.server.service.answers import Generated
+from dragoman.server.service.requests import GenerateRequest
 from dragoman.server.service.service import Service
 from dragoman.v1 import generation_pb2, repository_pb2
 
@@ -62,9 +64,7 @@ class NativeApi:
         """Return the whole answer."""
         request = to_generate_request(exchange.message)
         generated = await self._generation.generate(request, exchange.call, exchange.remaining_seconds, self._limit)
-        response = generation_pb2.GenerateResponse()
-        await write_response(generated, self._limit.max_bytes, response)
-        return await message_response(response)
+        return web.Response(text=await to_generate_text(generated, self._limit.max_bytes), content_type=JSON)
 
     async def stream(self, exchange: Exchange) -> web.StreamResponse:
         """Stream the pieces as server-sent events; the last has `result`."""
@@ -157,6 +157,20 @@ def parse(body: bytes, message: Message) -> None:
         json_format.ParseDict(content, message)
     except (json_format.ParseError, OverflowError) as error:
         raise InvalidRequest("body", one_line(error)) from None
+
+
+def read_generate(body: bytes) -> GenerateRequest:
+    """Return the request of a body of `/v1/generate`; raise `InvalidRequest`."""
+    message = generation_pb2.GenerateRequest()
+    parse(body, message)
+    return to_generate_request(message)
+
+
+async def to_generate_text(generated: Generated, max_bytes: int) -> str:
+    """Return the response of `/v1/generate` as JSON."""
+    response = generation_pb2.GenerateResponse()
+    await write_response(generated, max_bytes, response)
+    return await to_text(response)
 
 
 async def message_response(message: Message) -> web.Response:

@@ -54,6 +54,8 @@ QUERIES: dict[str, list[tuple[str, bool]]] = {
     "ListRepository": [("model", False)],
     **{name: [("source_lang", True), ("target_lang", True)] for name in ("DeepLEntriesV3", "DeepLDeleteDictionary")},
 }
+QUERIES |= {"ListBatches": [("limit", False), ("after", False)]}
+QUERIES["ListFiles"] = [*QUERIES["ListBatches"], ("purpose", False), ("order", False)]
 # Open Inference Protocol: method, path, operation id, text, request, response; OF_MODEL exists with a version in the path too.
 OF_SERVER = (
     ("get", ROOT, "InferenceServer", "What the server is.", "", "ServerMetadata"),
@@ -124,6 +126,15 @@ OPENAI = (
         "ChatRequest",
         "ChatResponse",
     ),
+    ("post", "/v1/files", "UploadFile", "Keeps a file.", "FileUpload", "FileObject"),
+    ("get", "/v1/files", "ListFiles", "Files of the caller.", "", "ListFilesResponse"),
+    ("get", "/v1/files/{id}", "GetFile", "A file.", "", "FileObject"),
+    ("delete", "/v1/files/{id}", "DeleteFile", "Deletes a file.", "", "FileDeleted"),
+    ("get", "/v1/files/{id}/content", "FileContent", "The content of a file.", "", "FileContent"),
+    ("post", "/v1/batches", "CreateBatch", "Begins a batch.", "NewBatch", "Batch"),
+    ("get", "/v1/batches", "ListBatches", "Batches of the caller, newest first.", "", "ListBatchesResponse"),
+    ("get", "/v1/batches/{id}", "GetBatch", "A batch.", "", "Batch"),
+    ("post", "/v1/batches/{id}/cancel", "CancelBatch", "Ends a batch; it keeps its finished lines.", "", "Batch"),
 )
 ERRORS = {
     "400": "A field is missing, malformed or over its limit; the message begins with its name.",
@@ -397,13 +408,14 @@ def _other_paths() -> dict[str, Schema]:
         if path.endswith("/generate_stream"):
             events = f"Server-sent events: `data` of each is a {response}; where it fails, that of the last an InferenceError."
             content = {EVENTS: {"schema": _described(TEXT, events)}}
-        if statuses is OPENAI_STATUSES:
+        if statuses is OPENAI_STATUSES and path.endswith("completions"):
             content[EVENTS] = {"schema": _described(TEXT, "With `stream`: server-sent events, the last of which is `[DONE]`.")}
-        if response == "DeepLFile":
-            content = {"application/octet-stream": {"schema": _described(BYTES, "The translated document.")}}
+        if response in ("DeepLFile", "FileContent"):
+            told = "The translated document." if response == "DeepLFile" else "JSON lines."
+            content = {"application/octet-stream": {"schema": _described(BYTES, told)}}
         if response == "DeepLTsv":
             content = {"text/tab-separated-values": {"schema": _described(TEXT, "Sources and targets.")}}
-        status = "204" if method == "delete" else "201" if name.startswith("DeepLCreate") else "200"
+        status = "204" if method == "delete" and not response else "201" if name.startswith("DeepLCreate") else "200"
         is_probe = statuses is PROBE_STATUSES
         errors = ERROR_PREFIXES.get(statuses, "inference")
         operation = _operation(name, path, text, request, content, statuses, errors, not is_probe, status)
@@ -534,7 +546,32 @@ def _openai_schemas() -> dict[str, Schema]:
         "CompletionResponse": _object("Answers.", tuple(answer), **answer),
         "ChatRequest": _object("A conversation.", ("messages",), messages=messages, **shared) | {"additionalProperties": True},
         "ChatResponse": _object("Answers.", tuple(answer), **answer),
+        **_batch_schemas(),
         "OpenAiError": _object("Why a request failed.", ("error",), error={"type": "object"}),
+    }
+
+
+def _batch_schemas() -> dict[str, Schema]:
+    file = {"id": TEXT, "object": TEXT, "bytes": NUMBER, "created_at": NUMBER, "filename": TEXT, "purpose": TEXT}
+    batch = {
+        "id": TEXT,
+        "object": TEXT,
+        "endpoint": TEXT,
+        "status": TEXT,
+        "input_file_id": TEXT,
+        "request_counts": {"type": "object"},
+    }
+    others, endpoints = {"additionalProperties": True}, ("/v1/completions", "/v1/chat/completions", "/v1/generate")
+    asked = {"input_file_id": TEXT, "endpoint": TEXT | {"enum": list(endpoints)}, "completion_window": TEXT | {"enum": ["24h"]}}
+    return {
+        "FileUpload": _object("A file.", ("file", "purpose"), file=BYTES, purpose=TEXT | {"enum": ["batch"]}) | others,
+        "FileObject": _object("A file.", tuple(file), **file) | others,
+        "FileDeleted": _object("A file that is not there any more.", ("id", "deleted"), id=TEXT, object=TEXT, deleted=FLAG),
+        "NewBatch": _object("A batch of the lines of a file.", tuple(asked), **asked, metadata={"type": "object"}) | others,
+        "Batch": _object("A batch.", tuple(batch), **batch) | others,
+    } | {
+        f"List{name}Response": _object("A page.", ("data", "has_more"), data=_some(_ref(kind)), has_more=FLAG) | others
+        for name, kind in (("Files", "FileObject"), ("Batches", "Batch"))
     }
 
 

@@ -70,6 +70,7 @@ class Endpoint:
     handler: Callable[[Exchange], Awaitable[web.StreamResponse]]
     errors: ErrorFormat
     read: Callable[[web.Request, bytes], Awaitable[Any]] | None = None  # decodes the body; None for no body
+    is_upload: bool = False  # the handler reads the body, which may be larger than messages
     access: Literal["callers", "operators", "both"] = "callers"
     is_counted: bool = False  # in the request metrics
     is_awaited: bool = True  # a drain waits for its calls

@@ -18,6 +18,7 @@ from dragoman.server.protocols.http.connection import Connection
 from dragoman.server.protocols.http.responses import NATIVE_ERRORS
 from dragoman.server.protocols.tls import TlsFiles
 from dragoman.server.service.administration import OperatorCalls
+from dragoman.server.service.batch_store import MAX_FILE_BYTES, BatchStore
 from dragoman.server.service.documents import DocumentStore
 from dragoman.server.service.glossary_store import GlossaryStore
 from dragoman.server.service.service import CLOSE_SECONDS, Service
@@ -45,6 +46,7 @@ class HttpServer:
         grpc_port: int,
         documents: DocumentStore,
         glossaries: GlossaryStore,
+        batches: BatchStore | None = None,
     ) -> None:
         """Bind the port; raise `ConfigError` if it is taken. Arguments as `make_application`."""
         self._config, self._tls = config, tls
@@ -64,9 +66,10 @@ class HttpServer:
             "max_headers": MAX_HEADERS,
             "auto_decompress": False,
         }
-        app = make_application(config, service, operators, grpc_port, documents, glossaries)
+        app = make_application(config, service, operators, grpc_port, documents, glossaries, batches)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS, **options)
         max_bytes = MAX_FRAMING * config.max_message_bytes + MAX_HEADERS * MAX_LINE_BYTES
+        max_bytes = max(max_bytes, 2 * MAX_FILE_BYTES if batches is not None else 0)
         self._connection_options = options | {"refuse": _refuse_unread, "max_request_bytes": max_bytes}
 
     async def start(self) -> None:

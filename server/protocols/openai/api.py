@@ -43,11 +43,9 @@ class OpenAiApi:
         if asked.is_streamed and not (others or has_details):
             return await self._stream(exchange, asked)
         answered = await self._answers(exchange, asked)
-        choices = [answer for generated in answered for answer in generated.answers]
         if not asked.is_streamed:
-            of_all = [_choice(asked, number, answer) for number, answer in enumerate(choices)]
-            return json_response(_envelope(exchange, asked, of_all) | {"usage": _usage(answered)})
-        for number, answer in enumerate(choices):
+            return json_response(to_response(asked, answered, exchange.call.request_id))
+        for number, answer in enumerate(_all(answered)):
             await _send(exchange, asked, [_choice(asked, number, answer, is_delta=True)])
         return await _end(exchange, asked, answered)
 
@@ -90,12 +88,21 @@ def model_object(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "dragoman"}
 
 
-def _envelope(exchange: Exchange, asked: Completion, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def to_response(asked: Completion, answered: Sequence[Generated], request_id: str) -> dict[str, Any]:
+    """Return the response with the answers to a request that is not streamed."""
+    choices = [_choice(asked, number, answer) for number, answer in enumerate(_all(answered))]
+    return _envelope(asked, request_id, answered[0].model, choices) | {"usage": _usage(answered)}
+
+
+def _all(answered: Sequence[Generated]) -> list[Answer]:
+    return [answer for generated in answered for answer in generated.answers]
+
+
+def _envelope(asked: Completion, request_id: str, model: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
     kind = "chat.completion" if asked.is_chat else "text_completion"
     kind += ".chunk" if asked.is_chat and asked.is_streamed else ""
     prefix = "chatcmpl" if asked.is_chat else "cmpl"
-    model = exchange.call.model or asked.requests[0].model
-    named = {"id": f"{prefix}-{exchange.call.request_id}", "object": kind, "created": asked.created, "model": model}
+    named = {"id": f"{prefix}-{request_id}", "object": kind, "created": asked.created, "model": model}
     return {**named, "choices": choices}
 
 
@@ -105,7 +112,9 @@ def _usage(answered: Sequence[Generated]) -> dict[str, int]:
 
 
 async def _send(exchange: Exchange, asked: Completion, choices: Sequence[dict[str, Any]], **more: Any) -> None:
-    await exchange.send_event(msgspec.json.encode(_envelope(exchange, asked, choices) | more).decode())
+    call = exchange.call
+    envelope = _envelope(asked, call.request_id, call.model or asked.requests[0].model, choices)
+    await exchange.send_event(msgspec.json.encode(envelope | more).decode())
 
 
 async def _end(exchange: Exchange, asked: Completion, answered: Sequence[Generated]) -> web.StreamResponse:

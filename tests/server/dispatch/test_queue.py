@@ -61,6 +61,20 @@ def test_engines_are_given_a_few_requests_beyond_their_slots_and_no_more() -> No
     assert places(policy.assign(0.0)) == [(1, 40)], "one for one, where it has ended"
 
 
+def test_requests_above_the_lowest_priority_are_counted_until_they_end() -> None:
+    policy = queue(slots=2)
+    entries = [entry(number, priority=priority) for number, priority in enumerate((0, -10, -9, 10, -10, 0))]
+    for one in entries:
+        policy.submit(one, 0.0)
+    counts = [policy.num_urgent]
+    for one in entries:
+        policy.assign(0.0)
+        policy.remove(one)
+        policy.remove(one)
+        counts.append(policy.num_urgent)
+    assert counts == [4, 3, 3, 2, 1, 1, 0]
+
+
 def test_few_requests_go_to_the_engine_that_has_its_core_for_itself() -> None:
     """One that other processes take half of its core from gets some of many, and its part again when it is not known any more."""
 

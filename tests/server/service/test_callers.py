@@ -226,6 +226,25 @@ def test_requests_come_at_their_rate_and_in_bursts(world: World) -> None:
     assert refusal(slow) == ("requests_per_second", 10.0)
 
 
+def test_background_requests_leave_half_of_each_limit_to_others(world: World) -> None:
+    for limits, num in (("requests_per_second = 1\nrequests_burst = 8", 5), ("max_requests = 8", 4), ("max_requests = 1", 1)):
+        web = world.limited(limits)
+        for _ in range(num):
+            web.enter(is_background=True)
+        with pytest.raises(LimitReached):
+            web.enter(is_background=True)
+        for _ in range(8 - num if num > 1 else 0):
+            web.enter()
+        for _ in range(8 if num > 1 else 1):
+            web.leave(0)
+    web = world.limited("tokens_per_second = 10\ntokens_burst = 50")
+    web.read(30)
+    with pytest.raises(LimitReached) as caught:
+        web.enter(is_background=True)
+    assert caught.value.retry_after_seconds == 0.5
+    web.enter()
+
+
 def test_used_tokens_are_owed_also_when_the_file_changes(world: World) -> None:
     web = world.limited("tokens_per_second = 10\ntokens_burst = 50")
     web.enter()
