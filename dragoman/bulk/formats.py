@@ -27,11 +27,15 @@ _LINE_BREAKS = str.maketrans("\n\r", "  ")
 
 
 class Cut(NamedTuple):
-    """Rows of a file in their own encoding; `head` is what rows of a CSV file need to be read."""
+    """Rows of a file in their own encoding; `head` is what rows of a CSV file need to be read.
+
+    `share` is the part of the file's rows up to its end, if the position in the file does not tell.
+    """
 
     content: bytes
     num_rows: int
     head: bytes = b""
+    share: float | None = None
 
 
 class Rows(Protocol):
@@ -39,7 +43,7 @@ class Rows(Protocol):
 
     @property
     def texts(self) -> Sequence[object]:
-        """Their texts; anything else than a string is an error of its row."""
+        """Their texts; an `InputError` is the error of its row, and so is anything else than a string."""
 
     def written(self, outcomes: list[Outcome], columns: Columns) -> bytes:
         """Return the file of the rows with the added columns."""
@@ -131,35 +135,33 @@ class JsonLines:
 
 
 class JsonRows:
-    """Objects; a line that is none has an error in an object of its own."""
+    """Objects; a line that cannot be used has an error in an object of its own."""
 
     def __init__(self, content: bytes, columns: Columns) -> None:
         decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-        self._rows: list[Mapping[str, msgspec.Raw] | str] = []
+        self._rows: list[Mapping[str, msgspec.Raw]] = []
         self.texts: list[object] = []
         for line in filter(bytes.strip, content.split(b"\n")):
             try:
                 row = decoder.decode(line)
                 text = msgspec.json.decode(row[columns.text]) if columns.text in row else None
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                self._rows.append("row: is no JSON object")
-            else:
-                taken = [name for name in columns.added() if name in row]
-                self._rows.append(f"row: has a field {taken[0]} already" if taken else row)
-            self.texts.append(None if isinstance(self._rows[-1], str) else text)
+                if taken := [name for name in columns.added() if name in row]:
+                    text = InputError(f"row: has a field {taken[0]} already")
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                text = InputError("row: is no JSON object")
+            self._rows.append({} if isinstance(text, InputError) else row)
+            self.texts.append(text)
 
     def written(self, outcomes: list[Outcome], columns: Columns) -> bytes:
-        lines: list[bytes] = []
-        for row, outcome in zip(self._rows, outcomes, strict=True):
-            reason = row if isinstance(row, str) else None
-            fields = {} if isinstance(row, str) else row
-            values = _values(Outcome(error=reason) if reason else outcome, columns)
-            lines.append(msgspec.json.encode({**fields, **values}))
-        return b"".join(line + b"\n" for line in lines)
+        rows = zip(self._rows, outcomes, strict=True)
+        return b"".join(msgspec.json.encode({**row, **_values(outcome, columns)}) + b"\n" for row, outcome in rows)
 
 
 class Delimited:
-    """CSV and TSV files, whose first record names the columns; bytes that are not UTF-8 are kept."""
+    """CSV and TSV files, whose first record names the columns; bytes that are not UTF-8 are kept.
+
+    Quotes that would merge lines or vanish, as in files written without quoting, are refused.
+    """
 
     def __init__(self, delimiter: str) -> None:
         self._delimiter = delimiter
@@ -167,9 +169,9 @@ class Delimited:
     def cut(self, stream: BinaryIO, num_rows: int, columns: Columns) -> Iterator[Cut]:
         csv.field_size_limit(MAX_ROW_BYTES)
         text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
-        records = csv.reader(text, delimiter=self._delimiter)
+        records = csv.reader(text, delimiter=self._delimiter, strict=True)
         try:
-            names = next(records, [])
+            names = next(filter(None, records), [])
             _check_columns(names, columns)
             head = self._encoded([names])
             rows: list[list[str]] = []
@@ -213,7 +215,12 @@ class DelimitedRows:
     def __init__(self, names: list[str], records: list[list[str]], columns: Columns, encoded: Any) -> None:
         self._names, self._records, self._encoded = names, records, encoded
         place = names.index(columns.text)
-        self.texts: Sequence[object] = [record[place] if len(record) > place else None for record in records]
+        self.texts: Sequence[object] = [
+            InputError(f"row: has {len(record)} fields, the header {len(names)}")
+            if len(record) > len(names)
+            else (record[place] if len(record) > place else None)
+            for record in records
+        ]
 
     def written(self, outcomes: list[Outcome], columns: Columns) -> bytes:
         names = list(columns.added())
@@ -221,7 +228,7 @@ class DelimitedRows:
         for record, outcome in zip(self._records, outcomes, strict=True):
             values = _values(outcome, columns)
             padding = [""] * (len(self._names) - len(record))
-            records.append([*record, *padding, *(_cell(values[name]) for name in names)])
+            records.append([*record[: len(self._names)], *padding, *(_cell(values[name]) for name in names)])
         return bytes(self._encoded(records))
 
 
@@ -237,13 +244,13 @@ class Parquet:
         try:
             file = pq.ParquetFile(stream)
             _check_columns(file.schema_arrow.names, columns)
-            is_first = True
+            num_done = 0
             for batch in file.iter_batches(num_rows):
                 for part in _parts(batch):
-                    yield Cut(self._encoded(part), part.num_rows)
-                    is_first = False
-            if is_first:
-                yield Cut(self._encoded(pa.RecordBatch.from_pylist([], file.schema_arrow)), 0)
+                    num_done += part.num_rows
+                    yield Cut(self._encoded(part), part.num_rows, share=num_done / file.metadata.num_rows)
+            if not num_done:
+                yield Cut(self._encoded(pa.RecordBatch.from_pylist([], file.schema_arrow)), 0, share=1.0)
         except pa.ArrowException as error:
             raise InputError(str(error).partition("\n")[0]) from None
 

@@ -20,6 +20,7 @@ from dragoman.bulk.storage import Input, Output, open_output
 from dragoman.bulk.translator import Outcome, Settings, Translator
 from dragoman.export.bundle import Bundle
 from dragoman.model.errors import InputError
+from dragoman.server.service.glossaries import Glossaries
 from dragoman.server.service.requests import with_defaults
 from dragoman.server.stores.store import StoreError
 
@@ -112,6 +113,7 @@ class Work(Struct, frozen=True):
     settings: Settings
     output: str
     bundle: str  # digest of the bundle's manifest
+    glossary: str  # digest of the glossary's file; empty without one
     rows_per_shard: int
 
     @classmethod
@@ -121,12 +123,12 @@ class Work(Struct, frozen=True):
         filled = with_defaults(settings.request, bundle.manifest.defaults, 2)
         if filled.do_sample and filled.temperature != 0 and filled.seed is None:
             raise InputError("seed: is missing; samples without one differ from run to run")
-        return cls(replace(settings, digest=bundle.digest), output, bundle.digest, rows_per_shard)
+        return cls(replace(settings, digest=bundle.digest), output, bundle.digest, glossary_digest(settings), rows_per_shard)
 
     @property
     def options(self) -> str:
         """SHA-256 of what outputs depend on, beside input and bundle."""
-        relevant = self.settings.columns, self.settings.request
+        relevant = self.settings.columns, self.settings.request, self.glossary
         return hashlib.sha256(msgspec.json.encode(relevant)).hexdigest()
 
     def shards(self, source: Input) -> Iterator[Shard]:
@@ -136,7 +138,7 @@ class Work(Struct, frozen=True):
         try:
             with source.open() as file, decompressed(file, compression) as stream:
                 for number, cut in enumerate(FORMATS[kind].cut(stream, self.rows_per_shard, columns)):
-                    position = source.num_bytes if kind == "parquet" else file.tell()
+                    position = file.tell() if cut.share is None else round(cut.share * source.num_bytes)
                     yield Shard(source.name, number, first_row, cut, position)
                     first_row += cut.num_rows
         except InputError as error:
@@ -173,6 +175,12 @@ class Work(Struct, frozen=True):
         return ("done", manifest) if output.size(shard.name) == manifest.num_bytes else ("damaged output", None)
 
 
+def glossary_digest(settings: Settings) -> str:
+    """Return the SHA-256 of the glossary's file; empty without one."""
+    folder, name = settings.glossaries, settings.request.glossary
+    return Glossaries(Path(folder)).digest(name) if folder and name else ""
+
+
 class Worker:
     """Translates shards with an engine of its own and stores their outputs; rows of the next take slots as they become free."""
 
@@ -197,6 +205,10 @@ class Worker:
             outcomes = future.result()
             content = compressed(rows.written(outcomes, self._work.settings.columns), kind_of(shard.input)[1])
             manifest = self._manifest(shard, outcomes, len(content))
+            if glossary_digest(self._work.settings) != self._work.glossary:
+                raise InputError(f"glossary {self._work.settings.request.glossary}: has changed; start the job again")
+            if shard.state != "new":
+                self._output.remove(shard.name + MANIFEST_SUFFIX)  # of another content
             self._output.write(shard.name, content)
             self._output.write(shard.name + MANIFEST_SUFFIX, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
         except Exception as error:

@@ -4,9 +4,10 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from dragoman.export.bundle import Bundle
 from dragoman.server.config import ServerConfig
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.runtime.weights_cache import weights_folder
+from dragoman.server.service.in_flight import REQUESTS_PER_SLOT
 from dragoman.server.telemetry.logs import configure_logging
 from dragoman.server.workers.engines import MAX_ENGINES, measure_engines, plan_engine
 
-# Shards that an engine has: one that fills its slots, and the next.
+# Shards that an engine has: one that fills its slots, and the next; more while they have few rows.
 SHARDS_PER_ENGINE = 2
+ROWS_PER_SLOT = SHARDS_PER_ENGINE * REQUESTS_PER_SLOT
 # Engines that may end one after the other without a finished shard, before the job fails.
 MAX_DEATHS = 3
 
@@ -52,9 +55,25 @@ class _Engine:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_run, args=(theirs, work), daemon=True)
-        self.process.start()
+        resource_tracker.ensure_running()  # it unblocks signals
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C is the parent's
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         self.shards: dict[tuple[str, int], Shard] = {}
+        self._most_rows = ROWS_PER_SLOT * work.settings.max_slots
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of its shards; one at least of each."""
+        return sum(max(1, shard.cut.num_rows) for shard in self.shards.values())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may have another shard."""
+        return len(self.shards) < SHARDS_PER_ENGINE or self.num_rows < self._most_rows
 
     def send(self, shard: Shard) -> None:
         """Give the process a shard."""
@@ -69,7 +88,7 @@ class _Engine:
         self.process.join()
 
 
-def run_locally(work: Work, items: Iterator[Shard | Done], num_engines: int) -> Iterator[Done]:
+def run_locally(work: Work, items: Iterator[Shard | Done], num_engines: int) -> Generator[Done, None, None]:
     """Yield the shards that are done, as engines finish them.
 
     Raises:
@@ -81,14 +100,14 @@ def run_locally(work: Work, items: Iterator[Shard | Done], num_engines: int) -> 
     num_deaths = 0
     try:
         while True:
-            while len(engines) < num_engines or any(len(engine.shards) < SHARDS_PER_ENGINE for engine in engines):
+            while (free := [engine for engine in engines if engine.has_room]) or len(engines) < num_engines:
                 item = left.pop() if left else next(items, None)
                 if item is None:
                     break
                 if isinstance(item, Done):
                     yield item
                     continue
-                idlest = min(engines, key=lambda engine: len(engine.shards), default=None)
+                idlest = min(free, key=lambda engine: engine.num_rows, default=None)
                 if idlest is None or (idlest.shards and len(engines) < num_engines):
                     engines.append(idlest := _Engine(work))
                 idlest.send(item)
@@ -125,11 +144,13 @@ def _run(connection: Connection, work: Work) -> None:
     configure_logging("warning", "console")
     worker = Worker(work)
 
+    sender = ThreadPoolExecutor(1)  # shards end in order; this thread has always to receive
+
     def send(future: Future[Done | Failure]) -> None:
         with suppress(OSError):
             connection.send_bytes(msgspec.msgpack.encode(future.result()))
 
     with suppress(EOFError, OSError):
         while True:
-            worker.submit(msgspec.msgpack.decode(connection.recv_bytes(), type=Shard)).add_done_callback(send)
+            sender.submit(send, worker.submit(msgspec.msgpack.decode(connection.recv_bytes(), type=Shard)))
     os._exit(0)  # the parent has ended, whose work is not waited for

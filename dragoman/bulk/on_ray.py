@@ -5,7 +5,7 @@ have to be at the same paths on all nodes, or in an object store.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class RaySettings(msgspec.Struct, frozen=True):
     num_gpus: float  # 0 for those that the bundle needs
 
 
-def run_on_ray(work: Work, inputs: Sequence[Input], settings: RaySettings) -> Iterator[Done]:
+def run_on_ray(work: Work, inputs: Sequence[Input], settings: RaySettings) -> Generator[Done, None, None]:
     """Yield the shards that are done; raises as `run_locally`."""
     import ray
     from ray.data import ActorPoolStrategy, TaskPoolStrategy

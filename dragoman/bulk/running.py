@@ -98,7 +98,7 @@ def run_job(
     began = time.monotonic()
     num_shards = dict.fromkeys((source.name for source in inputs), 0)
     read = dict.fromkeys(num_shards, 0)  # bytes
-    num_bytes, num_bytes_kept = max(1, sum(source.num_bytes for source in inputs)), 0
+    num_bytes, num_bytes_read, num_bytes_kept = max(1, sum(source.num_bytes for source in inputs)), 0, 0
     with _progress(progress) as show:
         for one in done:
             _add(summary, one)
@@ -108,7 +108,8 @@ def run_job(
             num_bytes_kept += more if one.state == "done" else 0
             summary.seconds = time.monotonic() - began
             _rate(summary, price_per_hour)
-            show(_line(summary, sum(read.values()) / num_bytes, num_bytes_kept / num_bytes))
+            num_bytes_read += more
+            show(_line(summary, min(1.0, num_bytes_read / num_bytes), num_bytes_kept / num_bytes))
     summary.seconds = time.monotonic() - began
     _rate(summary, price_per_hour)
     _clear(summary, output, num_shards)
@@ -187,7 +188,7 @@ def _clear(summary: Summary, output: Output, num_shards: dict[str, int]) -> None
     """Remove outputs of shards that inputs no longer have; count the files of other jobs."""
     for name in output.names():
         folder, _, file = name.rpartition("/")
-        number = file.removeprefix("part-")[:6]
+        number = file.removeprefix("part-").partition(".")[0]
         if folder not in num_shards or not file.startswith("part-") or not number.isdecimal():
             summary.foreign += name not in (SUMMARY, PAGE)
         elif int(number) >= num_shards[folder]:

@@ -1,10 +1,12 @@
 """Input files and output folders: of this machine, or in object stores (`s3://`, `gs://`, `az://`) through obstore."""
 
+import fcntl
 import glob
 import io
 import os
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import takewhile
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 # Read ahead of an object.
 BUFFER_BYTES = 4 * 2**20
+PARTIAL_SUFFIX = ".dragoman-partial"
 
 
 class Input(NamedTuple):
@@ -31,9 +34,8 @@ class Input(NamedTuple):
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
         """Open the file for reading, with `seek`; raise `InputError` within the block if it cannot be read."""
-        address = Address.parse(self.address)
         with _naming(self.address):
-            opened = _open_object(address) if address.scheme else partial(open, self.address, "rb")
+            opened = _open_object(self.address) if "://" in self.address else partial(open, self.address, "rb")
             with opened() as stream:
                 yield cast(BinaryIO, stream)
 
@@ -57,6 +59,9 @@ class Output(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other jobs out of the folder, where that is possible; raise `InputError` if there is one."""
 
 
 def open_output(address: str) -> Output:
@@ -82,7 +87,7 @@ class Folder:
 
     def write(self, name: str, content: bytes) -> None:
         path = self._path(name)
-        partial_path = path.with_name(f".{path.name}.{os.getpid()}")
+        partial_path = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
         with _naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -103,6 +108,24 @@ class Folder:
     def remove(self, name: str) -> None:
         with _naming(path := self._path(name)):
             path.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        root = Path(self.address)
+        with _naming(root):
+            root.mkdir(parents=True, exist_ok=True)
+            number = os.open(root, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # of file systems without locks
+                try:
+                    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise InputError(f"{root}: another job is writing there") from None
+            for left in root.rglob(f".*{PARTIAL_SUFFIX}"):  # of jobs that were killed
+                left.unlink(missing_ok=True)
+            yield
+        finally:
+            os.close(number)
 
     def _path(self, name: str) -> Path:
         return Path(self.address) / name
@@ -146,38 +169,64 @@ class Bucket:
         with _naming(f"{self.address}/{name}"), suppress(FileNotFoundError):
             obstore.delete(self._store, name)
 
+    def locked(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
-def find_inputs(addresses: Sequence[str], is_known: Callable[[str], bool]) -> list[Input]:
+
+def find_inputs(addresses: Sequence[str], is_known: Callable[[str], bool], output: str) -> list[Input]:
     """Return the files of paths, globs, folders and object addresses, in order; of folders only those whose names are `is_known`.
 
-    Raises `InputError` for an address without files, and for two files whose outputs would have one name.
+    Files below the output folder are taken by their own names only. Raises `InputError` for an address without files, a folder
+    that is the output folder, too, and two files whose outputs would have one name.
     """
     found: dict[str, Input] = {}
     for address in addresses:
-        files, is_folder = _objects(_object_address(address)) if "://" in address else _files(address)
+        with _naming(address):
+            files, root, is_folder = _objects(_object_address(address)) if "://" in address else _files(address)
+        if root is not None and (own := _names_below(output, root)):
+            files = [each for each in files if not each.name.startswith(own)]
         wanted = [each for each in files if is_known(each.name)] if is_folder else files
         if not wanted:
             raise InputError(f"{address}: there is {'no file of a known kind' if files else 'no such file'}")
         for each in wanted:
+            if ".." in each.name.split("/") or not _is_unicode(each.name):
+                raise InputError(f"{each.address}: its output cannot have this name")
             other = found.setdefault(each.name, each)
             if other.address != each.address:
                 raise InputError(f"{each.address} and {other.address}: their outputs would both be called {each.name}")
     return list(found.values())
 
 
-def _files(address: str) -> tuple[list[Input], bool]:
-    """Return the files of a path or glob, and whether it is a folder."""
+def _names_below(output: str, root: str) -> str:
+    """Return what names of files below a root begin with if they are in the output folder; empty if that is elsewhere."""
+    inner, outer = ((each if "://" in each else os.path.realpath(each)).rstrip("/") + "/" for each in (output, root))
+    if inner == outer:
+        raise InputError(f"{output}: is the output folder, and has inputs")
+    return inner.removeprefix(outer) if inner.startswith(outer) else ""
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _files(address: str) -> tuple[list[Input], str | None, bool]:
+    """Return the files of a path or glob, the folder that was searched, and whether it was given."""
     path = Path(address)
     is_folder = path.is_dir()
     if is_folder:
         paths, root = sorted(each for each in path.rglob("*") if not _is_hidden(each.relative_to(path))), path
     elif path.exists() or not _has_wildcard(address):
-        paths, root = [path] * path.exists(), path.parent
+        if path.exists() and not path.is_file():
+            raise InputError(f"{address}: is neither a file nor a folder")
+        return [Input(path.name, str(path), path.stat().st_size)] if path.exists() else [], None, False
     else:
         paths = sorted(map(Path, glob.glob(address, recursive=True)))
         root = Path(*_fixed(path.parts))
     files = (each for each in paths if each.is_file())
-    return [Input(each.relative_to(root).as_posix(), str(each), each.stat().st_size) for each in files], is_folder
+    return [Input(each.relative_to(root).as_posix(), str(each), each.stat().st_size) for each in files], str(root), is_folder
 
 
 def _fixed(parts: Sequence[str]) -> list[str]:
@@ -200,8 +249,8 @@ def _object_address(text: str) -> Address:
     return address
 
 
-def _objects(address: Address) -> tuple[list[Input], bool]:
-    """Return the object of an address, those that match its wildcards or those below it, and whether it is a folder."""
+def _objects(address: Address) -> tuple[list[Input], str | None, bool]:
+    """Return the object of an address, those that match its wildcards or those below it, and the rest as `_files`."""
     import obstore
 
     bucket = f"{address.scheme}://{address.host}"
@@ -212,7 +261,7 @@ def _objects(address: Address) -> tuple[list[Input], bool]:
         store = _open_store(Address.parse(bucket))
         if root and not is_pattern:
             with suppress(FileNotFoundError):
-                return [Input(fixed[-1], address.text, int(obstore.head(store, root)["size"]))], False
+                return [Input(fixed[-1], address.text, int(obstore.head(store, root)["size"]))], None, False
         pages = obstore.list(store, root or None)
         sizes = {each["path"]: int(each["size"]) for page in pages for each in page}
     names = {path: path.removeprefix(f"{root}/") if root else path for path in sorted(sizes)}
@@ -221,7 +270,7 @@ def _objects(address: Address) -> tuple[list[Input], bool]:
         for path, name in names.items()
         if (fnmatchcase(path, wanted) if is_pattern else not _is_hidden(Path(name)))
     ]
-    return found, not is_pattern
+    return found, f"{bucket}/{root}", not is_pattern
 
 
 def _open_store(address: Address) -> "ObjectStore":
@@ -230,9 +279,10 @@ def _open_store(address: Address) -> "ObjectStore":
     return open_bucket(address)
 
 
-def _open_object(address: Address) -> Callable[[], Any]:
-    folder, _, name = address.text.rpartition("/")
-    return lambda: io.BufferedReader(_ObjectReader(_open_store(Address.parse(folder)), name), BUFFER_BYTES)
+def _open_object(address: str) -> Callable[[], Any]:
+    scheme, _, rest = address.partition("://")
+    bucket, _, key = rest.partition("/")  # keys hold what an address does not
+    return lambda: io.BufferedReader(_ObjectReader(_open_store(Address.parse(f"{scheme}://{bucket}")), key), BUFFER_BYTES)
 
 
 class _ObjectReader(io.RawIOBase):

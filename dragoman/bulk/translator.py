@@ -45,7 +45,7 @@ MAX_SLOTS = 64
 # Answers kept for equal rows.
 RESULT_CACHE_BYTES = 64 * 2**20
 # Fields of a request that are not options of rows.
-_NO_OPTIONS = {"text", "model", "model_version", "request_id", "priority", "return_log_probs", "top_log_probs"}
+_NO_OPTIONS = {"text", "indexes", "model", "model_version", "request_id", "priority", "return_log_probs", "top_log_probs"}
 
 T = TypeVar("T")
 # A mapping of columns (lists or arrays), an Arrow table or record batch, or a pandas data frame.
@@ -71,6 +71,12 @@ class Columns:
     score: str = ""
     alternatives: str = ""
     seconds: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for a name of two columns."""
+        names = [self.text, *filter(None, (self.translation, self.error, self.score, self.alternatives, self.seconds))]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InputError(f"column {twice[0]}: is the name of two columns")
 
     def added(self) -> dict[str, str]:
         """Return the added columns: attribute by name."""
@@ -151,7 +157,8 @@ class Translator:
             result_cache_bytes=result_cache_bytes,
         )
         self._running: _Running | None = None
-        self._lock = threading.Lock()
+        self._unload: Callable[[], object] | None = None
+        self._lock = threading.RLock()
 
     @classmethod
     def of(cls, settings: Settings) -> "Translator":
@@ -176,12 +183,13 @@ class Translator:
         """Yield each batch with its added columns; rows of later batches take slots as they become free. Raises as a call."""
         pending: deque[tuple[Batch, Future[list[Outcome]], int]] = deque()
         columns = self.settings.columns
-        num_later = 0  # rows of all pending batches but the first
+        num_later = 0  # rows of all pending batches but the first; an empty batch counts as one
         try:
             for batch in batches:
                 texts = _texts(batch, columns)
-                num_later += len(texts) if pending else 0
-                pending.append((batch, self.submit(texts), len(texts)))
+                num_rows = max(1, len(texts))
+                num_later += num_rows if pending else 0
+                pending.append((batch, self.submit(texts), num_rows))
                 while len(pending) > 1 and num_later >= self.num_rows_at_once:
                     batch, future, _ = pending.popleft()
                     yield with_columns(batch, _result(future), columns)
@@ -195,7 +203,8 @@ class Translator:
 
     def submit(self, texts: Sequence[object]) -> "Future[list[Outcome]]":
         """Return the future outcomes of texts, which begin when those of earlier calls have; raises as a call."""
-        return self._started().submit(texts)
+        with self._lock:  # or `close` might end the loop between the two
+            return self._started().submit(texts)
 
     @property
     def num_rows_at_once(self) -> int:
@@ -203,17 +212,18 @@ class Translator:
         return self._started().num_rows_at_once
 
     def close(self) -> None:
-        """Unload the bundle; a later call loads it again."""
+        """Unload the bundle, which cancels what runs; a later call loads it again."""
         with self._lock:
-            running, self._running = self._running, None
-        if running is not None:
-            running.close()
+            unload, self._unload, self._running = self._unload, None, None
+        if unload is not None:
+            unload()
 
     def _started(self) -> "_Running":
         with self._lock:
             if self._running is None or self._running.process != os.getpid() or self._running.is_broken:
+                self.close()
                 self._running = _Running(self.settings)
-                weakref.finalize(self, self._running.close)  # also at the exit of the interpreter
+                self._unload = weakref.finalize(self, self._running.close)  # also at the exit of the interpreter
             return self._running
 
 
@@ -280,17 +290,21 @@ class _Running:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Cancel what runs and end the thread; no effect in another process, and idempotent."""
-        if self.process == os.getpid() and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._end)
+        """Cancel what runs and end the thread; no effect in another process. Call it once."""
+        if self.process != os.getpid():
+            return
+        self._submit(self._end())
+        if threading.current_thread() is not self._thread:  # where garbage may be collected, too
             self._thread.join()
             self._loop.close()
 
-    def _end(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
+    async def _end(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
         if "_engine" in vars(self):
             self._engine.close()
+        await asyncio.gather(*tasks, return_exceptions=True)  # or callers would wait for ever
         self._loop.call_soon(self._loop.stop)
 
     async def _translate(self, texts: Sequence[object]) -> list[Outcome]:
@@ -309,7 +323,7 @@ class _Running:
 
     async def _outcome(self, text: object, whole: Call) -> Outcome:
         if not isinstance(text, str):
-            return Outcome(error="text: is not text")
+            return Outcome(error=str(text) if isinstance(text, InputError) else "text: is not text")
         started = time.monotonic()
         try:
             with self._calls.part(whole) as part:

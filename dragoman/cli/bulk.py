@@ -1,13 +1,14 @@
 """Commands that need no server: `dragoman bulk`."""
 
 import sys
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dragoman.cli.options import CallFailed, JsonOption, in_groups, report
+from dragoman.cli.options import CallFailed, JsonOption, in_groups, report, tidy_when_terminated
 from dragoman.client.search import Search, in_flags
 from dragoman.model.errors import InputError
 
@@ -111,7 +112,7 @@ def bulk(
         **chosen,
     )
     try:
-        sources = find_inputs(inputs, is_known)
+        sources = find_inputs(inputs, is_known, output)
         work = Work.of(translator.settings, output, rows_per_shard)
         folder = open_output(output)
         if engine.ray:
@@ -123,7 +124,8 @@ def bulk(
             work, num_engines = local_engines(work, engine.engines)
             pending = (each for source in sources for each in work.pending(source, folder))
             done = run_locally(work, pending, num_engines)
-        summary = run_job(work, sources, folder, done, price_per_hour, sys.stderr)
+        with tidy_when_terminated(), folder.locked(), closing(done):
+            summary = run_job(work, sources, folder, done, price_per_hour, sys.stderr)
     except InputError as error:
         raise InputError(in_flags(str(error))) from error
     except (StoreError, RuntimeError) as error:

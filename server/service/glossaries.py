@@ -8,6 +8,7 @@ before in use.
 import asyncio
 import csv
 import errno
+import hashlib
 import os
 import re
 import threading
@@ -107,6 +108,11 @@ class Glossaries:
         """Return the number of sources of a glossary, 0 if it cannot be used, and the time of its last change since 1970."""
         path, stamp = self._file_of(name)
         return (0, 0.0) if path is None or stamp is None else (_num_entries(path, stamp), stamp[2] / 1e9)
+
+    def digest(self, name: str) -> str:
+        """Return the SHA-256 of a glossary's file, empty if there is none; raises `OSError`."""
+        path, _ = self._file_of(name)
+        return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
 
     def write(self, name: str, suffix: str, content: bytes) -> None:
         """Replace a glossary atomically, checked before; an empty suffix removes it.

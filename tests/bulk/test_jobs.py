@@ -196,14 +196,27 @@ def test_globs_and_folders(tmp_path: Path) -> None:
         (tmp_path / name).touch()
 
     def names(*addresses: str) -> list[str]:
-        return [source.name for source in find_inputs([f"{tmp_path}/{each}" for each in addresses], lambda name: "en" not in name)]
+        found = find_inputs([f"{tmp_path}/{each}" for each in addresses], lambda name: "en" not in name, f"{tmp_path}/x/y")
+        return [source.name for source in found]
 
-    assert names("x") == ["a.txt", "y/b.csv"]
+    assert names("x") == ["a.txt"], "the output folder holds no inputs"
+    assert names("x/y/b.csv") == ["b.csv"], "but if they are named"
     assert names("x/*") == ["_done.txt", "a.txt", "c.en"]
     assert names("**/*.txt") == ["[1].txt", "a.txt", "x/_done.txt", "x/a.txt"]
     assert names("[1].txt", "x/c.en") == ["[1].txt", "c.en"], "a file of this name is no pattern"
     with pytest.raises(InputError, match="both be called"):
         names("a.txt", "x/a.txt")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / os.fsdecode(b"\xff.txt")).touch()
+    for address, reason in {
+        "x/y": "is the output folder",
+        "pipe": "neither a file nor a folder",
+        "\udcff.txt": "cannot have this name",
+        "x/*/../../a.txt": "cannot have this name",
+        "a" * 300: "too long",
+    }.items():
+        with pytest.raises(InputError, match=reason):
+            names(address)
 
 
 def test_object_stores(s3: S3, bulk: Bulk, parallel: Parallel) -> None:  # noqa: F811

@@ -1,10 +1,13 @@
 """`dragoman.bulk.Translator`: batches of every kind, errors of rows, and the answers of PyTorch."""
 
+import gc
 import multiprocessing
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ import pytest
 
 from dragoman import Term
 from dragoman.bulk import Columns, Translator
+from dragoman.bulk.engine import LocalEngine
 from dragoman.model.errors import InputError
+from dragoman.server.engine.engine import Engine, EngineIsBroken
 from tests.bulk.conftest import Parallel
 
 KINDS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -94,6 +99,46 @@ def test_batches_that_nobody_waits_for_are_cancelled(translator: Translator, par
     assert translator({"text": parallel.sources[:1]})["translation"] == parallel.targets[:1]
 
 
+def test_empty_batches_are_not_gathered(translator: Translator) -> None:
+    taken: list[int] = []
+
+    def batches() -> Iterator[dict[str, Any]]:
+        for number in range(5000):
+            taken.append(number)
+            yield {"text": []}
+
+    next(translator.map(batches()))
+    assert len(taken) < 100
+
+
+def test_close_ends_calls_and_frees_the_engine(bundle: Path, parallel: Parallel) -> None:
+    translator = Translator(bundle, num_threads=1, max_slots=5)
+    for _ in range(2):
+        waiting = translator.submit([f"{source} {number}." for source in parallel.sources for number in range(40)])
+        translator.close()
+        with pytest.raises(CancelledError):
+            waiting.result(timeout=20)
+    del waiting
+    gc.collect()
+    assert not any(isinstance(each, LocalEngine) and each.settings.max_slots == 5 for each in gc.get_objects())
+
+
+def test_a_broken_engine_is_replaced(bundle: Path, parallel: Parallel, monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = Translator(bundle, num_threads=1)
+    translator({"text": []})
+    num_threads = threading.active_count()
+
+    def step(_: Engine) -> None:
+        raise EngineIsBroken("out of memory")
+
+    with monkeypatch.context() as broken, pytest.raises(RuntimeError, match="engine"):
+        broken.setattr(Engine, "step", step)
+        translator({"text": parallel.sources})
+    assert translator({"text": parallel.sources[:1]})["translation"] == parallel.targets[:1]
+    assert threading.active_count() == num_threads
+    translator.close()
+
+
 def test_options_are_those_of_requests(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "animals.tsv").write_text("dog\tDackel\n")
     columns = Columns("source", "target", "", "score", "all", "took")
@@ -115,6 +160,7 @@ def test_options_are_those_of_requests(bundle: Path, tmp_path: Path) -> None:
         ({"num_beam": 2}, "num_beam: there is no such option; num_beams"),
         ({"num_beams": "2"}, "num_beams"),
         ({"text": "a"}, "text: there is no such option"),
+        ({"indexes": ()}, "indexes: there is no such option"),
         ({"num_beams": 1000}, "num_beams: 1000"),
         ({"target_language": "xx"}, "target_language: 'xx'"),
         ({"split": "words"}, "split: 'words'"),
@@ -132,6 +178,8 @@ def test_wrong_columns_and_bundles_are_named(translator: Translator, tmp_path: P
         translator({"texts": ["A dog."]})
     with pytest.raises(InputError, match="column error: is in the batch already"):
         translator({"text": ["A dog."], "error": [None]})
+    with pytest.raises(InputError, match="column text: is the name of two columns"):
+        Columns(error="text")
     for _ in range(2):
         with pytest.raises(InputError, match=str(tmp_path)):
             Translator(tmp_path)({"text": ["A dog."]})
