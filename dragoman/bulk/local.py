@@ -139,8 +139,6 @@ def run_locally(work: Work, items: Iterator[Shard | Done], num_engines: int) -> 
 
 def _run(connection: Connection, work: Work) -> None:
     """Translate the shards of a connection until it closes; the process of an engine."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends it
-        signal.signal(number, signal.SIG_IGN)
     configure_logging("warning", "console")
     worker = Worker(work)
 

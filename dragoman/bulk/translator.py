@@ -372,6 +372,8 @@ def _texts(batch: Any, columns: Columns) -> list[object]:
     if taken := [name for name in columns.added() if name in names]:
         raise InputError(f"column {taken[0]}: is in the batch already; choose another name")
     column: Any = batch[columns.text]
+    if isinstance(column, str):
+        raise InputError(f"column {columns.text}: is one text; give batches of rows")
     to_list: Callable[[], list[object]] = getattr(column, "to_pylist", getattr(column, "tolist", partial(list, column)))
     return to_list()
 

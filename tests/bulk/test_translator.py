@@ -176,6 +176,8 @@ def test_wrong_options_are_named_before_any_row(bundle: Path, options: dict[str,
 def test_wrong_columns_and_bundles_are_named(translator: Translator, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="column text: is not in the batch, which has texts"):
         translator({"texts": ["A dog."]})
+    with pytest.raises(InputError, match="column text: is one text"):
+        translator({"text": "A dog."})
     with pytest.raises(InputError, match="column error: is in the batch already"):
         translator({"text": ["A dog."], "error": [None]})
     with pytest.raises(InputError, match="column text: is the name of two columns"):
