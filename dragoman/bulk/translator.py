@@ -45,7 +45,17 @@ MAX_SLOTS = 64
 # Answers kept for equal rows.
 RESULT_CACHE_BYTES = 64 * 2**20
 # Fields of a request that are not options of rows.
-_NO_OPTIONS = {"text", "indexes", "model", "model_version", "request_id", "priority", "return_log_probs", "top_log_probs"}
+_NO_OPTIONS = {
+    "text",
+    "indexes",
+    "tag_rules",
+    "model",
+    "model_version",
+    "request_id",
+    "priority",
+    "return_log_probs",
+    "top_log_probs",
+}
 
 T = TypeVar("T")
 # A mapping of columns (lists or arrays), an Arrow table or record batch, or a pandas data frame.
