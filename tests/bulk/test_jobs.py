@@ -307,7 +307,7 @@ def test_clusters_give_the_same_files(
     assert bulk(corpus, "--output", whole, *options)[0] == 0
     process = command(corpus, "--output", out, *options, "--ray", cluster.address)
     until(lambda: len(outputs(out)) > 4 or process.poll() is not None, 240)
-    cluster.remove_node(cluster.worker_nodes[0], allow_graceful=False)
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
     cluster.add_node(num_cpus=1)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
