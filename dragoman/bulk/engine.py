@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import os
+import weakref
 
 import structlog
 
@@ -18,6 +20,11 @@ log = structlog.get_logger("dragoman.bulk")
 
 # The translator bounds its requests itself.
 UNLIMITED = 1 << 62
+
+# A forked process keeps its parent's engines: ONNX Runtime would wait for their threads, which it has not, if they were collected.
+_alive: "weakref.WeakSet[LocalEngine]" = weakref.WeakSet()
+_inherited: "list[LocalEngine]" = []
+os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
 
 
 class LocalEngine(Dispatcher):
@@ -36,6 +43,7 @@ class LocalEngine(Dispatcher):
         self._scoring = Scoring(scorer, limits.prefill_tokens_per_step)
         self._scoring.on_done = self._wake
         self._is_running = False
+        _alive.add(self)
         self.open_engine(0, Ready(self._engine.runner.device, settings.max_slots, 0.0), self._receive)
 
     def close(self) -> None:

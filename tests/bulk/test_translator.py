@@ -188,12 +188,13 @@ def test_wrong_columns_and_bundles_are_named(translator: Translator, tmp_path: P
 
 
 def translate(translator: Translator, source: str) -> str:
+    gc.collect()  # engines of the parent process must not be waited for
     return str(translator({"text": [source]})["translation"][0])
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_load_the_bundle_themselves(translator: Translator, parallel: Parallel, method: str) -> None:
-    translate(translator, parallel.sources[0])  # loaded here, too
+def test_other_processes_load_the_bundle_themselves(bundle: Path, translator: Translator, parallel: Parallel, method: str) -> None:
+    translate(Translator(bundle, num_threads=2), parallel.sources[0])  # loaded here, too
     with multiprocessing.get_context(method).Pool(1) as pool:
         assert pool.apply(translate, (translator, parallel.sources[1])) == parallel.targets[1]
     assert pickle.loads(pickle.dumps(translator)).settings == translator.settings
