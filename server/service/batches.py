@@ -10,6 +10,7 @@ import struct
 import time
 import zlib
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from functools import partial
@@ -42,8 +43,8 @@ PASSING = ("queue_full", "limit", "not_ready", "draining", "deadline_unmet", "un
 # Of the gate: interval at which it looks at other requests; time without any until it admits a line, and in which it admits twice
 # as many; lines that it admits beyond the slots, as a part of them; part of a step's time that lines may add beside other requests;
 # and time after which it admits a single one in any case. The time until the first doubles with lines lost, others make it decay.
-TICK_SECONDS, CALM_SECONDS, DOUBLING_SECONDS, LOOKAHEAD, STEP_PART, STARVED_SECONDS = 0.005, 0.1, 2.0, 1 / 4, 1 / 20, 1.5
-CALM_DECAY = 0.97
+TICK_SECONDS, CALM_SECONDS, DOUBLING_SECONDS, LOOKAHEAD, STEP_PART, STARVED_SECONDS = 0.005, 0.1, 2.0, 1 / 4, 1 / 20, 1.0
+CALM_DECAY = 0.9
 # Record of the log: number of the line, whether it failed, tokens of sources and answers, length and checksum of the JSON after it.
 _RECORD = struct.Struct("<IBIIII")
 
@@ -86,22 +87,25 @@ class Gate:
         self._service = service
         self._running: dict[asyncio.Timeout, int] = {}  # slots of the lines, the oldest first
         self._kept: set[asyncio.Timeout] = set()  # those of them that do not give way
-        self._changed, self._needed = asyncio.Event(), asyncio.Event()
-        self._num_allowed = self._num_others = self._num_waiting = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # for how many slots
+        self._needed = asyncio.Event()
+        self._num_allowed = self._num_held = self._num_others = 0
         self._busy_at, self._begun_at, self._calm_seconds = 0.0, 0.0, CALM_SECONDS
 
     @asynccontextmanager
     async def slots(self, num_slots: int, num_preempted: int) -> AsyncIterator[None]:
         """Hold slots within the `with`, once they are free; raise `Preempted` if others need them, which has happened before."""
-        self._num_waiting += 1
+        admitted = asyncio.get_running_loop().create_future()
+        self._waiting.append((num_slots, admitted))
         self._needed.set()
+        self._admit()
         try:
-            while not self._num_allowed or (self._running and sum(self._running.values()) + num_slots > self._num_allowed):
-                self._changed.clear()
-                await self._changed.wait()
-        finally:
-            self._num_waiting -= 1
-        scope, self._begun_at = asyncio.timeout(None), time.monotonic()
+            await admitted
+        except asyncio.CancelledError:
+            if not admitted.cancelled():
+                self._release(num_slots)
+            raise
+        scope = asyncio.timeout(None)
         self._running[scope] = num_slots
         if self._num_others or num_preempted >= MAX_TRIES:
             self._kept.add(scope)
@@ -117,12 +121,12 @@ class Gate:
         finally:
             del self._running[scope]
             self._kept.discard(scope)
-            self._changed.set()
+            self._release(num_slots)
 
     async def watch(self) -> None:
         """Look at the other requests, on and on while there are lines."""
         while True:
-            if not (self._running or self._num_waiting):
+            if not (self._num_held or self._waiting):
                 self._needed.clear()
                 await self._needed.wait()
                 self._busy_at = time.monotonic()  # nobody has looked
@@ -137,7 +141,7 @@ class Gate:
         if num_others:
             self._busy_at = now
             allowed = int((STEP_UNITS + num_others) * STEP_PART)
-            num_held, is_lost = sum(self._running.values()), False
+            num_held, is_lost = self._num_held, False
             for scope, num_slots in reversed(self._running.items()):
                 if num_held > allowed and scope not in self._kept:
                     num_held -= num_slots
@@ -150,10 +154,26 @@ class Gate:
             most = max((model.max_slots for model in models.all()), default=1)
             doublings = (now - self._busy_at - self._calm_seconds) / DOUBLING_SECONDS
             allowed = 0 if doublings < 0 else int(min(2.0 ** min(doublings, 32), most * (1 + LOOKAHEAD)))
-        if not self._running and now > self._begun_at + STARVED_SECONDS:
+        if not self._num_held and now > self._begun_at + STARVED_SECONDS:
             allowed = max(allowed, 1)
         self._num_allowed = allowed
-        self._changed.set()
+        self._admit()
+
+    def _admit(self) -> None:
+        """Admit the lines for which there is room, in order."""
+        while self._waiting:
+            num_slots, admitted = self._waiting[0]
+            if not admitted.cancelled():
+                if not self._num_allowed or (self._num_held and self._num_held + num_slots > self._num_allowed):
+                    return
+                self._num_held += num_slots
+                self._begun_at = time.monotonic()
+                admitted.set_result(None)
+            self._waiting.popleft()
+
+    def _release(self, num_slots: int) -> None:
+        self._num_held -= num_slots
+        self._admit()
 
 
 class BatchRunner:
