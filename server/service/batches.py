@@ -44,7 +44,7 @@ PASSING = ("queue_full", "limit", "not_ready", "draining", "deadline_unmet", "un
 # as many; lines that it admits beyond the slots, as a part of them; part of a step's time that lines may add beside other requests;
 # and time after which it admits a single one in any case. The time until the first doubles with lines lost, others make it decay.
 TICK_SECONDS, CALM_SECONDS, DOUBLING_SECONDS, LOOKAHEAD, STEP_PART, STARVED_SECONDS = 0.005, 0.1, 2.0, 1 / 4, 1 / 20, 1.0
-CALM_DECAY = 0.9
+CALM_DECAY = 0.97
 # Record of the log: number of the line, whether it failed, tokens of sources and answers, length and checksum of the JSON after it.
 _RECORD = struct.Struct("<IBIIII")
 
@@ -87,27 +87,29 @@ class Gate:
         self._service = service
         self._running: dict[asyncio.Timeout, int] = {}  # slots of the lines, the oldest first
         self._kept: set[asyncio.Timeout] = set()  # those of them that do not give way
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # for how many slots
+        # For how many slots, and whether the line is to be kept.
+        self._waiting: deque[tuple[int, asyncio.Future[bool]]] = deque()
         self._needed = asyncio.Event()
-        self._num_allowed = self._num_held = self._num_others = 0
+        self._num_allowed = self._num_held = 0
+        self._keeps_next = False
         self._busy_at, self._begun_at, self._calm_seconds = 0.0, 0.0, CALM_SECONDS
 
     @asynccontextmanager
     async def slots(self, num_slots: int, num_preempted: int) -> AsyncIterator[None]:
         """Hold slots within the `with`, once they are free; raise `Preempted` if others need them, which has happened before."""
         admitted = asyncio.get_running_loop().create_future()
-        self._waiting.append((num_slots, admitted))
+        (self._waiting.appendleft if num_preempted else self._waiting.append)((num_slots, admitted))
         self._needed.set()
         self._admit()
         try:
-            await admitted
+            is_kept = await admitted
         except asyncio.CancelledError:
             if not admitted.cancelled():
                 self._release(num_slots)
             raise
         scope = asyncio.timeout(None)
         self._running[scope] = num_slots
-        if self._num_others or num_preempted >= MAX_TRIES:
+        if is_kept or num_preempted >= MAX_TRIES:
             self._kept.add(scope)
         try:
             async with scope:
@@ -135,9 +137,7 @@ class Gate:
 
     def _update(self, now: float) -> None:
         models = self._service.models
-        self._num_others = num_others = sum(
-            m.engine.statistics().num_urgent for m in models.versions() if m.engine.is_ready and not m.is_asleep
-        )
+        num_others = sum(m.engine.statistics().num_urgent for m in models.versions() if m.engine.is_ready and not m.is_asleep)
         if num_others:
             self._busy_at = now
             allowed = int((STEP_UNITS + num_others) * STEP_PART)
@@ -154,9 +154,8 @@ class Gate:
             most = max((model.max_slots for model in models.all()), default=1)
             doublings = (now - self._busy_at - self._calm_seconds) / DOUBLING_SECONDS
             allowed = 0 if doublings < 0 else int(min(2.0 ** min(doublings, 32), most * (1 + LOOKAHEAD)))
-        if not self._num_held and now > self._begun_at + STARVED_SECONDS:
-            allowed = max(allowed, 1)
-        self._num_allowed = allowed
+        is_starved = not self._num_held and now > self._begun_at + STARVED_SECONDS
+        self._num_allowed, self._keeps_next = max(allowed, is_starved), is_starved or num_others > 0
         self._admit()
 
     def _admit(self) -> None:
@@ -168,7 +167,7 @@ class Gate:
                     return
                 self._num_held += num_slots
                 self._begun_at = time.monotonic()
-                admitted.set_result(None)
+                admitted.set_result(self._keeps_next)
             self._waiting.popleft()
 
     def _release(self, num_slots: int) -> None:
