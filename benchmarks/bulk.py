@@ -31,7 +31,7 @@ from dragoman.model.networks.transformer import transformer_of
 from dragoman.server.system import available_cores
 
 BULK, SERVED = "dragoman bulk", "dragoman translate, server"
-MAX_NEW_TOKENS, TRIED_LINES = 128, 1000
+MAX_NEW_TOKENS, TRIED_LINES = 128, 500
 BATCHES = ((32, "examples"), (64, "examples"), (128, "examples"), (1024, "tokens"), (4096, "tokens"))
 
 
