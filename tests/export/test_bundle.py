@@ -13,7 +13,7 @@ import pytest
 
 from dragoman.export.bundle import Bundle, BundleError, hash_file
 from dragoman.export.manifest import CARD_FILE, MANIFEST_FILE, PARITY_FILE, content_version
-from dragoman.export.tensors import Tensors
+from dragoman.export.tensors import LOG_PROBS_OUTPUT, Tensors
 from dragoman.model.text import tokenizer as tokenizer_files
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from tests.export.conftest import edit
@@ -35,14 +35,20 @@ def test_opened_bundle_gives_what_the_server_needs(exported: Path, checkpoint_di
     assert paths == tuple(exported / f"{name}.onnx" for name in ("encoder", "decoder", "scorer"))
     tokenizer = bundle.tokenizers().source
     assert tokenizer.decode(tokenizer.encode("two dogs 犬")) == "two dogs 犬"
-    assert bundle.manifest.tensors == Tensors.of_layers(2) and bundle.manifest.domain == "dogs on the grass"
+    expected = Tensors.of_layers(2)
+    expected.decoder_outputs.append(LOG_PROBS_OUTPUT)
+    assert bundle.manifest.tensors == expected and bundle.manifest.domain == "dogs on the grass"
     assert bundle.card() == (checkpoint_dir / "README.md").read_text()
     present = {path.relative_to(exported).as_posix() for path in exported.rglob("*") if path.is_file()}
     assert set(bundle.manifest.files) == present - {MANIFEST_FILE}
 
 
 def test_missing_manifest_or_list_of_a_shortlist_is_refused(bundle_dir: Path) -> None:
-    edit(bundle_dir / MANIFEST_FILE, lambda manifest: manifest.update(num_choices=299))
+    def shorten(manifest: dict[str, Any]) -> None:
+        manifest["num_choices"] = 299
+        manifest["tensors"]["decoder_outputs"].remove(LOG_PROBS_OUTPUT)
+
+    edit(bundle_dir / MANIFEST_FILE, shorten)
     assert refusal(bundle_dir, is_checked=False).endswith("files does not list shortlist.json")
     assert str(bundle_dir / "none" / MANIFEST_FILE) in refusal(bundle_dir / "none")
 
