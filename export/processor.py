@@ -34,6 +34,12 @@ def processor_kind(processor_file: Path = PROCESSOR_FILE) -> str:
     return next((kind for kind in KINDS if kind in flags), platform.machine() or "unknown")
 
 
+def processor_name(processor_file: Path = PROCESSOR_FILE) -> str:
+    """Return the names of the processors for reports; else the architecture."""
+    names = {line.partition(":")[2].strip() for line in _lines(processor_file) if line.startswith("model name")}
+    return ", ".join(sorted(names)) or platform.processor() or platform.machine()
+
+
 class Platform(Struct, frozen=True, forbid_unknown_fields=True):
     """Properties that decide the bits of results on a CPU; empty if unknown."""
 

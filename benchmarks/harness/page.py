@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dragoman.export.processor import processor_kind
+from dragoman.export.processor import processor_kind, processor_name
 from dragoman.extras import installed_version
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,9 +118,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def about(packages: Sequence[str]) -> str:
     """Return date, machine, versions, commit and command of a run."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    models = sorted({line.partition(":")[2].strip() for line in lines if line.startswith("model name")})
-    machine = f"{len(os.sched_getaffinity(0))} cores of {', '.join(models) or platform.processor() or platform.machine()}"
+    machine = f"{len(os.sched_getaffinity(0))} cores of {processor_name()}"
     facts = [datetime.datetime.now(datetime.UTC).date().isoformat(), machine, f"Python {platform.python_version()}"]
     facts += [f"{package} {installed_version(package) or 'absent'}" for package in packages] + [f"commit {commit()}"]
     return f"{', '.join(facts)}: `{program()}{' ' * bool(sys.argv[1:])}{shlex.join(sys.argv[1:])}`"

@@ -64,7 +64,7 @@ class RowError(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """What a shard's output was made of, and its counts; the first errors are listed."""
+    """Content, bundle and options that a shard's output was made of, and its counts; the first errors are listed."""
 
     input: str
     bundle: str
@@ -112,7 +112,6 @@ class Work(Struct, frozen=True):
 
     settings: Settings
     output: str
-    bundle: str  # digest of the bundle's manifest
     glossary: str  # digest of the glossary's file; empty without one
     rows_per_shard: int
 
@@ -123,7 +122,7 @@ class Work(Struct, frozen=True):
         filled = with_defaults(settings.request, bundle.manifest.defaults, 2)
         if filled.do_sample and filled.temperature != 0 and filled.seed is None:
             raise InputError("seed: is missing; samples without one differ from run to run")
-        return cls(replace(settings, digest=bundle.digest), output, bundle.digest, glossary_digest(settings), rows_per_shard)
+        return cls(replace(settings, digest=bundle.digest), output, glossary_digest(settings), rows_per_shard)
 
     @property
     def options(self) -> str:
@@ -165,7 +164,7 @@ class Work(Struct, frozen=True):
         except msgspec.MsgspecError:
             return "damaged output", None
         wanted: dict[State, tuple[str, str]] = {
-            "changed bundle": (manifest.bundle, self.bundle),
+            "changed bundle": (manifest.bundle, self.settings.digest),
             "changed options": (manifest.options, self.options),
             "changed input": (manifest.input, shard.digest),
         }
@@ -219,7 +218,7 @@ class Worker:
         errors = [RowError(shard.first_row + place, one.error) for place, one in enumerate(outcomes) if one.error is not None]
         return Manifest(
             input=shard.digest,
-            bundle=self._work.bundle,
+            bundle=self._work.settings.digest,
             options=self._work.options,
             num_bytes=num_bytes,
             num_rows=len(outcomes),

@@ -1,14 +1,12 @@
 """Run of a bulk job: progress, what is left of earlier jobs, the summary and its page."""
 
 import html
-import platform
 import resource
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -17,6 +15,7 @@ from rich.live import Live
 
 from dragoman.bulk.job import MANIFEST_SUFFIX, Done, Work
 from dragoman.bulk.storage import Input, Output
+from dragoman.export.processor import processor_name
 from dragoman.extras import own_version
 from dragoman.server.system import available_cores
 
@@ -94,7 +93,7 @@ def run_job(
     """Run a job to its end by taking the shards that are done, and write its summary; raises as `done`."""
     options = msgspec.to_builtins((work.settings.columns, work.settings.request))
     changed = {name: value for part in options for name, value in part.items() if value not in (None, "", False, 0, (), [])}
-    summary = Summary(output.address, work.bundle, changed, len(inputs))
+    summary = Summary(output.address, work.settings.digest, changed, len(inputs))
     began = time.monotonic()
     num_shards = dict.fromkeys((source.name for source in inputs), 0)
     read = dict.fromkeys(num_shards, 0)  # bytes
@@ -121,12 +120,7 @@ def run_job(
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
-    return f"{', '.join(sorted(names)) or platform.machine()}, {available_cores()} cores"
+    return f"{processor_name()}, {available_cores()} cores"
 
 
 def _add(summary: Summary, one: Done) -> None:

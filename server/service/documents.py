@@ -47,8 +47,8 @@ class Document(Struct, frozen=True):
         return self.status in ("queued", "translating")
 
 
-class DocumentStore:
-    """Documents by name, in a folder shared with other processes or a temporary one, made for the first document."""
+class SharedFolder:
+    """A folder shared with other processes, or a temporary one, made when it is first needed."""
 
     def __init__(self, shared_folder: Path | None = None) -> None:
         self._shared_folder = shared_folder
@@ -56,6 +56,15 @@ class DocumentStore:
     @cached_property
     def _folder(self) -> Path:
         return self._shared_folder or Path(tempfile.mkdtemp(prefix="dragoman-"))
+
+    def close(self) -> None:
+        """Remove the folder, unless it is shared."""
+        if self._shared_folder is None and "_folder" in vars(self):
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class DocumentStore(SharedFolder):
+    """Documents by name, in a folder shared with other processes or a temporary one, made for the first document."""
 
     def add(self, owner: str, document: Document, content: bytes = b"") -> str:
         """Keep a document, with its translation once done, and return its name; the owner's oldest gives way if it is ready.
@@ -114,11 +123,6 @@ class DocumentStore:
 
     def _names(self) -> list[str]:
         return [name for name in os.listdir(self._folder) if _NAME.fullmatch(name)]
-
-    def close(self) -> None:
-        """Remove the folder, unless it is shared."""
-        if self._shared_folder is None and "_folder" in vars(self):
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _age(self, name: str) -> float:
         """Return the seconds since the last change of a document; infinity if there is none."""

@@ -6,14 +6,11 @@ A file begins with a line of JSON; the entries of its dictionaries follow as TSV
 import fcntl
 import os
 import re
-import shutil
-import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -24,7 +21,7 @@ from msgspec.structs import replace
 
 from dragoman.model.files import replaced
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.service.documents import digest_of
+from dragoman.server.service.documents import SharedFolder, digest_of
 from dragoman.server.service.glossaries import MAX_ENTRIES, Stamp
 from dragoman.server.service.requests import Term
 from dragoman.server.service.terms import TermIndex
@@ -80,23 +77,14 @@ class Draft:
     contents: dict[Pair, bytes] = field(default_factory=dict)
 
 
-class GlossaryStore:
+class GlossaryStore(SharedFolder):
     """Glossaries of callers by owner, the caller's name, and id. All methods read or write files: call them on a thread."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """Keep glossaries in a folder, or in a temporary one, made for the first glossary."""
-        self._given = folder
+        super().__init__(folder)
         # By state of the file and languages, the last used at the end.
         self._indexes: OrderedDict[tuple[Path, Stamp, Pair], TermIndex] = OrderedDict()
-
-    @cached_property
-    def _folder(self) -> Path:
-        return self._given or Path(tempfile.mkdtemp(prefix="dragoman-"))
-
-    def close(self) -> None:
-        """Remove the folder, unless it was given."""
-        if self._given is None and "_folder" in vars(self):
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def all(self, owner: str) -> list[Glossary]:
         """Return an owner's glossaries, the oldest first."""

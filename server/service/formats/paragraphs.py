@@ -60,7 +60,7 @@ class Dialect:
 
 
 class _Kept(NamedTuple):
-    """What is moved as it is: an element, which may be a part of a run."""
+    """An element that is moved as it is, which may be a part of a run."""
 
     element: Element
     run: Element | None
