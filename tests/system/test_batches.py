@@ -324,16 +324,17 @@ def test_a_killed_server_goes_on_with_what_is_not_written(translators: Path, tmp
 @pytest.mark.parametrize("flags", [TWO_OF_EACH])
 def test_another_frontend_takes_over_from_one_that_dies(translators: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
     with of_quick(translators, tmp_path, *flags) as (server, client):
-        batch = begin(client, [line(str(number), LONG_BODY | {"prompt": f"{number}"}) for number in range(300)])
+        batch = begin(client, [line(str(number), LONG_BODY | {"prompt": f"{number}"}) for number in range(600)])
         for number in (0, 1):
-            wait_for_more(tmp_path, len(records(tmp_path)))
+            wait_for_more(tmp_path, len(records(tmp_path)))  # before the other is ready again, which takes longer than many lines
             kill(server.frontends()[number])
+        for number in (0, 1):
             server.wait_for(Event.FRONTEND_READY, front_end=number)
         with client_of(server) as client:
             found = end_of(client, batch)
             output = lines_of(client, found.output_file_id)
-        assert [each["custom_id"] for each in output] == list(map(str, range(300)))
-        assert len({each["id"] for each in output}) == 300
+        assert [each["custom_id"] for each in output] == list(map(str, range(600)))
+        assert len({each["id"] for each in output}) == 600
 
 
 def test_a_batch_whose_window_ends_has_the_other_lines_in_its_errors(translators: Path, tmp_path: Path) -> None:
