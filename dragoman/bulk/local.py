@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dragoman.bulk.job import Done, Failure, Shard, Work, Worker
+from dragoman.bulk.translator import MAX_SLOTS, MIN_SLOTS
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ServerConfig
 from dragoman.server.engine.settings import DeviceSettings
@@ -39,7 +40,8 @@ def local_engines(work: Work, num_engines: int) -> tuple[Work, int]:
     """
     settings = work.settings
     bundle = Bundle.open(Path(settings.bundle))
-    sizes: dict[str, Any] = {"replicas": num_engines, "num_threads": settings.num_threads, "max_slots": settings.max_slots}
+    max_slots = settings.max_slots or MIN_SLOTS
+    sizes: dict[str, Any] = {"replicas": num_engines, "num_threads": settings.num_threads, "max_slots": max_slots}
     config = ServerConfig(models=Path(settings.bundle), device=settings.device.name, **sizes)
     plan = asyncio.run(measure_engines(config, bundle, 1, MAX_ENGINES)) or plan_engine(config, bundle, 1)
     folder = plan.weights_cache or weights_folder(config.weights_cache, plan.num_replicas)
@@ -63,7 +65,7 @@ class _Engine:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         self.shards: dict[tuple[str, int], Shard] = {}
-        self._most_rows = ROWS_PER_SLOT * work.settings.max_slots
+        self._most_rows = ROWS_PER_SLOT * (work.settings.max_slots or MAX_SLOTS)
 
     @property
     def num_rows(self) -> int:

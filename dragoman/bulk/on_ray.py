@@ -52,11 +52,18 @@ def run_on_ray(work: Work, inputs: Sequence[Input], settings: RaySettings) -> Ge
     room = ray.cluster_resources()
     most = settings.max_engines or max(1, int(room.get("GPU", 0) // num_gpus if num_gpus else room.get("CPU", 0) // num_cpus))
     most = max(most, settings.min_engines)
-    # An actor has one shard, and the next is on its way.
-    strategy = ActorPoolStrategy(min_size=settings.min_engines, max_size=most, max_tasks_in_flight_per_actor=SHARDS_PER_ENGINE)
+    # An actor has two shards, so that rows of the next take slots as they become free.
+    strategy = ActorPoolStrategy(
+        min_size=settings.min_engines,
+        max_size=most,
+        max_tasks_in_flight_per_actor=SHARDS_PER_ENGINE,
+        max_concurrent_calls_per_actor=SHARDS_PER_ENGINE,
+        enable_true_multi_threading=True,
+    )
     files = [{"input": msgspec.msgpack.encode(source)} for source in inputs]
     shards = ray.data.from_items(files, override_num_blocks=len(files))
     shards.context.target_max_block_size = 1  # a shard is a block, which one actor has
+    shards.context.autoscaling_config.actor_pool_util_upscaling_threshold = 0.75  # of their shards
     shards.context.enable_progress_bars = False
     events = shards.flat_map(_cut, fn_args=[work], num_cpus=0, compute=TaskPoolStrategy(MAX_READERS)).map_batches(
         _Actor,

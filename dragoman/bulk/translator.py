@@ -29,8 +29,10 @@ from dragoman.model.errors import InputError
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.errors import ClientFault, ServiceError
 from dragoman.server.models.loaded import LoadedModel
+from dragoman.server.models.memory import room, slot_bytes
 from dragoman.server.models.model_file import Traits
 from dragoman.server.models.registry import ModelRegistry
+from dragoman.server.runtime.providers import choose_device
 from dragoman.server.service.context import Call, RunningCalls
 from dragoman.server.service.generate import Generation
 from dragoman.server.service.in_flight import REQUESTS_PER_SLOT, InFlight
@@ -38,10 +40,13 @@ from dragoman.server.service.requests import GenerateRequest
 from dragoman.server.service.result_cache import ResultCache
 from dragoman.server.service.terms import NUM_BEAMS
 from dragoman.server.service.texts import is_divided
+from dragoman.server.system import available_cores
 from dragoman.server.telemetry.logs import configure_logging
 from dragoman.server.telemetry.metrics import Metrics
 
-MAX_SLOTS = 64
+# Slots where none are asked for: many, as steps of more rows cost less for each, but beyond the least so few that the caches of the
+# longest texts fit an engine's share of a part of the free memory. A device has the least.
+MIN_SLOTS, MAX_SLOTS, PART_OF_MEMORY = 64, 256, 0.5
 # Answers kept for equal rows.
 RESULT_CACHE_BYTES = 64 * 2**20
 # Fields of a request that are not options of rows.
@@ -111,7 +116,7 @@ class Settings(Struct, frozen=True):
     bundle: str
     columns: Columns
     request: GenerateRequest  # without a text
-    max_slots: int
+    max_slots: int  # 0 for the usual number
     num_threads: int
     device: DeviceSettings
     glossaries: str
@@ -132,7 +137,7 @@ class Translator:
         bundle: str | Path,
         *,
         columns: Columns | None = None,
-        max_slots: int = MAX_SLOTS,
+        max_slots: int = 0,
         num_threads: int = 0,
         device: str = "auto",
         weights_cache: str = "",
@@ -145,7 +150,7 @@ class Translator:
         Args:
             bundle: Directory of the bundle.
             columns: Names of columns.
-            max_slots: Rows of the decode batch.
+            max_slots: Rows of the decode batch; 0 for 64 to 256, as memory has room for the longest texts.
             num_threads: Threads of the engine; 0 for one a core.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             weights_cache: Folder through which engines of one machine share weights; empty for own ones.
@@ -259,23 +264,24 @@ class _Running:
         self._entering, self._request = asyncio.Lock(), settings.request
         bundle = Bundle.open(Path(settings.bundle))
         bundle.refuse_other(settings.digest)
+        max_slots = settings.max_slots or _usual_slots(bundle, settings)
         engine_settings = EngineSettings(
             endpoint="",
             bundle=settings.bundle,
             num_threads=settings.num_threads,
-            max_slots=settings.max_slots,
+            max_slots=max_slots,
             max_waiting_requests=0,
             max_waiting_tokens=0,
             log_level="warning",
             log_format="auto",
             device=settings.device,
-            max_slots_per_request=settings.max_slots,
+            max_slots_per_request=max_slots,
         )
         self._engine = LocalEngine(bundle, engine_settings)
         model = LoadedModel.of(bundle, self._engine, traits=Traits(glossaries=settings.glossaries))
         metrics = Metrics(CollectorRegistry())
         self._calls = RunningCalls(metrics)
-        in_flight = InFlight(lambda: REQUESTS_PER_SLOT * settings.max_slots)
+        in_flight = InFlight(lambda: REQUESTS_PER_SLOT * max_slots)
         results = ResultCache(settings.result_cache_bytes)
         self._generation = Generation(ModelRegistry([model]), metrics, self._calls, in_flight, results=results)
         example = replace(self._request, text="a")
@@ -285,7 +291,7 @@ class _Running:
         except ClientFault as fault:
             raise InputError(fault.message) from None
         num_slots = max(sequence.search.num_slots, NUM_BEAMS if example.terms or example.glossary else 1)
-        self.num_rows_at_once = max(2, REQUESTS_PER_SLOT * settings.max_slots // num_slots)
+        self.num_rows_at_once = max(2, REQUESTS_PER_SLOT * max_slots // num_slots)
         self._places = asyncio.Semaphore(self.num_rows_at_once)
 
     @property
@@ -346,6 +352,13 @@ class _Running:
         alternatives = [answer.text for answer in generated.answers]
         seconds = time.monotonic() - started
         return Outcome(best.text, None, best.score, alternatives, seconds, generated.source_tokens, generated.generated_tokens)
+
+
+def _usual_slots(bundle: Bundle, settings: Settings) -> int:
+    if choose_device(settings.device.name, bundle.manifest.precision).ordinal is not None:
+        return MIN_SLOTS
+    num_engines = max(1, available_cores() // (settings.num_threads or available_cores()))
+    return min(max(int(PART_OF_MEMORY * room().num_bytes) // num_engines // slot_bytes(bundle), MIN_SLOTS), MAX_SLOTS)
 
 
 def _result(future: Future[T]) -> T:

@@ -40,7 +40,7 @@ class ColumnOptions:
 class EngineOptions:
     """Engines of this machine or of a cluster."""
 
-    max_slots: Annotated[int, _engine("Rows of an engine's decode batch.", min=1)] = 64
+    max_slots: Annotated[int, _engine("Rows of an engine's decode batch; by default 64 to 256, as memory has room.", min=0)] = 0
     engines: Annotated[int, _engine("Engines, a process each; by default as many as are fastest.", min=0)] = 0
     num_threads: Annotated[int, _engine("Threads of each; by default its part of the cores.", min=0)] = 0
     device: Annotated[str, _engine("auto, cpu, cuda or cuda:N.")] = "auto"
