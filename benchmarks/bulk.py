@@ -148,16 +148,15 @@ def main() -> None:
     except ModuleNotFoundError:
         arguments.has_ctranslate2 = False
     page = Page("bulk", "Files", output(arguments), ("onnxruntime", "ctranslate2"))
-    rows = []
-    for model, precision in itertools.product(arguments.models, arguments.precisions):
-        with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
-            rows.append(measure(arguments, model, precision, Path(folder), stack))
     notes = [
         f"Lines a second from file to file on {available_cores()} cores, medians of {arguments.rounds} rounds in turns; loading "
         "the model is in the time of `dragoman bulk` alone. Engines and threads of ours are measured, those of CTranslate2 are "
         f"the fastest of the settings tried on {TRIED_PART:.0%} of the lines. Greedy search."
     ]
-    page.write("", rows, notes)
+    for model, precision in itertools.product(arguments.models, arguments.precisions):
+        with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+            row = measure(arguments, model, precision, Path(folder), stack)
+        page.write(f"{model}, {precision}", [row], notes)
 
 
 if __name__ == "__main__":

@@ -1,34 +1,42 @@
-"""Bulk jobs at length: a Ray cluster of four nodes, one of which ends and one comes, beside the same job without; and memory.
+"""Bulk work beside other things: jobs on a Ray cluster that loses and gains a node, memory, batch files beside other requests.
 
-    python -m benchmarks.bulk_jobs [--parts cluster memory] [--cluster-rows 20000] [--memory-rows 1000000]
+    python -m benchmarks.bulk_jobs [--parts cluster memory batch] [--cluster-rows 20000] [--memory-rows 1000000] [--rounds 1]
 
-All nodes of the cluster are on this machine, with an engine of one thread each; the local job has an engine of one thread on each
-core. Outputs are compared byte by byte. Memory is that of all processes of a local job on short lines that are all different.
+- `cluster`: all nodes are on this machine, with an engine of one thread each; the local job has one for each core. Outputs are
+  compared byte by byte.
+- `memory`: of all processes of a local job on short lines that are all different.
+- `batch`: latency of requests at Poisson arrivals alone and beside a batch of 50,000 lines (`POST /v1/batches`), in turns.
 """
 
 import argparse
 import itertools
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from openai import OpenAI
+
 from benchmarks.bulk import MAX_NEW_TOKENS, lines
+from benchmarks.harness.load import Load, percentile
 from benchmarks.harness.models import add_model_options, chosen_bundle
 from benchmarks.harness.page import Page, output, parser
-from benchmarks.harness.processes import memory_mib
+from benchmarks.harness.processes import Dragoman, dragoman, memory_mib
 from dragoman.bulk.job import MANIFEST_SUFFIX
 from dragoman.server.system import available_cores
 
 NUM_NODES, ROWS_PER_SHARD = 4, 500
 KILLED_AT, ADDED_AT = 0.3, 0.6  # parts of the rows
 MEMORY_SHARD, MEMORY_READINGS = 5000, 10
+PARTS = ("cluster", "memory", "batch")
+BATCH_LINES, RATES, HTTP = 50_000, (3, 10), "HTTP/JSON"
 
 # Called with the part of the shards that are done.
 Watch = Callable[[float], None]
@@ -143,16 +151,61 @@ def _processes(parent: int) -> Iterator[tuple[int, float]]:
                 continue
 
 
+def measure_batch(arguments: argparse.Namespace, bundle: Path, folder: Path) -> list[dict[str, Any]]:
+    """Return latencies of requests alone and beside a batch, by their rate."""
+    texts = list(itertools.islice(lines(arguments.data), BATCH_LINES))
+    rows: list[dict[str, Any]] = []
+    flags = f"--batch-folder={folder / 'batches'}", "--result-cache-mib=0"
+    with dragoman(bundle, *flags, has_http=True) as server:
+        client = OpenAI(base_url=f"{server.address(HTTP)}/v1", api_key="none")
+        for rate in RATES:
+            found: dict[bool, list[float]] = {False: [], True: []}
+            num_lines = 0
+            for number in range(2 * arguments.batch_rounds):
+                is_beside = number % 4 in (1, 2)  # alone first in one round, last in the next
+                load = Load(texts, seconds=arguments.batch_seconds, rate=rate, seed=number // 2)
+                batch = begin_batch(client, server, texts) if is_beside else None
+                record, _ = server.run(load, HTTP)
+                found[is_beside] += record.check().latencies()
+                if batch is not None:
+                    num_lines += counts.completed if (counts := client.batches.retrieve(batch).request_counts) else 0
+                    client.batches.cancel(batch)
+                    while client.batches.retrieve(batch).status != "cancelled":
+                        time.sleep(0.2)
+            row: dict[str, Any] = {"requests a second": rate, "requests": len(found[False])}
+            for percent in (50, 90, 99):
+                alone, beside = (1000 * percentile(sorted(each), percent) for each in found.values())
+                row |= {f"p{percent} alone, ms": f"{alone:.1f}", f"p{percent} beside ÷": f"{beside / alone:.2f}"}
+            rows.append(row | {"lines a second": f"{num_lines / arguments.batch_seconds / arguments.batch_rounds:.1f}"})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def begin_batch(client: OpenAI, server: Dragoman, texts: Sequence[str]) -> str:
+    """Create a batch and return its id once it runs."""
+    requests = ({"model": server.model, "prompt": text, "max_tokens": MAX_NEW_TOKENS} for text in texts)
+    common = {"method": "POST", "url": "/v1/completions"}
+    content = "".join(f"{json.dumps({'custom_id': str(i), **common, 'body': body})}\n" for i, body in enumerate(requests))
+    file = client.files.create(file=("lines.jsonl", content.encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h").id
+    while client.batches.retrieve(batch).status == "validating":
+        time.sleep(0.2)
+    return batch
+
+
 def main() -> None:
     """Measure the chosen parts and write the page."""
     found = parser(__doc__)
     add_model_options(found, "en-de-base", "int8")
-    found.add_argument("--parts", nargs="+", choices=("cluster", "memory"), default=["cluster", "memory"])
+    found.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     found.add_argument("--cluster-rows", type=int, default=20_000)
     found.add_argument("--memory-rows", type=int, default=1_000_000)
     found.add_argument("--rounds", type=int, default=1, help="Of the cluster's jobs.")
+    found.add_argument("--batch-seconds", type=float, default=60.0, help="Of each turn alone and beside a batch.")
+    found.add_argument("--batch-rounds", type=int, default=4)
     arguments = found.parse_args()
     if arguments.quick:
+        arguments.batch_seconds, arguments.batch_rounds = 2.0, 1
         arguments.cluster_rows, arguments.memory_rows = 4 * ROWS_PER_SHARD, 2 * MEMORY_SHARD
     bundle = chosen_bundle(arguments)
     page = Page("bulk-jobs", "Jobs", output(arguments), ("onnxruntime", "ray"))
@@ -174,6 +227,12 @@ def main() -> None:
                 "Resident memory, mapped files included. Every engine keeps up to 64 MiB of answers for equal rows; none are here."
             ]
             page.write("memory", measure_memory(arguments, bundle, source, Path(folder)), notes)
+        if "batch" in arguments.parts:
+            notes = [
+                f"Captions over {HTTP}, {arguments.batch_rounds} turns of {arguments.batch_seconds:.0f} s alone and beside "
+                "a batch, with the same arrivals; percentiles of all turns. Lines of the batch are captions, too."
+            ]
+            page.write(f"batch, {bundle.name}", measure_batch(arguments, bundle, Path(folder)), notes)
 
 
 if __name__ == "__main__":

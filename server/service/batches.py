@@ -10,9 +10,8 @@ import struct
 import time
 import zlib
 from array import array
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import BinaryIO, NamedTuple
 
@@ -20,10 +19,10 @@ import structlog
 from msgspec.structs import replace
 from structlog.contextvars import bind_contextvars
 
-from dragoman.server.dispatch.queue import STEP_UNITS
 from dragoman.server.engine.messages import LOWEST_PRIORITY
 from dragoman.server.errors import ClientFault, DeadlineExceeded, NotPossible, ServerFault, ServiceError, Unauthenticated
 from dragoman.server.service.answers import AnswerLimit, Generated
+from dragoman.server.service.batch_gate import Gate, Preempted
 from dragoman.server.service.batch_store import MAX_LINES, Batch, BatchError, BatchStore, Counts, Status
 from dragoman.server.service.callers import RETRY_SECONDS, Caller
 from dragoman.server.service.context import Call
@@ -36,15 +35,10 @@ MAX_RUNNING, MAX_RUNNING_PER_CALLER = 8, 4
 # Lines of a batch that are under way, and wait for limits of their caller or a model.
 MAX_LINES_AT_ONCE, MAX_BYTES_AT_ONCE = 256, 8 * 2**20
 POLL_SECONDS, FLUSH_SECONDS, ROOM_SECONDS, PURGE_SECONDS = 1.0, 0.5, 5.0, 3600.0
-# Broken lines that are told, and times that a line is tried if the server's faults end it, or gives way to other requests.
+# Broken lines that are told, and times that a line is tried if the server's faults end it.
 MAX_ERRORS, MAX_TRIES = 100, 3
 # Refusals that pass, for which a line waits until the window of its batch ends.
 PASSING = ("queue_full", "limit", "not_ready", "draining", "deadline_unmet", "unauthenticated")
-# Of the gate: interval at which it looks at other requests; time without any until it admits a line, and in which it admits twice
-# as many; lines that it admits beyond the slots, as a part of them; part of a step's time that lines may add beside other requests;
-# and time after which it admits a single one in any case. The time until the first doubles with lines lost, others make it decay.
-TICK_SECONDS, CALM_SECONDS, DOUBLING_SECONDS, LOOKAHEAD, STEP_PART, STARVED_SECONDS = 0.005, 0.1, 2.0, 1 / 4, 1 / 20, 1.0
-CALM_DECAY = 0.97
 # Record of the log: number of the line, whether it failed, tokens of sources and answers, length and checksum of the JSON after it.
 _RECORD = struct.Struct("<IBIIII")
 
@@ -69,110 +63,6 @@ class BrokenLine(ClientFault):
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.error = BatchError(code, message, param=param)
-
-
-class Preempted(Exception):
-    """A line had to give way to other requests."""
-
-
-class Gate:
-    """Admission of lines to the slots that other requests of this server leave.
-
-    Beside others it admits so few that a step takes little longer, and without others twice as many again and again; these give way
-    as soon as others come, but for lines that have done so often: one that takes long has to end. The more often they have to, the
-    longer the gate waits until it takes the server to be idle.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._running: dict[asyncio.Timeout, int] = {}  # slots of the lines, the oldest first
-        self._kept: set[asyncio.Timeout] = set()  # those of them that do not give way
-        # For how many slots, and whether the line is to be kept.
-        self._waiting: deque[tuple[int, asyncio.Future[bool]]] = deque()
-        self._needed = asyncio.Event()
-        self._num_allowed = self._num_held = 0
-        self._keeps_next = False
-        self._busy_at, self._begun_at, self._calm_seconds = 0.0, 0.0, CALM_SECONDS
-
-    @asynccontextmanager
-    async def slots(self, num_slots: int, num_preempted: int) -> AsyncIterator[None]:
-        """Hold slots within the `with`, once they are free; raise `Preempted` if others need them, which has happened before."""
-        admitted = asyncio.get_running_loop().create_future()
-        (self._waiting.appendleft if num_preempted else self._waiting.append)((num_slots, admitted))
-        self._needed.set()
-        self._admit()
-        try:
-            is_kept = await admitted
-        except asyncio.CancelledError:
-            if not admitted.cancelled():
-                self._release(num_slots)
-            raise
-        scope = asyncio.timeout(None)
-        self._running[scope] = num_slots
-        if is_kept or num_preempted >= MAX_TRIES:
-            self._kept.add(scope)
-        try:
-            async with scope:
-                yield
-            if scope not in self._kept:
-                self._calm_seconds = max(self._calm_seconds * CALM_DECAY, CALM_SECONDS)
-        except TimeoutError:
-            if scope.expired():
-                raise Preempted from None
-            raise
-        finally:
-            del self._running[scope]
-            self._kept.discard(scope)
-            self._release(num_slots)
-
-    async def watch(self) -> None:
-        """Look at the other requests, on and on while there are lines."""
-        while True:
-            if not (self._num_held or self._waiting):
-                self._needed.clear()
-                await self._needed.wait()
-                self._busy_at = time.monotonic()  # nobody has looked
-            self._update(time.monotonic())
-            await asyncio.sleep(TICK_SECONDS)
-
-    def _update(self, now: float) -> None:
-        models = self._service.models
-        num_others = sum(m.engine.statistics().num_urgent for m in models.versions() if m.engine.is_ready and not m.is_asleep)
-        if num_others:
-            self._busy_at = now
-            allowed = int((STEP_UNITS + num_others) * STEP_PART)
-            num_held, is_lost = self._num_held, False
-            for scope, num_slots in reversed(self._running.items()):
-                if num_held > allowed and scope not in self._kept:
-                    num_held -= num_slots
-                    if not scope.expired():
-                        scope.reschedule(asyncio.get_running_loop().time())
-                        is_lost = True
-            if is_lost:
-                self._calm_seconds = min(2 * self._calm_seconds, STARVED_SECONDS)
-        else:
-            most = max((model.max_slots for model in models.all()), default=1)
-            doublings = (now - self._busy_at - self._calm_seconds) / DOUBLING_SECONDS
-            allowed = 0 if doublings < 0 else int(min(2.0 ** min(doublings, 32), most * (1 + LOOKAHEAD)))
-        is_starved = not self._num_held and now > self._begun_at + STARVED_SECONDS
-        self._num_allowed, self._keeps_next = max(allowed, is_starved), is_starved or num_others > 0
-        self._admit()
-
-    def _admit(self) -> None:
-        """Admit the lines for which there is room, in order."""
-        while self._waiting:
-            num_slots, admitted = self._waiting[0]
-            if not admitted.cancelled():
-                if not self._num_allowed or (self._num_held and self._num_held + num_slots > self._num_allowed):
-                    return
-                self._num_held += num_slots
-                self._begun_at = time.monotonic()
-                admitted.set_result(self._keeps_next)
-            self._waiting.popleft()
-
-    def _release(self, num_slots: int) -> None:
-        self._num_held -= num_slots
-        self._admit()
 
 
 class BatchRunner:

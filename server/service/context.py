@@ -151,6 +151,9 @@ class RunningCalls:
     """Running calls of every protocol, each served within `serving`; `draining` is set once new calls are refused.
 
     Each ended call, and each request of a batch, has one line in the access log, one count in the metrics and the end of its span.
+
+    Attributes:
+        on_begin: Called for each call that generates or scores, before anything else is done for it.
     """
 
     def __init__(self, metrics: Metrics, tracer: "Tracer | None" = None, callers: Callers | None = None) -> None:
@@ -161,6 +164,7 @@ class RunningCalls:
             lambda kind, count: self._log.warning("lines of failed calls not written", kind=kind, suppressed=count)
         )
         self.draining = asyncio.Event()
+        self.on_begin: Callable[[], None] = lambda: None
         self._calls: set[Call] = set()
         self._others: set[Call] = set()  # a drain does not wait for these
         self._idle = asyncio.Event()
@@ -231,6 +235,8 @@ class RunningCalls:
             self._idle.clear()
         else:
             self._others.add(call)
+        if call.is_counted:
+            self.on_begin()
         if is_sent_later:
             call.task.add_done_callback(lambda _: self._forget(call))
         self._begin(call, metadata)
