@@ -190,7 +190,7 @@ class Worker:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="shards")
 
     def submit(self, shard: Shard) -> Future[Done | Failure]:
-        """Begin a shard and return its future end. Call it on one thread: shards end in order."""
+        """Begin a shard and return its future end; thread-safe. Shards end in the order in which they begin."""
         try:
             rows = FORMATS[kind_of(shard.input)[0]].read(shard.cut, self._work.settings.columns)
             return self._writer.submit(self._finish, shard, rows, self._translator.submit(rows.texts))

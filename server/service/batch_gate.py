@@ -109,7 +109,7 @@ class Gate:
             most = max((model.max_slots for model in self._service.models.all()), default=1)
             doublings = (now - self._busy_at - CALM_SECONDS) / DOUBLING_SECONDS
             allowed = 0 if doublings < 0 else int(min(2.0 ** min(doublings, 32), most * (1 + LOOKAHEAD)))
-        is_starved = not self._num_held and now > self._begun_at + STARVED_SECONDS
+        is_starved = not (allowed or self._num_held) and now > self._begun_at + STARVED_SECONDS
         self._num_allowed, self._keeps_next = max(allowed, is_starved), is_starved or num_others > 0
         self._admit()
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ import pytest
 from dragoman import Term
 from dragoman.bulk import Columns, Translator
 from dragoman.bulk.engine import LocalEngine
+from dragoman.export.bundle import Bundle
 from dragoman.model.errors import InputError
 from dragoman.server.engine.engine import Engine, EngineIsBroken
+from dragoman.server.models.memory import Room, slot_bytes
+from dragoman.server.service.in_flight import REQUESTS_PER_SLOT
 from tests.bulk.conftest import Parallel
 
 KINDS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -121,6 +125,19 @@ def test_close_ends_calls_and_frees_the_engine(bundle: Path, parallel: Parallel)
     del waiting
     gc.collect()
     assert not any(isinstance(each, LocalEngine) and each.settings.max_slots == 5 for each in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "slots_with_room", "max_slots"), [(0, 10**6, 256), (0, 100, 100), (1, 100, 64), (0, 0, 64)]
+)
+def test_engines_have_as_many_slots_as_memory_has_room_for(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int, slots_with_room: int, max_slots: int
+) -> None:
+    num_bytes = 2 * slots_with_room * slot_bytes(Bundle.open(bundle))  # half of it is for caches
+    monkeypatch.setattr("dragoman.bulk.translator.room", lambda: Room(num_bytes, ""))
+    monkeypatch.setattr("dragoman.bulk.translator.available_cores", lambda: 2)
+    with closing(Translator(bundle, num_threads=num_threads)) as translator:
+        assert translator.num_rows_at_once == REQUESTS_PER_SLOT * max_slots
 
 
 def test_a_broken_engine_is_replaced(bundle: Path, parallel: Parallel, monkeypatch: pytest.MonkeyPatch) -> None:
