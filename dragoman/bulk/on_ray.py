@@ -56,6 +56,7 @@ def run_on_ray(work: Work, inputs: Sequence[Input], settings: RaySettings) -> Ge
     strategy = ActorPoolStrategy(
         min_size=settings.min_engines,
         max_size=most,
+        initial_size=most,  # an actor takes seconds to start
         max_tasks_in_flight_per_actor=SHARDS_PER_ENGINE,
         max_concurrent_calls_per_actor=SHARDS_PER_ENGINE,
         enable_true_multi_threading=True,
