@@ -34,7 +34,7 @@ from dragoman.server.system import available_cores
 
 NUM_NODES, ROWS_PER_SHARD = 4, 500
 KILLED_AT, ADDED_AT = 0.3, 0.6  # parts of the rows
-MEMORY_SHARD, MEMORY_READINGS = 5000, 10
+MEMORY_SHARD, MEMORY_READINGS, MEMORY_TOKENS = 5000, 10, 8
 PARTS = ("cluster", "memory", "batch")
 BATCH_LINES, RATES, HTTP = 50_000, (3, 10), "HTTP/JSON"
 
@@ -47,7 +47,7 @@ def run(
 ) -> float:
     """Run a job and return its seconds."""
     arguments = ["bulk", source, "--output", out, "--model", bundle, "--rows-per-shard", rows_per_shard, "--num-threads", 1]
-    arguments += ["--max-new-tokens", MAX_NEW_TOKENS, *options]
+    arguments += options
     started = time.perf_counter()
     command = [sys.executable, "-m", "dragoman", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -99,6 +99,7 @@ def disturbance(cluster: Any) -> Watch:
 def measure_cluster(arguments: argparse.Namespace, bundle: Path, source: Path, folder: Path) -> list[dict[str, Any]]:
     """Return the seconds of jobs in turns: without a cluster, with one, and with one that loses and gains a node."""
     job = bundle, source
+    common = "--max-new-tokens", MAX_NEW_TOKENS
     sides = ("local", "cluster", "cluster, disturbed")
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     same = dict.fromkeys(sides, 0)
@@ -107,11 +108,11 @@ def measure_cluster(arguments: argparse.Namespace, bundle: Path, source: Path, f
         out = folder / f"{side}-{number}"
         sizes = arguments.cluster_rows, ROWS_PER_SHARD
         if side == "local":
-            seconds[side].append(run(*job, out, *sizes, "--engines", available_cores()))
+            seconds[side].append(run(*job, out, *sizes, *common, "--engines", available_cores()))
         else:
             with cluster_of_nodes() as cluster:
                 watch = disturbance(cluster) if "disturbed" in side else None
-                seconds[side].append(run(*job, out, *sizes, "--ray", cluster.address, watch=watch))
+                seconds[side].append(run(*job, out, *sizes, *common, "--ray", cluster.address, watch=watch))
         expected = expected or files(out)
         same[side] += files(out) == expected
         print(side, round(seconds[side][-1], 1), "same" if files(out) == expected else "DIFFERENT", flush=True)
@@ -136,7 +137,8 @@ def measure_memory(arguments: argparse.Namespace, bundle: Path, source: Path, fo
             rows.append(row)
             print(row, flush=True)
 
-    run(bundle, source, folder / "memory", arguments.memory_rows, MEMORY_SHARD, "--engines", available_cores(), watch=watch)
+    options = "--max-new-tokens", MEMORY_TOKENS, "--engines", available_cores()
+    run(bundle, source, folder / "memory", arguments.memory_rows, MEMORY_SHARD, *options, watch=watch)
     return rows
 
 

@@ -306,10 +306,10 @@ def test_clusters_give_the_same_files(
     options = ["--rows-per-shard", 15, "--num-threads", 1]
     assert bulk(corpus, "--output", whole, *options)[0] == 0
     process = command(corpus, "--output", out, *options, "--ray", cluster.address)
-    until(lambda: len(outputs(out)) > 4 or process.poll() is not None, 240)
+    until(lambda: len(outputs(out)) > 4 or process.poll() is not None, 600)
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
     cluster.add_node(num_cpus=1)
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=600)  # several starts of Python
     assert process.returncode == 0, errors
     assert outputs(out) == outputs(whole) and summary(out)["rows"] == NUM_ROWS, "none lost, none twice"
     code, _, errors = bulk(corpus, "--output", out, *options, "--ray", cluster.address, "--num-beams", 1000)
