@@ -85,7 +85,7 @@ def measure(arguments: argparse.Namespace, model: str, precision: str, folder: P
     source, tried = folder / "lines.txt", folder / "tried.txt"
     num_lines = arguments.lines if model != "en-de-base" else arguments.lines // arguments.base_part
     texts = list(itertools.islice(lines(arguments.data), num_lines))
-    for path, count in ((source, num_lines), (tried, max(500, int(TRIED_PART * num_lines)))):
+    for path, count in ((source, num_lines), (tried, int(TRIED_PART * num_lines))):
         path.write_text("".join(f"{text}\n" for text in texts[:count]), encoding="utf-8")
     server = stack.enter_context(dragoman(bundle, "--result-cache-mib=0"))
     runs = itertools.count()

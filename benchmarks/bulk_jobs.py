@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from benchmarks.harness.page import Page, output, parser
 from benchmarks.harness.processes import Dragoman, dragoman, memory_mib
 from dragoman.bulk.job import MANIFEST_SUFFIX
 from dragoman.server.system import available_cores
+from tests.system.harness.server import descendants
 
 NUM_NODES, ROWS_PER_SHARD = 4, 500
 KILLED_AT, ADDED_AT = 0.3, 0.6  # parts of the rows
@@ -130,27 +131,20 @@ def measure_memory(arguments: argparse.Namespace, bundle: Path, source: Path, fo
     started = time.perf_counter()
 
     def watch(share: float) -> None:
-        job, *others = [*sorted(_processes(os.getpid())), (0, 0.0)]
-        if share * MEMORY_READINGS >= len(rows) + 1 and len(others) > available_cores():
+        if share * MEMORY_READINGS < len(rows) + 1:
+            return
+        with suppress(OSError, KeyError):  # at the end, when one has just ended
+            _, job, *others = (memory_mib(pid)["rss"] for pid in descendants(os.getpid()))
+            if not (engines := [mib for mib in others if mib > 50]):
+                return
             row = {"rows": f"{share * arguments.memory_rows:,.0f}", "seconds": f"{time.perf_counter() - started:.0f}"}
-            row |= {"job, MiB": f"{job[1]:.0f}", "engines, MiB": ", ".join(f"{mib:.0f}" for _, mib in others if mib > 50)}
+            row |= {"job, MiB": f"{job:.0f}", "engines, MiB": ", ".join(f"{mib:.0f}" for mib in engines)}
             rows.append(row)
             print(row, flush=True)
 
     options = "--max-new-tokens", MEMORY_TOKENS, "--engines", available_cores()
     run(bundle, source, folder / "memory", arguments.memory_rows, MEMORY_SHARD, *options, watch=watch)
     return rows
-
-
-def _processes(parent: int) -> Iterator[tuple[int, float]]:
-    """Yield identifier and resident MiB of a process's descendants."""
-    for task in Path(f"/proc/{parent}/task").iterdir():
-        for child in map(int, (task / "children").read_text(encoding="ascii").split()):
-            try:
-                yield child, memory_mib(child)["rss"]
-                yield from _processes(child)
-            except (OSError, KeyError):  # it has just ended
-                continue
 
 
 def measure_batch(arguments: argparse.Namespace, bundle: Path, folder: Path) -> list[dict[str, Any]]:
