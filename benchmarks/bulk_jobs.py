@@ -31,7 +31,7 @@ from benchmarks.harness.page import Page, output, parser
 from benchmarks.harness.processes import Dragoman, dragoman, memory_mib
 from dragoman.bulk.job import MANIFEST_SUFFIX
 from dragoman.server.system import available_cores
-from tests.system.harness.server import descendants
+from tests.system.harness.server import descendants, is_running
 
 NUM_NODES, ROWS_PER_SHARD = 4, 500
 KILLED_AT, ADDED_AT = 0.3, 0.6  # parts of the rows
@@ -134,7 +134,7 @@ def measure_memory(arguments: argparse.Namespace, bundle: Path, source: Path, fo
         if share * MEMORY_READINGS < len(rows) + 1:
             return
         with suppress(OSError, KeyError):  # at the end, when one has just ended
-            _, job, *others = (memory_mib(pid)["rss"] for pid in descendants(os.getpid()))
+            _, job, *others = (memory_mib(pid)["rss"] for pid in descendants(os.getpid()) if is_running(pid))
             if not (engines := [mib for mib in others if mib > 50]):
                 return
             row = {"rows": f"{share * arguments.memory_rows:,.0f}", "seconds": f"{time.perf_counter() - started:.0f}"}
