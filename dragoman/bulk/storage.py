@@ -121,14 +121,23 @@ class Folder:
                     fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise InputError(f"{root}: another job is writing there") from None
-            for left in root.rglob(f".*{PARTIAL_SUFFIX}"):  # of jobs that were killed
-                left.unlink(missing_ok=True)
-            yield
+            _clear(root)  # of jobs that were killed
+            try:
+                yield
+            finally:
+                _clear(root)  # of engines that were killed
         finally:
             os.close(number)
 
     def _path(self, name: str) -> Path:
         return Path(self.address) / name
+
+
+def _clear(root: Path) -> None:
+    """Remove files that were not written to their ends."""
+    with suppress(OSError):  # a folder that others change
+        for left in root.rglob(f".*{PARTIAL_SUFFIX}"):
+            left.unlink(missing_ok=True)
 
 
 class Bucket:

@@ -126,8 +126,8 @@ class BatchRunner:
         if time.monotonic() > self._purged_at + PURGE_SECONDS or not self._purged_at:
             await self.store.run(self.store.purge)
             self._purged_at = time.monotonic()
+        self._runs = {name: run for name, run in self._runs.items() if not run[1].done()}  # before others are read, which may end
         batches = await self.store.run(self.store.open_batches)
-        self._runs = {name: run for name, run in self._runs.items() if not run[1].done()}
         waiting = [batch for batch in batches if batch.id not in self._runs]
         for batch in waiting:
             owners = [run.batch.owner for run, _ in self._runs.values()]
@@ -178,23 +178,23 @@ class _Run:
         """Bring the batch from any state to its end."""
         stop: Status | None = None
         if self.batch.status == "validating":
-            stop = await self._until_stopped(self._validate())
+            stop = await self._until_stopped(self._validate(), has_answers=False)
             if self.batch.has_ended:
                 return
         with ExitStack() as files:
             self._log = files.enter_context(await self._store.run(self._open, ".log", "a+b"))
             await self._recover()
             if stop is None and self.batch.request_counts.total:
-                stop = await self._until_stopped(self._feed())
+                stop = await self._until_stopped(self._feed(), has_answers=True)
             await self._flush()
             await self._finalize(stop or await self._stopped() or "completed", files)
 
-    async def _until_stopped(self, work: Awaitable[None]) -> Status | None:
-        """Do work until it is done, or the batch is cancelled or expires; return the reason. Meanwhile write what is ready."""
+    async def _until_stopped(self, work: Awaitable[None], has_answers: bool) -> Status | None:
+        """Do work until it is done, or the batch is cancelled or expires; return the reason. Meanwhile write answers."""
         task, room_at = asyncio.ensure_future(work), 0.0
         try:
             while not task.done() and (status := await self._stopped()) is None:
-                if self.batch.status != "validating":
+                if has_answers:
                     await self._flush()
                     if time.monotonic() > room_at:
                         await self._check_room()

@@ -179,9 +179,9 @@ def test_jobs_end_at_once_when_they_are_interrupted(command: Callable[..., subpr
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         process = command(tmp_path / "in.txt", "--output", tmp_path / "out", "--rows-per-shard", 10, "--no-cache")
         until(lambda: outputs(tmp_path / "out"))
-        shutil.rmtree(tmp_path / "out/in.txt", ignore_errors=True)
         os.kill(process.pid, number)
         assert process.communicate(timeout=20) == ("", "") and process.returncode == code
+        shutil.rmtree(tmp_path / "out/in.txt")
 
 
 def test_outputs_that_cannot_be_written_stop_the_job(
