@@ -196,7 +196,7 @@ class TimedRunner:
     def __init__(self, runner: Runner) -> None:
         self.device, self.max_rows, self.graphs, self.memory = runner.device, runner.max_rows, runner.graphs, runner.memory
         self.holder = self.reader = None  # so that sources are encoded through this runner
-        self.aligner = runner.aligner
+        self.aligner, self.can_skip_log_probs = runner.aligner, runner.can_skip_log_probs
         self.prefill, self.cache_bytes, self.rest, self._runner = runner.prefill, runner.cache_bytes, runner.rest, runner
         self.reset()
 

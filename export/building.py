@@ -22,7 +22,7 @@ from dragoman.export.proof.report import ParityReport
 from dragoman.export.proof.shortlist import verify_shortlist
 from dragoman.export.proof.verify import verify
 from dragoman.export.quantize import Ranges, ScaleCounts, quantize, quantize_given_caches, quantize_step_caches, weight_key
-from dragoman.export.rewriting import choose_one_in_blocks, keep_sums_apart, keep_time_axis, output_log_probs
+from dragoman.export.rewriting import choose_one_in_blocks, keep_sums_apart, keep_time_axis, skip_log_probs
 from dragoman.export.shortlist import shortened
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import GraphModule, trace
@@ -134,7 +134,7 @@ def _prepared(module: GraphModule, place: int, recipe: Recipe) -> onnx_ir.Model:
 def _add_outputs(graph: onnx_ir.Model, recipe: Recipe, ranges: Ranges | None = None) -> None:
     """Give a decode step the outputs that it does not need for itself."""
     if recipe.has_log_probs:
-        output_log_probs(graph)
+        skip_log_probs(graph)
     output_queries(graph, recipe.alignment, recipe.scale, ranges)
 
 

@@ -207,6 +207,7 @@ def _describe(
         caches=caches,
         num_choices=dimensions.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist),
         alignment=tuple(recipe.alignment),
+        can_skip_log_probs=recipe.has_log_probs,
         tensors=_tensors(config, caches, recipe),
         files={path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, hash_file(path)) for path in paths},
         origin=origin,

@@ -73,7 +73,15 @@ RESERVED_PREFIXES = ("dragoman.v", "grpc.")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PATH_PART = re.compile(r"[A-Za-z0-9._+@=-]+")
 # Fields that are left out where they have their default values, so that the bundles of a Transformer are what they ever were.
-_LATER_FIELDS = ("architecture", "has_prompts", "is_pair_safe", "num_attention_layers", "alignment", "one_sentence")
+_LATER_FIELDS = (
+    "architecture",
+    "has_prompts",
+    "is_pair_safe",
+    "num_attention_layers",
+    "alignment",
+    "can_skip_log_probs",
+    "one_sentence",
+)
 MAX_MANIFEST_BYTES = 1 << 20
 
 
@@ -154,6 +162,8 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     num_attention_layers: Annotated[int, Meta(ge=0, le=MAX_LAYERS)] | None = None
     # Heads whose queries the decode step outputs, see `export.alignment`; none in older bundles and in those for devices.
     alignment: Annotated[tuple[AlignmentHead, ...], Meta(max_length=MAX_ALIGNMENT_HEADS)] = ()
+    # Whether a decode step takes 0 for `num_candidates`: the likeliest token without its log-probability; not in older bundles.
+    can_skip_log_probs: bool = False
     # Caches of a row, in the graphs' order: those that steps write, then those of the encoder.
     caches: CacheList
     num_choices: Vocabulary  # tokens that a step chooses from: V, or the length of the model's shortlist

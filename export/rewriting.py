@@ -145,21 +145,45 @@ def choose_one_in_blocks(model: Model) -> None:
     is_one = writer.node("Equal", num_candidates, writer.constant("one_candidate", np.array([1], np.int64)))
     one, many = _one(writer, log_probs, num_choices, size), _many(log_probs, num_candidates)
     choice = onnx_ir.node("If", [is_one], {"then_branch": one, "else_branch": many}, num_outputs=2, name="If_0")
-    for old, new in zip(top.outputs, choice.outputs, strict=True):
-        new.name, new.shape, new.type = old.name, old.shape, old.type
-        old.name = f"{old.name}.former"
     graph.insert_before(top, choice)
-    onnx_ir.convenience.replace_all_uses_with(list(top.outputs), list(choice.outputs), replace_graph_outputs=True)
+    for old, new in zip(top.outputs, choice.outputs, strict=True):
+        _take_place(new, old)
     graph.remove(top, safe=True)
 
 
-def output_log_probs(model: Model) -> None:
-    """Give a decode step the log-probabilities that it chooses candidates from as an output, which costs nothing unless bound."""
-    top = next(node for node in model.graph.all_nodes() if node.op_type == "TopK")
-    log_probs = top.inputs[0]
-    assert log_probs is not None
-    log_probs.name = LOG_PROBS_OUTPUT
-    model.graph.outputs.append(log_probs)
+def skip_log_probs(model: Model) -> None:
+    """Let a decode step with one candidate or more give the log-probabilities of all tokens, too, and compute none for 0.
+
+    Then it gives the token with the largest logit, which saves all passes over the vocabulary but one.
+    """
+    graph = model.graph
+    softmax = next(node for node in graph if node.op_type == "LogSoftmax")
+    choice = next(node for node in graph if node.op_type in ("TopK", "If"))
+    logits, log_probs = softmax.inputs[0], softmax.outputs[0]
+    assert logits is not None
+    writer, [number] = Writer(graph, softmax), [value for value in graph.inputs if value.name == "num_candidates"]
+    is_none = writer.node("Equal", number, writer.constant("no_candidate", np.array([0], np.int64)))
+    none = _Branch("none")
+    ids = _likeliest(none, writer, logits)[0] if "blocks" in graph.initializers else none.node("ArgMax", logits, axis=1)
+    zeros = none.node("ConstantOfShape", none.node("Shape", ids))
+    of_none = none.graph(zeros, ids, none.node("ConstantOfShape", writer.constant("empty", np.zeros(2, np.int64))))
+    either = onnx_ir.node("If", [is_none], {"then_branch": of_none}, num_outputs=3, name="If_log_probs")
+    graph.insert_before(choice, either)
+    for new, old in zip(either.outputs, choice.outputs, strict=False):
+        _take_place(new, old)
+    told = either.outputs[2]
+    told.name, told.type, told.shape = LOG_PROBS_OUTPUT, log_probs.type, onnx_ir.Shape(["told_rows", "told_tokens"])
+    graph.outputs.append(told)
+    graph.remove([softmax, choice])
+    some = Graph([], [*choice.outputs, log_probs], nodes=[softmax, choice], name="some")
+    either.attributes.add(onnx_ir.AttrGraph("else_branch", some))
+
+
+def _take_place(new: Value, old: Value) -> None:
+    """Let a value take the place and the name of another."""
+    new.name, new.shape, new.type = old.name, old.shape, old.type
+    old.name = f"{old.name}.former"
+    onnx_ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 
 def block_size(num_choices: int) -> int | None:
@@ -170,16 +194,23 @@ def block_size(num_choices: int) -> int | None:
 
 def _one(writer: Writer, log_probs: Value, num_choices: int, size: int) -> Graph:
     """Return the graph that finds the likeliest token of each row `[N, V]`: its log-probability and its id, `[N, 1]` each."""
-    shape = writer.constant("blocks", np.array([0, num_choices // size, size], np.int64))
-    first, last = (writer.constant(f"axis_{axis}", np.array([axis], np.int64)) for axis in (1, 2))
-    length = writer.constant("block_size", np.array(size, np.int64))
+    writer.constant("blocks", np.array([0, num_choices // size, size], np.int64))
+    writer.constant("block_size", np.array(size, np.int64))
     branch = _Branch("one")
-    blocks = branch.node("Reshape", log_probs, shape)
+    ids, within = _likeliest(branch, writer, log_probs)
+    first = writer.constant("axis_1", np.array([1], np.int64))
+    return branch.graph(branch.node("ReduceMax", within, first), ids)
+
+
+def _likeliest(branch: "_Branch", writer: Writer, numbers: Value) -> tuple[Value, Value]:
+    """Write the search in the blocks that the graph's constants describe; return the ids `[N, 1]`, and the block of each."""
+    constants = writer.graph.initializers
+    blocks = branch.node("Reshape", numbers, constants["blocks"])
+    last = writer.constant("axis_2", np.array([2], np.int64))
     block = branch.node("ArgMax", branch.node("ReduceMax", blocks, last, keepdims=0), axis=1)
     within = branch.node("GatherND", blocks, block, batch_dims=1)
     place = branch.node("ArgMax", within, axis=1)
-    ids = branch.node("Add", branch.node("Mul", block, length), place)
-    return branch.graph(branch.node("ReduceMax", within, first), ids)
+    return branch.node("Add", branch.node("Mul", block, constants["block_size"]), place), within
 
 
 def _many(log_probs: Value, num_candidates: Value) -> Graph:
@@ -205,13 +236,13 @@ class _Branch:
         self.nodes.append(node)
         return node.outputs[0]
 
-    def graph(self, log_probs: Value, ids: Value) -> Graph:
-        """Return the branch, which gives log-probabilities and ids."""
-        return _typed(Graph([], [log_probs, ids], nodes=self.nodes, name=self.name))
+    def graph(self, log_probs: Value, ids: Value, *more: Value) -> Graph:
+        """Return the branch, which gives log-probabilities and ids, and more log-probabilities."""
+        return _typed(Graph([], [log_probs, ids, *more], nodes=self.nodes, name=self.name))
 
 
 def _typed(graph: Graph) -> Graph:
     """Say of what type a branch's outputs are; a branch has to."""
-    for value, dtype in zip(graph.outputs, (onnx_ir.DataType.FLOAT, onnx_ir.DataType.INT64), strict=True):
-        value.type = onnx_ir.TensorType(dtype)
+    for place, value in enumerate(graph.outputs):
+        value.type = onnx_ir.TensorType(onnx_ir.DataType.INT64 if place == 1 else onnx_ir.DataType.FLOAT)
     return graph

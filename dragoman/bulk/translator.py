@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry
 from dragoman.bulk.engine import LocalEngine
 from dragoman.export.bundle import Bundle
 from dragoman.model.errors import InputError
+from dragoman.server.engine.search.searches import is_plain
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.errors import ClientFault, ServiceError
 from dragoman.server.models.loaded import LoadedModel
@@ -290,6 +291,9 @@ class _Running:
             sequence, *_ = await self._generation.validator.validate(example, Call.begin("bulk"), model)
         except ClientFault as fault:
             raise InputError(fault.message) from None
+        # All rows or none, as rounding makes a few log-probabilities equal, and so chooses the lower id, whose logits differ.
+        is_greedy = is_plain(sequence.search, sequence.max_new_tokens) and not (example.terms or example.glossary)
+        self._generation.has_scores = bool(settings.columns.score) or not is_greedy
         num_slots = max(sequence.search.num_slots, NUM_BEAMS if example.terms or example.glossary else 1)
         self.num_rows_at_once = max(2, REQUESTS_PER_SLOT * max_slots // num_slots)
         self._places = asyncio.Semaphore(self.num_rows_at_once)
@@ -351,7 +355,8 @@ class _Running:
         best = generated.best
         alternatives = [answer.text for answer in generated.answers]
         seconds = time.monotonic() - started
-        return Outcome(best.text, None, best.score, alternatives, seconds, generated.source_tokens, generated.generated_tokens)
+        score = best.score if self._generation.has_scores else None
+        return Outcome(best.text, None, score, alternatives, seconds, generated.source_tokens, generated.generated_tokens)
 
 
 def _usual_slots(bundle: Bundle, settings: Settings) -> int:

@@ -84,6 +84,7 @@ class Engine:
         self._refetch = TopKRefetch(runner, self._rows, clock)
         self._streamed: dict[Sequence, None] = {}
         self._aligned: dict[Sequence, None] = {}
+        self._with_log_probs: dict[Sequence, None] = {}
         self._waiting_for_first_token: list[Sequence] = []
         self._tokens: list[Tokens] = []
         self._finished: list[Finished] = []
@@ -262,13 +263,16 @@ class Engine:
             self._streamed[sequence] = None
         if request.text_range is not None and self.runner.aligner is not None:
             self._aligned[sequence] = None
+        if request.search.has_log_probs:
+            self._with_log_probs[sequence] = None
         if sequence.search is not None:
             self._searching[sequence] = sequence.search
 
     def _decode(self) -> Candidates | None:
         """Decode one token for every row, or return None on failure; K is a power of two, so that few shapes occur."""
         num_rows, rows = self.slots.num_rows, self._rows
-        k = min(1 << (self._num_candidates() - 1).bit_length(), self._target.num_choices)
+        k = self._num_candidates()
+        k = min(1 << (k - 1).bit_length(), self._target.num_choices) if k else 0
         try:
             return self.runner.step(rows.tokens[:num_rows], rows.positions[:num_rows], k)
         except Exception:
@@ -320,8 +324,9 @@ class Engine:
 
     def _num_candidates(self) -> int:
         """Return the K of the next step, without paused searches."""
+        least = 1 if self._with_log_probs or not self.runner.can_skip_log_probs else 0
         return max(
-            (search.num_candidates for sequence, search in self._searching.items() if sequence not in self._refetch), default=1
+            (search.num_candidates for sequence, search in self._searching.items() if sequence not in self._refetch), default=least
         )
 
     def _choose(self, candidates: Candidates) -> list[Choice]:
@@ -417,6 +422,7 @@ class Engine:
             self.slots.release(sequence)
             self._streamed.pop(sequence, None)
             self._aligned.pop(sequence, None)
+            self._with_log_probs.pop(sequence, None)
             self._searching.pop(sequence, None)
             self._refetch.discard(sequence)
             if sequence in self._waiting_for_first_token:

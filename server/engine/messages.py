@@ -43,6 +43,7 @@ class SearchOptions(Struct, frozen=True, array_like=True):
     num_top_log_probs: int = 0  # likeliest tokens reported for each position
     num_forced: int = 0  # tokens of the forced prefix that count in a score's length
     is_end_forced: bool = False  # whether the last token that `max_new_tokens` allows is end-of-sequence, at no cost in the score
+    has_log_probs: bool = True  # whether the answer's log-probabilities and score are wanted; without, greedy search has zeros
     terms: list[list[list[int]]] = []  # alternatives of each term that the answer should have, as token ids; for beam search
 
     @property

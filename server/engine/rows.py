@@ -29,6 +29,7 @@ class Rows:
         self._num_counted = np.zeros(max_rows, np.int64)  # part of it that counts in the score's length
         self._length_penalties = np.ones(max_rows, np.float64)
         self._forces_end = np.zeros(max_rows, np.bool_)
+        self._has_log_probs = np.ones(max_rows, np.bool_)
         self._history = np.zeros((max_rows, target.max_tokens), np.int32)
         self._log_probs = np.zeros((max_rows, target.max_tokens), np.float32)
         self._target = target
@@ -55,6 +56,7 @@ class Rows:
         self._num_counted[row] = search.num_forced
         self._length_penalties[row] = search.length_penalty
         self._forces_end[row] = search.is_end_forced
+        self._has_log_probs[row] = search.has_log_probs
         self._limits[row] = num_fed + max_new_tokens
 
     def park(self, row: int) -> None:
@@ -84,7 +86,7 @@ class Rows:
     def move(self, source: int, target: int) -> None:
         """Copy a row's state to another row."""
         of_rows = (self.tokens, self.positions, self.is_plain, self._starts, self._limits)
-        for array in (*of_rows, self._num_fed, self._num_counted, self._length_penalties, self._forces_end):
+        for array in (*of_rows, self._num_fed, self._num_counted, self._length_penalties, self._forces_end, self._has_log_probs):
             array[target] = array[source]
         length = int(max(self.positions[source], self._num_fed[source]))
         self._history[target, :length] = self._history[source, :length]
@@ -101,18 +103,23 @@ class Rows:
         every = np.arange(num_rows)
         is_forced = positions < self._num_fed[:num_rows]
         np.copyto(tokens, self._history[every, positions], where=is_forced)
+        has_log_probs = self._has_log_probs[:num_rows]
+        if not has_log_probs.all():
+            is_last = self._forces_end[:num_rows] & (positions + 1 >= self._limits[:num_rows])
+            tokens[is_last & ~has_log_probs] = self._target.eos_id
         self._history[every, positions] = tokens
-        self._log_probs[every, positions] = candidates.log_probs[:, 0]
+        self._log_probs[every, positions] = np.where(has_log_probs, candidates.log_probs[:, 0], 0)
         positions += 1
         has_ended = (tokens == self._target.eos_id) & ~is_forced | (positions >= self._limits[:num_rows])
         ended: list[int] = np.flatnonzero(has_ended & self.is_plain[:num_rows]).tolist()
         return ended
 
     def before_forced_end(self, num_rows: int) -> list[int]:
-        """Return the plain rows in `[0, num_rows)` that have not ended and whose next token must be end-of-sequence."""
+        """Return the plain rows in `[0, num_rows)` whose next token must be end-of-sequence, and its log-probability is wanted."""
         positions, is_eos = self.positions[:num_rows], self.tokens[:num_rows] == self._target.eos_id
         has_ended = is_eos & (positions > self._num_fed[:num_rows])
         is_before = self._forces_end[:num_rows] & (positions + 1 == self._limits[:num_rows]) & ~has_ended
+        is_before &= self._has_log_probs[:num_rows]
         rows: list[int] = np.flatnonzero(is_before & self.is_plain[:num_rows]).tolist()
         return rows
 

@@ -174,6 +174,7 @@ class OnnxRunner:
         self._buffers: dict[int, Candidates] = {}
         self._bindings: dict[tuple[onnxruntime.InferenceSession, int, int], tuple[onnxruntime.IOBinding, Candidates]] = {}
         self._num_moves_bound = 0
+        self.can_skip_log_probs = manifest.can_skip_log_probs
         has_all = LOG_PROBS_OUTPUT in manifest.tensors.decoder_outputs
         self._all_log_probs = np.empty((max_rows, manifest.num_choices), np.float32) if has_all else None
 
@@ -232,7 +233,7 @@ class OnnxRunner:
         key = session, num_rows, num_candidates
         if (bound := self._bindings.get(key)) is None:
             kept = self._candidates(num_candidates)
-            everything = None if self._all_log_probs is None else list(self._all_log_probs[:num_rows])
+            everything = None if self._all_log_probs is None or not num_candidates else list(self._all_log_probs[:num_rows])
             kept = Candidates(kept.ids[:num_rows], kept.log_probs[:num_rows], everything)
             bound = self._bind(session, 0, kept), kept
             if num_candidates <= MAX_KEPT_CANDIDATES:
@@ -266,7 +267,7 @@ class OnnxRunner:
         """Return buffers for K candidates of every row, kept where K is small."""
         if (kept := self._buffers.get(num_candidates)) is not None:
             return kept
-        shape = self.max_rows, num_candidates
+        shape = self.max_rows, max(1, num_candidates)
         candidates = Candidates(np.empty(shape, np.int64), np.empty(shape, np.float32))
         if num_candidates <= MAX_KEPT_CANDIDATES:
             self._buffers[num_candidates] = candidates

@@ -17,7 +17,7 @@ class Candidates(Struct, frozen=True, eq=False):
 
     Attributes:
         ids: `[N, K]` int64, likeliest first, the lower id first in a tie.
-        log_probs: `[N, K]` float32, natural logarithms over the whole vocabulary.
+        log_probs: `[N, K]` float32, natural logarithms over the whole vocabulary; zeros if 0 candidates were asked for.
         all_log_probs: N arrays `[V]` float32, of all tokens by id, until the next step; None if the runner has candidates alone.
     """
 
@@ -97,6 +97,7 @@ class Runner(Protocol):
 
     device: str
     max_rows: int
+    can_skip_log_probs: bool  # whether `step` takes a K of 0
 
     @property
     def memory(self) -> Mapping[str, int]: ...
@@ -120,7 +121,7 @@ class Runner(Protocol):
         """Decode one token for rows `[0, N)`; a step may be run again with another K.
 
         `tokens` `[N]` are each row's previous token, `positions` `[N]` the number of tokens decoded before. Returns candidates
-        `[N, K]` in buffers that the next step with this K overwrites.
+        `[N, K]` in buffers that the next step with this K overwrites; K = 0 is for the likeliest without its log-probability.
         """
 
     def refetch(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:

@@ -68,6 +68,7 @@ class Generation:
         self._metrics = metrics
         self._deadlines = deadlines
         self.validator = Validator()
+        self.has_scores = True  # without, scores of plain greedy searches are 0, which saves time
         self.texts = Texts(calls, in_flight, self.validator, self._serve, max_text_characters)
         for model in models.all():
             self.prepare(model)
@@ -111,6 +112,9 @@ class Generation:
 
     async def _serve(self, request: GenerateRequest, call: Call, model: "LoadedModel", limit: AnswerLimit | None) -> Generated:
         sequence, template, is_truncated, terms = await self._admit(request, call, model, limit)
+        if not self.has_scores:
+            search = msgspec.structs.replace(sequence.search, has_log_probs=False)
+            sequence = msgspec.structs.replace(sequence, search=search)
         key = self._results.key(request, model, sequence)
         found = await _in_time(self._results.find_or_compute(key, sequence, model.engine.generate), sequence)
         finished = self._finish(call, model, sequence, found)

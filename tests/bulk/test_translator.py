@@ -23,6 +23,7 @@ from dragoman.export.bundle import Bundle
 from dragoman.model.errors import InputError
 from dragoman.server.engine.engine import Engine, EngineIsBroken
 from dragoman.server.models.memory import Room, slot_bytes
+from dragoman.server.runtime.onnx import OnnxRunner
 from dragoman.server.service.in_flight import REQUESTS_PER_SLOT
 from tests.bulk.conftest import Parallel
 
@@ -45,6 +46,27 @@ def translator(bundle: Path) -> Iterator[Translator]:
 def column(batch: Any, name: str) -> list[Any]:
     values = batch[name]
     return [None if isinstance(value, float) else value for value in getattr(values, "to_pylist", lambda: list(values))()]
+
+
+def test_log_probabilities_are_computed_for_columns_of_scores_alone(
+    bundle: Path, parallel: Parallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, step = set[int](), OnnxRunner.step
+
+    def noting(self: OnnxRunner, tokens: Any, positions: Any, num_candidates: int) -> Any:
+        asked.add(num_candidates)
+        return step(self, tokens, positions, num_candidates)
+
+    monkeypatch.setattr(OnnxRunner, "step", noting)
+    for score, options, expected in (("", {}, {0}), ("score", {}, {1}), ("", {"num_beams": 2}, {4})):
+        with closing(Translator(bundle, columns=Columns(score=score), num_threads=1, max_slots=4, **options)) as translator:
+            asked.clear()  # of starts
+            translator({"text": []})
+            asked.clear()
+            found = translator({"text": parallel.sources[:9]})
+        assert asked == expected
+        assert options or found["translation"] == parallel.targets[:9]
+        assert not score or all(value < 0 for value in found["score"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

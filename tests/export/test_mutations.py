@@ -116,9 +116,14 @@ def leak(model: ModelProto, value: str, of: str) -> list[NodeProto]:
 
 def leak_into_the_neighbour(model: ModelProto) -> None:
     """Add a trace of all rows' mean to every row: far below the tolerance, but not the same bits."""
-    softmax = nodes(model, "LogSoftmax")[0]
-    finite = helper.make_node("Max", [softmax.input[0], constant(model, "lowest", -100)], ["finite"])
-    insert_before(model, softmax, 0, [finite, *leak(model, softmax.input[0], "finite")])
+    product = nodes(model, "Gemm")[-1]
+    logits, product.output[0] = product.output[0], "given"
+    finite = helper.make_node("Max", ["given", constant(model, "lowest", -100)], ["finite"])
+    *new, last = [finite, *leak(model, "given", "finite")]
+    last.output[0] = logits
+    index = list(model.graph.node).index(product) + 1
+    for offset, added in enumerate([*new, last]):
+        model.graph.node.insert(index + offset, added)
 
 
 def leak_into_the_next_source(model: ModelProto) -> None:

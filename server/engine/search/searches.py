@@ -166,7 +166,7 @@ def is_plain(options: SearchOptions, max_new_tokens: int) -> bool:
         return True
     if options.is_end_forced and max_new_tokens == 1:
         return False
-    unlike = {"length_penalty": 1.0, "num_forced": 0, "forced_prefix": [], "is_end_forced": False}
+    unlike = {"length_penalty": 1.0, "num_forced": 0, "forced_prefix": [], "is_end_forced": False, "has_log_probs": True}
     return structs.replace(options, **unlike) == GREEDY
 
 

@@ -40,6 +40,7 @@ class DeviceRunner:
     holder = None
     reader = None
     aligner = None
+    can_skip_log_probs = False
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from dragoman.export.graphs.transformer import StepGraph
@@ -15,7 +16,7 @@ from dragoman.export.proof.report import ParityError
 from dragoman.export.proof.sessions import OnnxRunner
 from dragoman.export.quantize import quantize
 from dragoman.export.recording import OPSET_VERSION
-from dragoman.export.rewriting import block_size, choose_one_in_blocks, keep_sums_apart, keep_time_axis
+from dragoman.export.rewriting import block_size, choose_one_in_blocks, keep_sums_apart, keep_time_axis, skip_log_probs
 from dragoman.export.session import open_session
 from dragoman.export.tensors import LOG_PROBS_OUTPUT, Tensors
 from dragoman.export.tracing import IR_VERSION, trace, write
@@ -48,7 +49,8 @@ def test_axes_are_dynamic_and_named(exported: Path) -> None:
     assert axes("encoder") == [packed, {"cross_kv": ["P", 4 * 4 * 8]}]
     inputs, outputs = axes("decoder")
     assert list(inputs) == Tensors.of_layers(2).decoder_inputs
-    assert list(outputs) == [*Tensors.of_layers(2).decoder_outputs, LOG_PROBS_OUTPUT] and outputs[LOG_PROBS_OUTPUT] == ["N", 300]
+    assert list(outputs) == [*Tensors.of_layers(2).decoder_outputs, LOG_PROBS_OUTPUT]
+    assert outputs[LOG_PROBS_OUTPUT] == ["told_rows", "told_tokens"], "none where no candidate is asked for"
     assert inputs["prev_ids"] == inputs["positions"] == inputs["src_lens"] == ["N"] and inputs["num_candidates"] == [1]
     assert inputs["self_v_1"] == outputs["self_v_1_out"] == ["N", 4, "T", 8] and inputs["cross_k_0"] == ["N", 4, "S", 8]
     assert outputs["candidate_ids"] == outputs["candidate_log_probs"] == ["N", "K"]
@@ -73,7 +75,8 @@ def test_weights_are_not_reshaped_at_run_time(graph: onnx.ModelProto) -> None:
 def test_step_stores_a_tied_embedding_once_and_gives_no_keys_of_the_source(decoder: onnx.ModelProto) -> None:
     tables = [tensor.name for tensor in decoder.graph.initializer if 300 in tensor.dims and 32 in tensor.dims]
     assert tables == ["decoder.embedding.tokens.weight"]
-    assert [node.op_type for node in decoder.graph.node][-4:] == ["Gemm", "LogSoftmax", "Equal", "If"], "padding costs no node"
+    operators = [node.op_type for node in decoder.graph.node]
+    assert operators[-4:] == ["Gemm", "Equal", "Equal", "If"], "padding costs no node"
     crosses = [node for node in attentions(decoder) if node.input[3].startswith("cross_")]
     assert [len(node.output) for node in crosses] == [1, 1]
 
@@ -133,14 +136,19 @@ def test_time_axis_gives_the_same_bits_with_fewer_nodes(checkpoint: Checkpoint, 
     assert num_after == 3 < num_before == 8, "token ids, positions and the last hidden state"
 
 
-def chooser(num_choices: int) -> onnx_ir.Model:
-    """Return a graph that is a TopK of its input and nothing else."""
-    log_probs = onnx_ir.Value(name="x", shape=onnx_ir.Shape(["N", num_choices]), type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT))
-    count = onnx_ir.Value(name="k", shape=onnx_ir.Shape([1]), type=onnx_ir.TensorType(onnx_ir.DataType.INT64))
-    node = onnx_ir.node("TopK", [log_probs, count], {"axis": -1}, num_outputs=2)
+def chooser(num_choices: int, is_normalized: bool = False) -> onnx_ir.Model:
+    """Return a graph that is a TopK of its input, or of its logarithmic softmax, and nothing else."""
+    shape, single = onnx_ir.Shape(["N", num_choices]), onnx_ir.TensorType(onnx_ir.DataType.FLOAT)
+    given = onnx_ir.Value(name="x", shape=shape, type=single)
+    count = onnx_ir.Value(name="num_candidates", shape=onnx_ir.Shape([1]), type=onnx_ir.TensorType(onnx_ir.DataType.INT64))
+    softmax = onnx_ir.node("LogSoftmax", [given], {"axis": -1})
+    log_probs = softmax.outputs[0]
+    log_probs.name, log_probs.shape, log_probs.type = "log_probs", shape, single
+    node = onnx_ir.node("TopK", [log_probs if is_normalized else given, count], {"axis": -1}, num_outputs=2)
     for value, name, dtype in zip(node.outputs, ("v", "i"), (onnx_ir.DataType.FLOAT, onnx_ir.DataType.INT64), strict=True):
         value.name, value.shape, value.type = name, onnx_ir.Shape(["N", "K"]), onnx_ir.TensorType(dtype)
-    graph = onnx_ir.Graph([log_probs, count], node.outputs, nodes=[node], opset_imports={"": 20}, name="main")
+    nodes = [softmax, node] if is_normalized else [node]
+    graph = onnx_ir.Graph([given, count], node.outputs, nodes=nodes, opset_imports={"": 20}, name="main")
     return onnx_ir.Model(graph, ir_version=10)
 
 
@@ -160,10 +168,10 @@ def test_one_candidate_is_the_likeliest_and_of_equals_the_lowest(num_choices: in
     log_probs[:, random.integers(0, num_choices, 9)] = -np.inf
     log_probs[0] = -np.inf
     log_probs[0, -1] = -100.0
-    values, ids = session.run(None, {"x": log_probs, "k": np.array([1], np.int64)})
+    values, ids = session.run(None, {"x": log_probs, "num_candidates": np.array([1], np.int64)})
     expected_ids, expected = likeliest(log_probs)
     assert np.array_equal(ids, expected_ids) and np.array_equal(values, expected)
-    values, ids = session.run(None, {"x": log_probs, "k": np.array([4], np.int64)})
+    values, ids = session.run(None, {"x": log_probs, "num_candidates": np.array([4], np.int64)})
     order = np.argsort(-log_probs, axis=1, kind="stable")[:, :4]
     assert np.array_equal(ids, order) and np.array_equal(values, np.take_along_axis(log_probs, order, 1))
 
@@ -175,6 +183,27 @@ def test_blocks_are_equal_and_about_as_many_as_they_are_long() -> None:
     model = chooser(307)
     choose_one_in_blocks(model)
     assert [node.op_type for node in model.graph] == ["TopK"], "a vocabulary without equal blocks is searched as before"
+
+
+@pytest.mark.parametrize("num_choices", [5000, 307])
+def test_log_probabilities_are_computed_where_a_candidate_is_asked_for(num_choices: int, tmp_path: Path) -> None:
+    model = chooser(num_choices, is_normalized=True)
+    choose_one_in_blocks(model)
+    skip_log_probs(model)
+    onnx_ir.save(model, tmp_path / "choose.onnx")
+    session = open_session(tmp_path / "choose.onnx", 2)
+    assert [output.name for output in session.get_outputs()] == ["v", "i", LOG_PROBS_OUTPUT]
+    logits = np.random.default_rng(0).normal(size=(4, num_choices)).astype(np.float32)
+    logits[0] = -np.inf
+    logits[0, -2:] = 2
+    expected = torch.tensor(logits).log_softmax(1).numpy()
+    order = np.argsort(-logits, axis=1, kind="stable")
+    for count in (1, 4):
+        values, ids, everything = session.run(None, {"x": logits, "num_candidates": np.array([count], np.int64)})
+        assert np.array_equal(ids, order[:, :count]) and np.array_equal(values, np.take_along_axis(everything, ids, 1))
+        assert np.allclose(everything, expected, atol=1e-5)
+    values, ids, everything = session.run(None, {"x": logits, "num_candidates": np.array([0], np.int64)})
+    assert np.array_equal(ids, order[:, :1]) and not values.any() and everything.size == 0
 
 
 @pytest.mark.parametrize("what", ["id", "log-probability"])

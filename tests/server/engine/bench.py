@@ -192,6 +192,7 @@ class FakeRunner:
 
     device = "fake"
     graphs = None
+    can_skip_log_probs = True
     memory: Mapping[str, int] = {"caches": 5}
 
     def __init__(self, max_rows: int, has_prompts: bool = False) -> None:
@@ -294,17 +295,18 @@ class FakeRunner:
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         self._maybe_fail("step")
         self._demand(0 < len(tokens) == len(positions) <= self.max_rows, "rows")
-        self._demand(1 <= num_candidates <= VOCAB, "candidates")
+        self._demand(0 <= num_candidates <= VOCAB, "candidates")
         self.on_step()
         self.step_rows.append(len(tokens))
         self.step_candidates.append(num_candidates)
-        shape = len(tokens), num_candidates
+        shape = len(tokens), max(1, num_candidates)
         buffer = self._buffers.setdefault(shape, Candidates(np.empty(shape, np.int64), np.empty(shape, np.float32)))
         self.last_step = dict(enumerate(zip(tokens.tolist(), positions.tolist(), strict=True)))
         for row, (token, position) in self.last_step.items():
             self.caches[row][self._first(row) + position] = token
             everything = self._candidates_of(row, position + 1)
-            buffer.ids[row], buffer.log_probs[row] = everything.ids[:num_candidates], everything.log_probs[:num_candidates]
+            buffer.ids[row] = everything.ids[: shape[1]]
+            buffer.log_probs[row] = everything.log_probs[: shape[1]] if num_candidates else 0
             self.log_probs[row, everything.ids] = everything.log_probs
         return replace(buffer, all_log_probs=list(self.log_probs[: len(tokens)])) if self.has_log_probs else buffer
 

@@ -4,7 +4,7 @@ import pytest
 
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, WATCH_SECONDS, EngineIsBroken
 from dragoman.server.engine.messages import MAX_CALLERS, CallerUse, EngineSnapshot, SearchOptions, StepTotals, summed_up
-from tests.server.engine.bench import Bench
+from tests.server.engine.bench import Bench, reference_answers
 
 # A source is [answer length, ...]: see the bench's fake model.
 
@@ -53,6 +53,30 @@ def test_the_prefill_budget_bounds_each_step(sizes: list[int], batches: list[int
         (prefill,) = bench.engine.take_report().statistics.prefills
         admitted.append(prefill.num_admitted)
     assert admitted == batches
+
+
+def test_log_probabilities_are_asked_for_while_a_request_wants_them() -> None:
+    bench = Bench(max_slots=2)
+    without = SearchOptions(has_log_probs=False)
+    request = bench.submit(0, [6, 4], search=without)
+    bench.step(2)
+    other = bench.submit(1, [3, 5])
+    bench.run()
+    assert bench.runner.step_candidates == [0, 0, 1, 1, 1, 0]
+    (answer,), (expected,) = bench.finished[0].answers, reference_answers(request)
+    assert answer.token_ids == expected.token_ids and answer.log_probs == [0.0] * 6 and answer.score == 0
+    bench.check(other)
+    forced = SearchOptions(has_log_probs=False, is_end_forced=True)
+    for number, (length, limit) in enumerate([(9, 4), (9, 1), (4, 4), (3, 4)], 10):
+        request = bench.submit(number, [length, 5], limit, search=forced)
+        bench.run()
+        assert bench.finished[number].answers[0].token_ids == reference_answers(request)[0].token_ids
+        assert bench.finished[number].reason == "eos"
+    bench.runner.step_candidates.clear()
+    bench.runner.can_skip_log_probs = False
+    bench.submit(2, [3, 5], search=without)
+    bench.run()
+    assert bench.runner.step_candidates == [1, 1, 1] and bench.finished[2].answers[0].score == 0
 
 
 def test_requests_start_in_the_order_in_which_they_were_given_and_a_wide_one_is_not_passed_over() -> None:
