@@ -66,7 +66,7 @@ def bulk(
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at the most.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut sources that are too long.")] = False,
     glossaries: Annotated[str, typer.Option(metavar="FOLDER", help="Glossaries that --glossary names.")] = "",
-    rows_per_shard: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rows of an output file; what a kill loses.")] = 5000,
+    rows_per_shard: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rows of an output file; what a kill loses.")] = 2000,
     price_per_hour: Annotated[float | None, typer.Option(min=0, help="Price of all machines an hour, for the cost.")] = None,
     as_json: JsonOption = False,
 ) -> None:
