@@ -65,7 +65,9 @@ class Output(Protocol):
 
 
 def open_output(address: str) -> Output:
-    """Return the output folder of an address, which is made where it is needed."""
+    """Return the output folder of an address, which is made where it is needed; raise `InputError` for a name that is no text."""
+    if not _is_unicode(address):
+        raise InputError(f"{address!r}: is no name in UTF-8")
     return Bucket(_object_address(address)) if "://" in address else Folder(address)
 
 
@@ -103,7 +105,8 @@ class Folder:
 
     def names(self) -> list[str]:
         root = Path(self.address)
-        return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+        files = (path for path in root.rglob("*") if path.is_file() and not path.name.endswith(PARTIAL_SUFFIX))
+        return sorted(path.relative_to(root).as_posix() for path in files)
 
     def remove(self, name: str) -> None:
         with _naming(path := self._path(name)):

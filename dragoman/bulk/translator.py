@@ -28,7 +28,7 @@ from dragoman.export.bundle import Bundle
 from dragoman.model.errors import InputError
 from dragoman.server.engine.search.searches import is_plain
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
-from dragoman.server.errors import ClientFault, ServiceError
+from dragoman.server.errors import ClientFault, QueueFull, ServiceError
 from dragoman.server.models.loaded import LoadedModel
 from dragoman.server.models.memory import room, slot_bytes
 from dragoman.server.models.model_file import Traits
@@ -348,6 +348,8 @@ class _Running:
         try:
             with self._calls.part(whole) as part:
                 generated = await self._generation.generate(replace(self._request, text=text), part)
+        except QueueFull as full:  # the translator bounds its requests, so it was memory that lacked for one
+            raise RuntimeError("there is no memory for another text; fewer slots need less") from full
         except ClientFault as fault:
             return Outcome(error=fault.message, seconds=time.monotonic() - started)
         except ServiceError as error:

@@ -96,6 +96,8 @@ class OnnxRunner:
         self.is_precise = is_precise
         self._sessions: dict[str, Session] = {}
         self.open(ENCODER_FILE, DECODER_FILE)
+        # Whether the decode step can be asked for 0 candidates.
+        self.can_skip_log_probs = LOG_PROBS_OUTPUT in {output.name for output in self._sessions[DECODER_FILE].get_outputs()}
 
     def open(self, *names: str) -> None:
         """Load these graphs and release the others; each holds its weights in a layout of its own.
@@ -283,7 +285,7 @@ class OnnxSlots:
             buffer[destination] = buffer[source]
 
     def step(self, prev_ids: Ints, positions: Ints, src_lens: Ints, num_candidates: int) -> tuple[Ints, Floats]:
-        """Decode one step of the first n slots, `[n]` each → candidate ids and log-probabilities `[n, K]`."""
+        """Decode one step of the first n slots, `[n]` each → candidate ids and log-probabilities `[n, K]`, of zeros if K is 0."""
         rows = len(prev_ids)
         binding = self.session.io_binding()
         scalars = {
@@ -294,7 +296,8 @@ class OnnxSlots:
         }
         for name, array in scalars.items():
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        ids, log_probs = np.empty((rows, num_candidates), np.int64), np.empty((rows, num_candidates), np.float32)
+        shape = rows, max(1, num_candidates)
+        ids, log_probs = np.empty(shape, np.int64), np.empty(shape, np.float32)
         for name, result in (("candidate_ids", ids), ("candidate_log_probs", log_probs)):
             binding.bind_output(name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
         bind_caches(binding, self.buffers, self.outputs, rows)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
+import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -29,6 +30,8 @@ from dragoman.server.errors import ClientFault, NotPossible, QueueFull
 from dragoman.server.service.callers import RETRY_SECONDS
 
 T = TypeVar("T")
+
+log = structlog.get_logger("dragoman.batches")
 
 GIB = 2**30
 # OpenAI's limits.
@@ -138,8 +141,13 @@ class BatchStore:
         os.close(os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Do blocking work on a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
+        """Do blocking work on a thread; a caller that is cancelled waits for its end."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.gather(future, return_exceptions=True)
+            raise
 
     async def slices(self, items: Iterator[T]) -> AsyncIterator[list[T]]:
         """Yield the items of an iterator that works on a thread, with pauses for the event loop."""
@@ -248,6 +256,7 @@ class BatchStore:
                 raise QueueFull("batch: too many are under way", RETRY_SECONDS)
             _unlink(oldest)
         target = source.parent / f"{batch.id}.input"
+        os.utime(source)  # or the link, until the batch is described, would be taken for what was left of another
         try:
             os.link(source, target)
         except FileNotFoundError:
@@ -283,6 +292,9 @@ class BatchStore:
                 if _age(path) > STALE_SECONDS:
                     _unlink(path)
                 continue
+            except msgspec.MsgspecError as error:
+                log.error("a batch cannot be read", path=str(path.with_suffix(".json")), reason=str(error))
+                continue
             if batch.has_ended:
                 self._close_batch(batch)
             else:
@@ -302,12 +314,15 @@ class BatchStore:
     def purge(self) -> None:
         """Remove expired files, old batches, and what was left of uploads and batches that nobody continues."""
         for path in (path for folder in self._owners() for path in folder.iterdir()):
-            if path.name.startswith("file-") and path.suffix == ".json":
-                if _read(path, FileObject).expires_at < time.time():
-                    _unlink(path, path.with_suffix(""))
+            is_file = path.name.startswith("file-")
+            if is_file and path.suffix == ".json":
+                with suppress(NoSuchObject, msgspec.MsgspecError):
+                    if _read(path, FileObject).expires_at < time.time():
+                        _unlink(path, path.with_suffix(""))
                 continue
             seconds = KEPT_SECONDS if path.suffix == ".json" else STALE_SECONDS
-            if path.suffix and _age(path) > seconds and not path.with_suffix(".input").exists():
+            has_owner = path.with_suffix(".json" if is_file and not path.suffix else ".input").exists()
+            if _age(path) > seconds and not has_owner:
                 _unlink(path)
 
     def _close_batch(self, batch: Batch) -> None:
@@ -366,7 +381,7 @@ def _read(path: Path, kind: type[T]) -> T:
 
 def _write(path: Path, content: Struct) -> None:
     """Write a description, whole or not at all."""
-    part = path.with_suffix(".part")
+    part = path.with_suffix(".new")
     with part.open("wb") as file:
         file.write(msgspec.json.encode(content))
         file.flush()

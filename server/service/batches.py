@@ -15,6 +15,7 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import BinaryIO, NamedTuple
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 from structlog.contextvars import bind_contextvars
@@ -23,7 +24,7 @@ from dragoman.server.engine.messages import LOWEST_PRIORITY
 from dragoman.server.errors import ClientFault, DeadlineExceeded, NotPossible, ServerFault, ServiceError, Unauthenticated
 from dragoman.server.service.answers import AnswerLimit, Generated
 from dragoman.server.service.batch_gate import Gate, Preempted
-from dragoman.server.service.batch_store import MAX_LINES, Batch, BatchError, BatchStore, Counts, Status
+from dragoman.server.service.batch_store import MAX_LINES, Batch, BatchError, BatchStore, Counts, NoSuchObject, Status
 from dragoman.server.service.callers import RETRY_SECONDS, Caller
 from dragoman.server.service.context import Call
 from dragoman.server.service.requests import GenerateRequest
@@ -35,6 +36,8 @@ MAX_RUNNING, MAX_RUNNING_PER_CALLER = 8, 4
 # Lines of a batch that are under way, and wait for limits of their caller or a model.
 MAX_LINES_AT_ONCE, MAX_BYTES_AT_ONCE = 256, 8 * 2**20
 POLL_SECONDS, FLUSH_SECONDS, ROOM_SECONDS, PURGE_SECONDS = 1.0, 0.5, 5.0, 3600.0
+# Lines of a file, of which most may be blank.
+MAX_LINES_WITH_BLANK = 4 * MAX_LINES
 # Broken lines that are told, and times that a line is tried if the server's faults end it.
 MAX_ERRORS, MAX_TRIES = 100, 3
 # Refusals that pass, for which a line waits until the window of its batch ends.
@@ -166,13 +169,31 @@ class _Run:
             try:
                 await self._advance()
                 break
+            except FileNotFoundError as error:
+                if await self._is_lost():
+                    log.warning("a batch ends, its files were removed", batch=self.batch.id)
+                    break
+                log.warning("a batch waits, a file is gone", reason=str(error))
             except OSError as error:
                 log.warning("a batch waits, its folder cannot be used", reason=error.strerror)
             except Exception:
                 log.exception("a batch waits, it cannot be run")
             await asyncio.sleep(ROOM_SECONDS)
         codes = {"completed": "OK", "cancelled": "CANCELLED", "expired": "DEADLINE_EXCEEDED", "failed": "INVALID_ARGUMENT"}
-        self._service.calls.finish(whole, codes[self.batch.status], event="batch")
+        self._service.calls.finish(whole, codes.get(self.batch.status, "NOT_FOUND"), event="batch")
+
+    async def _is_lost(self) -> bool:
+        """Return whether somebody has removed the batch; end it if that is so of its input alone."""
+        try:
+            await self._store.run(self._store.find_batch, self.batch.owner, self.batch.id)
+            if not await self._store.run(self._store.part_of(self.batch, ".input").exists):
+                errors = [BatchError("input_is_gone", "the server's copy of the input file is gone")]
+                await self._change(status="failed", failed_at=int(time.time()), errors=errors)
+        except NoSuchObject:
+            return True
+        except OSError:  # the folder of all batches is gone, and may come back
+            return False
+        return self.batch.has_ended
 
     async def _advance(self) -> None:
         """Bring the batch from any state to its end."""
@@ -227,8 +248,9 @@ class _Run:
             await self._change(errors=problem)
 
     async def _change(self, **changes: object) -> None:
-        self.batch = replace(self.batch, **changes)
-        await self._store.run(self._store.write_batch, self.batch)
+        batch = replace(self.batch, **changes)
+        await self._store.run(self._store.write_batch, batch)
+        self.batch = batch
 
     def _open(self, suffix: str, mode: str = "rb") -> BinaryIO:
         return self._store.part_of(self.batch, suffix).open(mode, buffering=-1 if mode == "rb" else 0)  # type: ignore[return-value]
@@ -265,6 +287,9 @@ class _Run:
         most, number = self._runner.max_line_bytes, 0
         while text := source.readline(most + 1):
             number += 1
+            if number > MAX_LINES_WITH_BLANK:
+                yield number, BrokenLine("too_many_lines", f"the file has more than {MAX_LINES_WITH_BLANK} lines with blank ones")
+                return
             if len(text) > most:
                 while text and not text.endswith(b"\n"):
                     text = source.readline(most + 1)
@@ -329,7 +354,11 @@ class _Run:
             async with asyncio.TaskGroup() as group:
                 async for lines in self._store.slices(self._read(source, self._is_done)):
                     for number, line in lines:
-                        assert isinstance(line, Line), "checked when the batch began"
+                        if isinstance(line, BrokenLine):  # a server with other settings began the batch
+                            error = {"code": line.error.code, "message": line.message, "line": number}
+                            told = {"id": f"{self.batch.id}#{number}", "custom_id": None, "response": None, "error": error}
+                            self._record(number, msgspec.json.encode(told), is_failed=True)
+                            continue
                         caller = self._caller(is_known=False)
                         most = MAX_LINES_AT_ONCE if caller is None else max(1, (caller.most_at_once or 512) // 2)
                         while len(tasks) >= most or self._num_bytes > MAX_BYTES_AT_ONCE:
@@ -361,6 +390,10 @@ class _Run:
             content = await line.respond(answered, name)
         except Exception as error:
             content, is_failed = line.refuse(self._service.calls.fault(error), name), True
+        self._record(number, content, is_failed, tokens)
+
+    def _record(self, number: int, content: bytes, is_failed: bool, tokens: Sequence[int] = (0, 0)) -> None:
+        """Let a line's answer be written to the log."""
         head = _RECORD.pack(number, is_failed, *tokens, len(content), 0)
         self._records.append(_RECORD.pack(number, is_failed, *tokens, len(content), _checksum(head, content)) + content)
 

@@ -211,6 +211,7 @@ def test_outputs_that_cannot_be_written_stop_the_job(
         (["in/corpus.txt", "--sample"], "--seed: is missing"),
         (["in/corpus.txt", "--num-beams", 1000], "--num-beams: 1000 is not in"),
         (["in/corpus.txt", "--num-gpus", 1], "--num-gpus go with --ray"),
+        (["in/corpus.txt", "--output", "\udcff"], "is no name in UTF-8"),
         (["bad.csv"], "bad.csv: column text: is not among a"),
         (["bad.gz"], "bad.gz: "),
         (["bad.parquet"], "bad.parquet: "),

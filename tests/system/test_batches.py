@@ -161,8 +161,9 @@ def test_files_without_lines_or_with_too_many_fail(client: OpenAI) -> None:
         found = end_of(client, begin(client, content))
         assert found.status == "failed" and {error.code for error in found.errors.data} == {code}
         assert len(found.errors.data) <= 100
-    many = "\n".join(line(str(number), {"prompt": "a"}) for number in range(50_001))
-    assert end_of(client, begin(client, many.encode())).errors.data[0].code == "too_many_lines"
+    many = "\n".join(line(str(number), {"prompt": "a"}) for number in range(50_001)).encode()
+    for content in (many, b"\n" * 200_000 + GOOD.encode()):
+        assert end_of(client, begin(client, content)).errors.data[0].code == "too_many_lines"
 
 
 def test_nobody_finds_what_is_another_callers(client: OpenAI, server: Server) -> None:
@@ -379,6 +380,33 @@ def test_batches_wait_for_room_and_for_their_folder(translators: Path, tmp_path:
             assert direct.generate("a", model="alpha", max_new_tokens=1).text is not None
         folder.mkdir()
         assert end_of(client, begin(client, lines[:3])).status == "completed"
+
+
+def test_batches_whose_files_are_removed_make_room_for_others(translators: Path, tmp_path: Path) -> None:
+    with of_quick(translators, tmp_path) as (server, client):
+        batches = [begin(client, [line(str(number), LONG_BODY) for number in range(3000)]) for _ in range(4)]  # as many as may run
+        for batch in batches:
+            wait_until(is_begun(client, batch), "the first answers")
+        [folder] = (path for path in tmp_path.iterdir() if path.is_dir())
+        shutil.rmtree(folder)
+        for batch in batches:
+            with pytest.raises(openai.NotFoundError):
+                client.batches.retrieve(batch)
+        assert end_of(client, begin(client, [GOOD])).status == "completed"
+        assert len(server.logged("a batch ends, its files were removed")) == 4
+
+
+def test_a_line_that_a_server_with_other_settings_refuses_has_its_error(translators: Path, tmp_path: Path) -> None:
+    lines = [line(str(number), LONG_BODY) for number in range(300)] + [line("long", BODIES[ENDPOINT]("a" * 70_000))]
+    with of_quick(translators, tmp_path) as (server, client):
+        batch = begin(client, lines)
+        wait_until(is_begun(client, batch), "the first answers")
+        assert server.terminate() == 0
+    with of_quick(translators, tmp_path, "--max-message-bytes", str(2**16)) as (server, client):
+        found = end_of(client, batch)
+        assert found.status == "completed" and (found.request_counts.completed, found.request_counts.failed) == (300, 1)
+        [error] = lines_of(client, found.error_file_id)
+        assert error["custom_id"] is None and (error["error"]["code"], error["error"]["line"]) == ("line_too_long", 301)
 
 
 def test_lines_give_way_to_other_requests(endless: Path, tmp_path: Path) -> None:
