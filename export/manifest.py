@@ -197,7 +197,6 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         check_caches(self.caches)
         self._check_source()
         self._check_alignment()
-        self._check_steps()
         is_whole = self.num_choices == self.target_vocab_size  # without a shortlist
         expected = Tensors.of_caches(
             self.caches,
@@ -256,11 +255,6 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         for head, (num_heads, _, width) in zip(self.alignment, found, strict=True):
             if not self.is_packed or head.head >= int(num_heads) or width != found[0][2]:
                 raise ValueError(f"alignment has layer {head.layer}, head {head.head}, whose keys are in no cache")
-
-    def _check_steps(self) -> None:
-        """Refuse what no decode step can do."""
-        if self.can_skip_log_probs and LOG_PROBS_OUTPUT not in self.tensors.decoder_outputs:
-            raise ValueError(f"can_skip_log_probs goes with the output {LOG_PROBS_OUTPUT}")
 
     def _check_source(self) -> None:
         """Refuse prompts that others than steps read, and sources that nothing reads."""

@@ -161,9 +161,13 @@ def skip_log_probs(model: Model) -> None:
     choice = next(node for node in graph if node.op_type in ("TopK", "If"))
     logits, log_probs = softmax.inputs[0], softmax.outputs[0]
     assert logits is not None
+    masks = [user for user, _ in log_probs.uses() if user.op_type == "ScatterElements"]  # padding, which is no candidate
     writer, [number] = Writer(graph, softmax), [value for value in graph.inputs if value.name == "num_candidates"]
     is_none = writer.node("Equal", number, writer.constant("no_candidate", np.array([0], np.int64)))
     none = _Branch("none")
+    for mask in masks:
+        log_probs = mask.outputs[0]
+        logits = none.node("ScatterElements", logits, *mask.inputs[1:], axis=-1)
     ids = _likeliest(none, writer, logits)[0] if "blocks" in graph.initializers else none.node("ArgMax", logits, axis=1)
     zeros = none.node("ConstantOfShape", none.node("Shape", ids))
     of_none = none.graph(zeros, ids, none.node("ConstantOfShape", writer.constant("empty", np.zeros(2, np.int64))))
@@ -174,8 +178,9 @@ def skip_log_probs(model: Model) -> None:
     told = either.outputs[2]
     told.name, told.type, told.shape = LOG_PROBS_OUTPUT, log_probs.type, onnx_ir.Shape(["told_rows", "told_tokens"])
     graph.outputs.append(told)
-    graph.remove([softmax, choice])
-    some = Graph([], [*choice.outputs, log_probs], nodes=[softmax, choice], name="some")
+    moved = [softmax, *masks, choice]
+    graph.remove(moved)
+    some = Graph([], [*choice.outputs, log_probs], nodes=moved, name="some")
     either.attributes.add(onnx_ir.AttrGraph("else_branch", some))
 
 
@@ -228,7 +233,7 @@ class _Branch:
         self.name = name
         self.nodes: list[Node] = []
 
-    def node(self, op_type: str, *inputs: Value, **attributes: int) -> Value:
+    def node(self, op_type: str, *inputs: Value | None, **attributes: int) -> Value:
         """Write a node with one output and return that."""
         name = f"{self.name}.{len(self.nodes)}"
         node = onnx_ir.node(op_type, inputs, attributes, name=name)

@@ -174,8 +174,8 @@ class OnnxRunner:
         self._buffers: dict[int, Candidates] = {}
         self._bindings: dict[tuple[onnxruntime.InferenceSession, int, int], tuple[onnxruntime.IOBinding, Candidates]] = {}
         self._num_moves_bound = 0
-        self.can_skip_log_probs = manifest.can_skip_log_probs
         has_all = LOG_PROBS_OUTPUT in manifest.tensors.decoder_outputs
+        self.can_skip_log_probs = has_all and manifest.can_skip_log_probs
         self._all_log_probs = np.empty((max_rows, manifest.num_choices), np.float32) if has_all else None
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:

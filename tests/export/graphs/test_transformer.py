@@ -136,19 +136,29 @@ def test_time_axis_gives_the_same_bits_with_fewer_nodes(checkpoint: Checkpoint, 
     assert num_after == 3 < num_before == 8, "token ids, positions and the last hidden state"
 
 
-def chooser(num_choices: int, is_normalized: bool = False) -> onnx_ir.Model:
-    """Return a graph that is a TopK of its input, or of its logarithmic softmax, and nothing else."""
+def chooser(num_choices: int, is_normalized: bool = False, mask: int | None = None) -> onnx_ir.Model:
+    """Return a graph that is a TopK of its input, or of its logarithmic softmax, for one row perhaps without a token."""
     shape, single = onnx_ir.Shape(["N", num_choices]), onnx_ir.TensorType(onnx_ir.DataType.FLOAT)
     given = onnx_ir.Value(name="x", shape=shape, type=single)
     count = onnx_ir.Value(name="num_candidates", shape=onnx_ir.Shape([1]), type=onnx_ir.TensorType(onnx_ir.DataType.INT64))
     softmax = onnx_ir.node("LogSoftmax", [given], {"axis": -1})
     log_probs = softmax.outputs[0]
     log_probs.name, log_probs.shape, log_probs.type = "log_probs", shape, single
-    node = onnx_ir.node("TopK", [log_probs if is_normalized else given, count], {"axis": -1}, num_outputs=2)
+    nodes, numbers, constants = [softmax] if is_normalized else [], log_probs if is_normalized else given, []
+    if mask is not None:
+        for name, array in (("place", np.array([[mask]], np.int64)), ("number", np.array([[-np.inf]], np.float32))):
+            tensor = onnx_ir.tensor(array, name=name)
+            constants.append(
+                onnx_ir.Value(name=name, const_value=tensor, shape=tensor.shape, type=onnx_ir.TensorType(tensor.dtype))
+            )
+        nodes.append(onnx_ir.node("ScatterElements", [numbers, *constants], {"axis": -1}))
+        numbers = nodes[-1].outputs[0]
+        numbers.name, numbers.shape, numbers.type = "masked", shape, single
+    node = onnx_ir.node("TopK", [numbers, count], {"axis": -1}, num_outputs=2)
     for value, name, dtype in zip(node.outputs, ("v", "i"), (onnx_ir.DataType.FLOAT, onnx_ir.DataType.INT64), strict=True):
         value.name, value.shape, value.type = name, onnx_ir.Shape(["N", "K"]), onnx_ir.TensorType(dtype)
-    nodes = [softmax, node] if is_normalized else [node]
-    graph = onnx_ir.Graph([given, count], node.outputs, nodes=nodes, opset_imports={"": 20}, name="main")
+    inputs, opsets = [given, count], {"": 20}
+    graph = onnx_ir.Graph(inputs, node.outputs, nodes=[*nodes, node], initializers=constants, opset_imports=opsets, name="main")
     return onnx_ir.Model(graph, ir_version=10)
 
 
@@ -204,6 +214,20 @@ def test_log_probabilities_are_computed_where_a_candidate_is_asked_for(num_choic
         assert np.allclose(everything, expected, atol=1e-5)
     values, ids, everything = session.run(None, {"x": logits, "num_candidates": np.array([0], np.int64)})
     assert np.array_equal(ids, order[:, :1]) and not values.any() and everything.size == 0
+
+
+@pytest.mark.parametrize("num_choices", [5000, 307])
+def test_masked_padding_is_no_candidate_where_no_log_probabilities_are_computed(num_choices: int, tmp_path: Path) -> None:
+    model = chooser(num_choices, is_normalized=True, mask=9)
+    choose_one_in_blocks(model)
+    skip_log_probs(model)
+    onnx_ir.save(model, tmp_path / "choose.onnx")
+    session = open_session(tmp_path / "choose.onnx", 1)
+    logits = np.zeros((1, num_choices), np.float32)
+    logits[0, [9, 7, 8]] = 3, 2, 1
+    for count in (0, 1, 2):
+        _, ids, everything = session.run(None, {"x": logits, "num_candidates": np.array([count], np.int64)})
+        assert ids.tolist() == [[7, 8][: max(1, count)]] and (not count or everything[0, 9] == -np.inf)
 
 
 @pytest.mark.parametrize("what", ["id", "log-probability"])
