@@ -2,8 +2,8 @@
 
     python -m benchmarks.bulk_jobs [--parts cluster memory batch] [--cluster-rows 20000] [--memory-rows 1000000] [--rounds 1]
 
-- `cluster`: all nodes are on this machine, with an engine of one thread each; the local job has one for each core. Outputs are
-  compared byte by byte.
+- `cluster`: all nodes are on this machine, with an engine of one thread each; the local job has one for each core, or as many as
+  the cluster. Outputs are compared byte by byte.
 - `memory`: of all processes of a local job on short lines that are all different.
 - `batch`: latency of requests at Poisson arrivals alone and beside a batch of 50,000 lines (`POST /v1/batches`), in turns.
 """
@@ -99,17 +99,18 @@ def disturbance(cluster: Any) -> Watch:
 
 def measure_cluster(arguments: argparse.Namespace, bundle: Path, source: Path, folder: Path) -> list[dict[str, Any]]:
     """Return the seconds of jobs in turns: without a cluster, with one, and with one that loses and gains a node."""
+    engines = {"local": available_cores(), f"local, {NUM_NODES} engines": NUM_NODES}
     job = bundle, source
     common = "--max-new-tokens", MAX_NEW_TOKENS
-    sides = ("local", "cluster", "cluster, disturbed")
+    sides = (*engines, "cluster", "cluster, disturbed")
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     same = dict.fromkeys(sides, 0)
     expected: dict[str, bytes] = {}
     for number, side in itertools.product(range(arguments.rounds), sides):
         out = folder / f"{side}-{number}"
         sizes = arguments.cluster_rows, ROWS_PER_SHARD
-        if side == "local":
-            seconds[side].append(run(*job, out, *sizes, *common, "--engines", available_cores()))
+        if side in engines:
+            seconds[side].append(run(*job, out, *sizes, *common, "--engines", engines[side]))
         else:
             with cluster_of_nodes() as cluster:
                 watch = disturbance(cluster) if "disturbed" in side else None

@@ -27,9 +27,9 @@ from benchmarks.harness.noop import NoopServer
 from benchmarks.harness.page import Page, commit, output, parser
 from benchmarks.harness.processes import ENGINE, FRONTEND, Dragoman, Setting, dragoman
 from dragoman.model.corpus import read_lines
-from dragoman.server.offline import OfflineTranslator
 from dragoman.v1.generation_pb2 import GenerateRequest, GenerateResponse
 from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.loop import Loop
 from tests.system.harness.server import cpu_seconds
 
 PARTS = {
@@ -145,15 +145,15 @@ def protocols(arguments: argparse.Namespace, bundle: Path, setting: Setting, loa
 
 def latency(arguments: argparse.Namespace, bundle: Path, setting: Setting) -> list[dict[str, Any]]:
     """Measure one request at a time, in process and through gRPC, in turns."""
-    local = OfflineTranslator(bundle, setting.slots, setting.threads)
-    source = [*local.tokenizers.source.encode(TEXT), local.manifest.eos_id]
+    local = Loop(bundle, setting.slots, setting.threads)
+    source = local.source(TEXT)
     load = Load([TEXT] * REQUESTS_A_ROUND, max_new_tokens=MAX_NEW_TOKENS, keeps_answers=True)
     direct, served, num_tokens = [], [], 0
     with dragoman(bundle, *setting.flags()) as server:
         for number in range(3 * arguments.rounds + 1):
             begun = [time.perf_counter()]
             for _ in range(REQUESTS_A_ROUND):
-                local.run([source], MAX_NEW_TOKENS)
+                local.decode([source], MAX_NEW_TOKENS)
                 begun.append(time.perf_counter())
             record = server.run(load)[0].check()
             if number:

@@ -15,23 +15,29 @@ from typing import Any
 
 from benchmarks.harness.models import PRECISIONS, ROOT, bundle_of
 from benchmarks.harness.page import Page, output, parser
+from dragoman.bulk.translator import Translator
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.corpus import read_parallel
 from dragoman.model.evaluate import translate
 from dragoman.model.quality import score
-from dragoman.server.engine.messages import GREEDY, SearchOptions
-from dragoman.server.offline import OfflineTranslator
 
 MODELS = ("en-de", "en-fr")
 LENGTH_PENALTIES = (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 QUICK_LINES = 20
 
 
-def best_length_penalty(translator: OfflineTranslator, sources: Sequence[str], references: Sequence[str]) -> float:
+def translated(bundle: Path, sources: Sequence[str], **options: Any) -> list[str]:
+    """Translate with a bundle."""
+    done = Translator(bundle, **options)({"text": sources})
+    assert not any(done["error"]), done["error"]
+    return done["translation"]  # type: ignore[return-value]
+
+
+def best_length_penalty(bundle: Path, sources: Sequence[str], references: Sequence[str]) -> float:
     """Return the penalty with the highest BLEU, lower-cased, in beam search with 5 beams; of equals the first."""
     found = {}
     for penalty in LENGTH_PENALTIES:
-        answers = translator.translate(sources, search=SearchOptions(num_beams=5, length_penalty=penalty))
+        answers = translated(bundle, sources, num_beams=5, length_penalty=penalty)
         found[penalty] = score(answers, references, is_lowercase=True).bleu
     return max(found, key=found.__getitem__)
 
@@ -45,12 +51,12 @@ def answers(
         "checkpoint, beam 5": translate(checkpoint.model, checkpoint.tokenizers, sources, num_beams=5),
     }
     for precision in precisions:
-        translator = OfflineTranslator(bundle_of(checkpoint, cache, precision))
-        found[f"{precision} bundle, greedy"] = translator.translate(sources, search=GREEDY)
-        found[f"{precision} bundle, beam 5"] = translator.translate(sources, search=SearchOptions(num_beams=5))
-        penalty = best_length_penalty(translator, *validation)
-        chosen = SearchOptions(num_beams=5, length_penalty=penalty)
-        found[f"{precision} bundle, beam 5, length penalty {penalty}"] = translator.translate(sources, search=chosen)
+        bundle = bundle_of(checkpoint, cache, precision)
+        found[f"{precision} bundle, greedy"] = translated(bundle, sources)
+        found[f"{precision} bundle, beam 5"] = translated(bundle, sources, num_beams=5)
+        penalty = best_length_penalty(bundle, *validation)
+        beams = translated(bundle, sources, num_beams=5, length_penalty=penalty)
+        found[f"{precision} bundle, beam 5, length penalty {penalty}"] = beams
     return found
 
 

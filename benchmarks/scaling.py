@@ -36,9 +36,9 @@ from benchmarks.harness.page import Page, output, parser
 from benchmarks.harness.processes import ENGINE, FRONTEND, Setting, dragoman, memory_mib
 from dragoman.model.corpus import read_lines
 from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
-from dragoman.server.offline import OfflineTranslator
 from dragoman.server.runtime.runner import Candidates, Runner
 from dragoman.server.system import available_cores
+from tests.loop import Loop
 
 PARTS = ("growth", "searches", "replicas")
 FIRST_ID = 3
@@ -94,7 +94,7 @@ class Probe:
     """An engine in a process of its own, with a model that never ends a sequence."""
 
     def __init__(self, bundle: Path, max_rows: int, num_threads: int) -> None:
-        self._translator = OfflineTranslator(bundle, max_rows, num_threads)
+        self._translator = Loop(bundle, max_rows, num_threads)
         self._before = memory_mib()["rss"]
 
     def trace(self, point: Point) -> Trace:
@@ -261,7 +261,7 @@ class Timings:
 
 def searches(bundle: Path, texts: Sequence[str], num_threads: int, num_rounds: int) -> list[dict[str, Any]]:
     """Fill all rows with requests of each search option and drive them to their end, in turns; figures are of full steps."""
-    translator = OfflineTranslator(bundle, NUM_ROWS, num_threads)
+    translator = Loop(bundle, NUM_ROWS, num_threads)
     engine = translator.engine
     runner = TimedRunner(engine.runner)
     engine.runner = runner
@@ -293,7 +293,7 @@ def searches(bundle: Path, texts: Sequence[str], num_threads: int, num_rounds: i
                     own.copies.append(runner.copy_seconds)
                     own.num_repeated += runner.num_steps > 1
     greedy = statistics.median(timings["greedy"].steps)
-    return [{"model": translator.name, "search": name} | own.row(greedy) for name, own in timings.items()]
+    return [{"model": translator.manifest.name, "search": name} | own.row(greedy) for name, own in timings.items()]
 
 
 def replicas(arguments: argparse.Namespace, texts: Sequence[str], model: str, precision: str) -> list[dict[str, Any]]:

@@ -22,8 +22,8 @@ from benchmarks.harness.processes import Dragoman, Setting, dragoman
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.networks.transformer import transformer_of
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
-from dragoman.server.offline import OfflineTranslator
 from dragoman.server.system import keep_freed_memory
+from tests.loop import Loop
 
 ENGINE, SERVED, BULK, BEFORE, CT2, TRANSFORMERS = "engine", "gRPC", "gRPC in bulk", "before, gRPC", "CTranslate2", "Transformers"
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
@@ -78,7 +78,7 @@ class DragomanEngine:
         if cores:
             os.sched_setaffinity(0, cores)
         keep_freed_memory()
-        translator = OfflineTranslator(bundle, max_slots, num_threads, weights_cache=weights_cache, is_warmed_up=True)
+        translator = Loop(bundle, max_slots, num_threads, weights_cache=weights_cache, is_warmed_up=True)
         self._engine, self._eos_id = translator.engine, translator.manifest.eos_id
 
     def run(self, workload: Workload, concurrency: int) -> Run:

@@ -5,6 +5,7 @@ have to be at the same paths on all nodes, or in an object store.
 """
 
 import logging
+import os
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class RaySettings(msgspec.Struct, frozen=True):
 
 def run_on_ray(work: Work, inputs: Sequence[Input], settings: RaySettings) -> Generator[Done, None, None]:
     """Yield the shards that are done; raises as `run_locally`."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # reports to Ray's makers, from an actor of its own
     import ray
     from ray.data import ActorPoolStrategy, TaskPoolStrategy
 

@@ -77,7 +77,9 @@ def evaluate(
         Bundle.open(bundle, is_checked=False)
         score = _load_score()
         languages = {"source_language": model.source_language, "target_language": model.target_language}
-        hypotheses = _translate_with_bundle(bundle, sources, num_beams=num_beams, length_penalty=length_penalty, **languages)
+        hypotheses = _translate_with_bundle(
+            bundle, source, sources, num_beams=num_beams, length_penalty=length_penalty, **languages
+        )
     scores = score(hypotheses, references, lowercase)
     text = f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}\nchrF {scores.chrf:.2f}  {scores.chrf_signature}"
     report(as_json, text, **asdict(scores))
@@ -99,17 +101,20 @@ def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: 
     return translate_with_checkpoint(loaded.model, loaded.tokenizers, sources, num_beams, penalty)
 
 
-def _translate_with_bundle(bundle: Path, sources: list[str], **options: Any) -> list[str]:
+def _translate_with_bundle(bundle: Path, source: Path, sources: list[str], **options: Any) -> list[str]:
+    from dragoman.bulk.translator import Translator
     from dragoman.client.search import in_flags
-    from dragoman.server.offline import OfflineTranslator
-    from dragoman.server.service.requests import GenerateRequest
     from dragoman.server.telemetry.logs import configure_logging
 
     configure_logging("warning", "console")  # standard output is for the scores
     try:
-        return OfflineTranslator(bundle).translate(sources, wanted=GenerateRequest(**options))
+        done = Translator(bundle, **options)({"text": sources})
     except InputError as error:
         raise InputError(in_flags(str(error))) from error
+    for number, reason in enumerate(done["error"], 1):
+        if reason is not None:
+            raise InputError(f"{source}, line {number}: {reason}")
+    return done["translation"]
 
 
 @app.command()

@@ -8,8 +8,8 @@ import pytest
 from dragoman.export.bundle import Bundle
 from dragoman.export.tensors import QUERIES_OUTPUT
 from dragoman.server.engine.messages import Request
-from dragoman.server.offline import OfflineTranslator
 from dragoman.server.service.alignment import links
+from tests.loop import Loop
 
 WORDS = {
     "man": "Mann",
@@ -37,14 +37,11 @@ TEXTS = (
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_words_are_aligned_as_a_dictionary_has_them(shipped_bundle: Callable[..., Path], precision: str) -> None:
-    translator = OfflineTranslator(shipped_bundle("en-de", precision), max_slots=8, num_threads=1)
+    translator = Loop(shipped_bundle("en-de", precision), max_slots=8, num_threads=1)
     right, wrong = [], []
     for i, text in enumerate(TEXTS):
         ids = translator.tokenizers.source.encode(text)
-        translator.engine.submit(Request(i, [*ids, translator.manifest.eos_id], 40, 0.0, text_range=(0, len(ids))))
-        while translator.engine.has_work:
-            translator.engine.step()
-        (end,) = translator.engine.take_report().finished
+        end = translator.run([Request(i, [*ids, translator.manifest.eos_id], 40, 0.0, text_range=(0, len(ids)))])[i]
         answer = end.answers[0]
         target = translator.tokenizers.target.decode(answer.token_ids)
         found = links(translator.tokenizers, ids, text, answer.token_ids, target, answer.alignment)

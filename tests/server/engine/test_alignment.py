@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from dragoman.export.tensors import ALIGNMENT_FLOOR
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.server.engine.messages import GREEDY, Answer, Finished, Request, Sampling, SearchOptions
-from dragoman.server.offline import OfflineTranslator
+from dragoman.server.engine.messages import GREEDY, Answer, Request, Sampling, SearchOptions
+from tests.loop import Loop
 
 ROOT = Path(__file__).resolve().parents[3]
 SUBJECTS = ("A man", "Two young girls in red dresses", "The old dog", "A woman with a hat", "Three people", "He")
@@ -29,17 +29,7 @@ SEARCHES = (
 )
 
 
-def run(translator: OfflineTranslator, requests: list[Request]) -> dict[int, Finished]:
-    for request in requests:
-        translator.engine.submit(request)
-    finished: dict[int, Finished] = {}
-    while translator.engine.has_work:
-        translator.engine.step()
-        finished |= {end.id: end for end in translator.engine.take_report().finished}
-    return finished
-
-
-def expected(checkpoint: Checkpoint, translator: OfflineTranslator, source: list[int], answer: Answer) -> list[int]:
+def expected(checkpoint: Checkpoint, translator: Loop, source: list[int], answer: Answer) -> list[int]:
     """The alignment by its definition, from attention of the eager model."""
     read = [checkpoint.model.config.decoder_start_id, *answer.token_ids]
     with torch.inference_mode():
@@ -56,7 +46,7 @@ def expected(checkpoint: Checkpoint, translator: OfflineTranslator, source: list
 def test_tokens_are_aligned_as_by_the_attention_of_the_eager_model(
     shipped_bundle: Callable[..., Path], precision: str, least: float
 ) -> None:
-    translator = OfflineTranslator(shipped_bundle("en-de", precision), max_slots=16, num_threads=1)
+    translator = Loop(shipped_bundle("en-de", precision), max_slots=16, num_threads=1)
     checkpoint = Checkpoint.load(ROOT / "model/pretrained/en-de")
     sources = [[*ids, translator.manifest.eos_id] for ids in translator.tokenizers.source.encode_batch(TEXTS)]
     requests = [
@@ -70,7 +60,7 @@ def test_tokens_are_aligned_as_by_the_attention_of_the_eager_model(
         )
         for i, source in enumerate(sources)
     ]
-    finished = run(translator, requests)
+    finished = translator.run(requests)
     pairs: list[tuple[int, int]] = []
     for request in requests:
         for answer in finished[request.id].answers:
@@ -82,14 +72,14 @@ def test_tokens_are_aligned_as_by_the_attention_of_the_eager_model(
     assert len(pairs) > 200 and sum(a == b for a, b in pairs) >= least * len(pairs)
     alone = {}
     for request in requests:
-        alone |= run(translator, [request])
+        alone |= translator.run([request])
     assert {i: end.answers for i, end in alone.items()} == {i: end.answers for i, end in finished.items()}
 
 
 def test_tokens_of_a_task_before_the_text_are_not_chosen(shipped_bundle: Callable[..., Path]) -> None:
-    translator = OfflineTranslator(shipped_bundle("en-de", "fp32"), max_slots=4, num_threads=1)
+    translator = Loop(shipped_bundle("en-de", "fp32"), max_slots=4, num_threads=1)
     ids = [*translator.tokenizers.source.encode(TEXTS[0]), translator.manifest.eos_id]
-    ends = run(translator, [Request(i, ids, 40, 0.0, text_range=span) for i, span in enumerate(((0, len(ids) - 1), (3, 5)))])
+    ends = translator.run([Request(i, ids, 40, 0.0, text_range=span) for i, span in enumerate(((0, len(ids) - 1), (3, 5)))])
     whole, part = (ends[i].answers[0].alignment for i in (0, 1))
     assert len(whole) == len(part) and max(whole) > 1
     assert set(part) == {0, 1}, "counted from the start of the range"
