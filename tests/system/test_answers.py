@@ -86,6 +86,12 @@ def test_evaluate_gives_the_same_scores_from_checkpoint_bundle_and_server(
     ]
     assert scores[0] == scores[1] == scores[2]
     assert 0 < scores[0]["bleu"] < 100 and "tok:13a" in scores[0]["bleu_signature"]
+    with source.open("a") as file:
+        file.write(captions[40] * 400 + "\n")
+    with reference.open("a") as file:
+        file.write("zu lang\n")
+    refused = dragoman("evaluate", "--bundle", bundles / "en-de", "--source", source, "--reference", reference)
+    assert refused.returncode == 2 and f"{source}, line 41: " in refused.stderr and not refused.stdout
 
 
 def test_the_recurrent_and_the_language_model_answer_as_pytorch_does(others: Server) -> None:
