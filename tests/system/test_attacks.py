@@ -45,7 +45,7 @@ def answered(server: Server) -> Iterator[Callers]:
             yield callers
             callers.wait_for_more(10)
         assert callers.failures == []
-        assert max(answer.ended - answer.began for answer in callers.answers) < 40, "also where cores are shared"
+        assert max(answer.ended - answer.began for answer in callers.answers) < 20
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def test_tokens_are_aligned_as_by_the_attention_of_the_eager_model(
 ) -> None:
     translator = Loop(shipped_bundle("en-de", precision), max_slots=16, num_threads=1)
     checkpoint = Checkpoint.load(ROOT / "model/pretrained/en-de")
-    sources = [[*ids, translator.manifest.eos_id] for ids in translator.tokenizers.source.encode_batch(TEXTS)]
+    sources = [translator.source(text) for text in TEXTS]
     requests = [
         Request(
             i,
@@ -78,7 +78,7 @@ def test_tokens_are_aligned_as_by_the_attention_of_the_eager_model(
 
 def test_tokens_of_a_task_before_the_text_are_not_chosen(shipped_bundle: Callable[..., Path]) -> None:
     translator = Loop(shipped_bundle("en-de", "fp32"), max_slots=4, num_threads=1)
-    ids = [*translator.tokenizers.source.encode(TEXTS[0]), translator.manifest.eos_id]
+    ids = translator.source(TEXTS[0])
     ends = translator.run([Request(i, ids, 40, 0.0, text_range=span) for i, span in enumerate(((0, len(ids) - 1), (3, 5)))])
     whole, part = (ends[i].answers[0].alignment for i in (0, 1))
     assert len(whole) == len(part) and max(whole) > 1
